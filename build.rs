@@ -8,8 +8,8 @@
 
 use std::path::{Path, PathBuf};
 
-use sbcl_build::Contents;
-use sbcl_core::{Built, Platform, Progress, Recipe, Settings, settings};
+use sbcl_build::EmbeddedFiles;
+use sbcl_core::{BuildOutput, Platform, Progress, Recipe, Settings, settings};
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(docsrs_build)");
@@ -40,12 +40,12 @@ fn generate_records() {
     const TABLE: &str = "lisp/build/records.sexp";
     println!("cargo::rerun-if-changed={TABLE}");
     let table = std::fs::read_to_string(TABLE).expect("the table of records can be read");
-    let rust = sbcl_core::records::rust(&table).unwrap_or_else(|reason| panic!("{TABLE}: {reason}"));
+    let rust = sbcl_core::records::generate_rust(&table).unwrap_or_else(|reason| panic!("{TABLE}: {reason}"));
     let file = PathBuf::from(env_var("OUT_DIR")).join("records.rs");
     std::fs::write(file, rust).expect("the records can be written");
 }
 
-/// Returns the environment variable `name`, which cargo sets for build scripts.
+/// Returns the value of the environment variable `name`, which cargo sets for build scripts.
 fn env_var(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
 }
@@ -62,7 +62,7 @@ fn recipe() -> Recipe {
     }
 }
 
-/// Returns true if the plain core is embedded, too, as the feature `core` asks.
+/// Returns true if the feature `core` is on, so that the plain core is embedded, too.
 fn wants_core() -> bool {
     std::env::var_os("CARGO_FEATURE_CORE").is_some()
 }
@@ -77,7 +77,7 @@ fn declare_inputs(recipe: &Recipe) {
 }
 
 /// Embeds the library, and the plain core if it is wanted, in the rlib.
-fn embed(built: &Built) {
+fn embed(built: &BuildOutput) {
     let core = wants_core().then_some(built.core.as_path());
     let metadata = |key: &str, path: &Path| println!("cargo::metadata={key}={}", path.display());
     metadata("library", &built.library);
@@ -91,11 +91,11 @@ fn embed(built: &Built) {
         metadata("host", host);
         println!("cargo::rerun-if-changed={}", host.display());
     }
-    // The cache keys of the library and the core identify this build. Saved cores name it, since no other build can
-    // boot them.
+    // The cache keys of the library and the core identify this build. A saved core records them, since no other build can
+    // boot it.
     let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
     println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
-    sbcl_build::embed("sbcl_embedded", &Contents { core, library: Some(&built.library) });
+    sbcl_build::embed("sbcl_embedded", &EmbeddedFiles { core, library: Some(&built.library) });
 }
 
 /// Regenerates the Rust bindings of `ffi/sbcl_host.h`.

@@ -25,7 +25,7 @@ enum sbcl_lane {
 };
 
 enum sbcl_job_kind {
-  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the evaluator, empty for the default one */
+  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the evaluator, or empty for the default */
   SBCL_JOB_RESET = 2,       /* remove the session's definitions */
   SBCL_JOB_DEFINITIONS = 3, /* list the session's definitions; flags: the sbcl_item to list, or 0 for all; argument:
                                maximum number of definitions; name: the package to list, or empty for all */
@@ -102,8 +102,8 @@ enum sbcl_event {
   SBCL_EVENT_RESTART_TEXT = 10,  /* continue */
   SBCL_EVENT_FRAME = 11,         /* begin; number: frame number */
   SBCL_EVENT_FRAME_TEXT = 12,    /* continue */
-  SBCL_EVENT_FRAME_SOURCE = 13,  /* text: the file or the evaluation of the code of the frame begun last; number: line,
-                                    0 if unknown */
+  SBCL_EVENT_FRAME_SOURCE = 13,  /* text: the file or the evaluation that the code of the frame begun last comes from;
+                                    number: line, 0 if unknown */
   SBCL_EVENT_FRAMES = 14,        /* number: total number of frames */
   SBCL_EVENT_TIME_REAL = 15,     /* number: milliseconds */
   SBCL_EVENT_TIME_RUN = 16,      /* number: milliseconds */
@@ -191,7 +191,7 @@ enum sbcl_call_status {
   SBCL_CALL_FAILED = 1,  /* the message contains the condition or the error */
   SBCL_CALL_PANICKED = 2, /* from the program only: the message contains the function's name and the panic's text */
   SBCL_CALL_UNWINDING = 3, /* a non-local exit in Lisp passes the caller, which must return as soon as possible */
-  SBCL_CALL_MISSING = 4 /* from the program only: it no longer has this function, and did not read the message */
+  SBCL_CALL_MISSING = 4 /* from the program only: the program no longer has this function, and did not read the message */
 };
 
 /* Numbers of host functions that every program has. Functions that the program defines have higher numbers. */
@@ -201,8 +201,8 @@ enum sbcl_program_function {
                                   restart's arguments */
   SBCL_PROGRAM_READ_INPUT = 2, /* takes nothing: returns the next characters of the input, nil at the end of the input,
                                   or an empty string if the reading code is being interrupted */
-  SBCL_PROGRAM_DEFINED = 3,    /* takes two numbers of functions: from now on Lisp calls the first function, and no longer
-                                  calls the second one, unless the second number is 0; called with interrupts off */
+  SBCL_PROGRAM_DEFINED = 3,    /* takes the number of a new function, and the number of the function that it replaces or 0:
+                                  from then on, Lisp calls only the new function; called with interrupts off */
   SBCL_PROGRAM_FIRST = 16      /* the first number of a function that the program defines */
 };
 
@@ -235,7 +235,7 @@ enum sbcl_entry {
   SBCL_ENTRY_CURRENT_THREAD
 };
 
-/* The job to which the program's threads report output and warnings. */
+/* The job number under which the program's threads report output and warnings. */
 #define SBCL_JOB_PROGRAM (1ull << 62)
 
 /* The interface of an embedding program, valid for the life of the process. SERVE and CALL follow the rules for the
@@ -266,10 +266,11 @@ struct sbcl_host {
   uint64_t seed;              /* for *random-state* */
   uint64_t user_init;         /* 1: load the user's init file */
   /* Waits for the lane's next job, fills in JOB and returns 1; returns 0 when the thread must end. On entry JOB's id is
-   * the last job of this thread if the evaluation of that job is held, else 0. */
+   * the number of this thread's last job if that job's evaluation is held, else 0. */
   int32_t (*next_job)(uint32_t lane, struct sbcl_job *job);
-  /* Receives an event of JOB, which is 0 for an event of no particular job. The comments of some events state the result.
-   * For the others, returns 1 if the host keeps no more of the text begun last, so that printing it may stop; else 0. */
+  /* Receives an event of JOB, which is 0 for an event of no particular job. Returns the result
+   * that the event's comment in enum sbcl_event states. For events whose comment states no result, returns 1 if the host
+   * keeps no more of the text begun last, so that printing it may stop; else 0. */
   int32_t (*event)(uint64_t job, uint32_t kind, int64_t number, const uint32_t *text, uint64_t length);
   /* A directory that replaces the home directory of a user who has no writable home directory. It need not exist; the
    * host removes it at the end of the process. */

@@ -189,11 +189,11 @@ int32_t sbcl_host_pause(uint32_t number) {
 }
 
 /* Forks this process while the world is stopped, unless a thread must not be cut off at its current position. Such a thread
- * is in Lisp code that must not be interrupted, which may be changing data that the collector or another thread relies on.
+ * is in Lisp code that must not be interrupted: the code may be changing data that the collector or another thread needs.
  * With CALM, a thread in C code that Lisp has called with interrupts enabled must not be cut off either, since it may hold a
  * lock of malloc. Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY if there is such a thread. In the latter
  * case THREADS, an array of COUNT words, receives two lists of Lisp thread objects, each followed by a 0: first the threads
- * that must not be cut off, then those of them that are in C code and all threads in Lisp code. */
+ * that must not be cut off, then all threads in Lisp code and those in C code that must not be cut off. */
 int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   struct thread *self = get_sb_vm_thread(), *thread;
   lispobj *last = threads + count - 1;
@@ -243,7 +243,7 @@ void sbcl_host_take_c_locks(void) {
   FILE *file = fopen("/dev/null", "r");
   if (file)
     fclose(file);
-  /* The loader's lock, which closing the image's shared objects needs. */
+  /* Closing the image's shared objects needs the loader's lock, which dlopen takes. */
   void *program = dlopen(0, RTLD_LAZY);
   if (program)
     dlclose(program);

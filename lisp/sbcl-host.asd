@@ -1,6 +1,7 @@
 ;;;; The systems of the Lisp side. Loaded from an editor or a REPL into a stock SBCL of the pinned version, they serve
-;;;; no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Each file depends only on files before
-;;;; it, and no system depends on a system that is defined below it.
+;;;; no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Within a system, each file depends only
+;;;; on the files before it. Except for "sbcl-host", which combines the other systems, no system depends on a system that
+;;;; is defined below it.
 
 (asdf:defsystem "sbcl-host"
   :description "The Lisp side of sbcl-mcp."

@@ -7,7 +7,7 @@
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
                  "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
-  (:import-from "SBCL-HOST/EMBEDDING" "DO-JOB" "READ-PENDING-EXIT")
+  (:import-from "SBCL-HOST/EMBEDDING" "RUN-AND-REPORT-JOB" "READ-PENDING-EXIT")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -29,10 +29,10 @@ oldest first."
      (sb-thread:make-thread (lambda ()
                               (let ((*events* '())
                                     (*spare-buffer* nil)
-                                    (*output* (make-thread-output)))
+                                    (*thread-output* (make-thread-output)))
                                 (without-interrupts
                                   (allow-with-interrupts
-                                    (do-job job)))
+                                    (run-and-report-job job)))
                                 (reverse *events*)))))))
 
 (defun texts (kind events)
@@ -147,7 +147,7 @@ b| ()) (defvar *changed* 1))"))
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
 
-;;; Probes
+;;; The assumptions about SBCL: each test breaks an assumption and expects the check to detect this
 
 (defun probe (beginning)
   "Return the problem of the assumption whose name begins with BEGINNING, or NIL if the assumption holds."
@@ -191,13 +191,13 @@ FUNCTION."
                           (funcall (the function function))))))
 
 (defun run-test (function)
-  "Call FUNCTION, a test. Return NIL if it passes, or the error that it signalled."
+  "Call FUNCTION, a test. Return NIL if the test passes, or the error that it signalled."
   (handler-case (progn (funcall (the function function)) nil)
     (error (condition) condition)))
 
 (defun run-tests ()
-  "Run all tests in this SBCL, which has the patches and the recording host installed meanwhile. Print the failed tests
-and the numbers of passed and failed tests, and return true if none failed."
+  "Run all tests, with the patches and the recording host installed in this SBCL meanwhile. Print the failed tests and
+the numbers of passed and failed tests, and return true if none failed."
   (check-assumptions)
   (let ((failed 0)
         (tests (reverse *tests*))
@@ -206,13 +206,13 @@ and the numbers of passed and failed tests, and return true if none failed."
          (progn
            (install-patches)
            (install-standard-streams)
-           (setf **event** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
+           (setf **event-address** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
            (loop for (name function) in tests
                  for condition = (run-test function)
                  when condition
                    do (incf failed)
                       (format (second streams) "~&FAILED ~(~A~): ~A~%" name condition)))
-      (setf **event** 0)
+      (setf **event-address** 0)
       (remove-patches)
       (setf (values sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*) (values-list streams)))
     (format t "~&~D passed, ~D failed~%" (- (length tests) failed) failed)

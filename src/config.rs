@@ -20,12 +20,12 @@ pub struct ImageConfig {
     /// A directory with an `sbcl.core` to use instead of the core in this program. A `libsbcl.so` in the directory must be
     /// the library that the program was built with. On systems other than Linux the library is required.
     pub core_dir: Option<PathBuf>,
-    /// A core that a running image of this program has saved, to boot instead of the plain core.
+    /// The file of a core that an image of this program has saved, to boot instead of the plain core.
     pub image: Option<PathBuf>,
     /// True to load the user's `~/.sbclrc` after the boot.
     pub user_init: bool,
-    /// A directory that replaces the home directory if the user has none, or cannot write to it: ASDF keeps compiled
-    /// files there. The directory need not exist; the caller removes it. With `None`, the home directory is not replaced.
+    /// A directory to use in place of the home directory if the user has none, and for ASDF's compiled files if the user's
+    /// cache directory is not writable. The directory need not exist; the caller removes it. `None` for no such directory.
     pub scratch: Option<PathBuf>,
 }
 
@@ -41,10 +41,10 @@ impl ImageConfig {
     /// The smallest and the largest control stack in bytes.
     pub const CONTROL_STACK_RANGE: std::ops::RangeInclusive<u64> = 2 << 20..=4 << 30;
 
-    /// Checks the sizes.
+    /// Checks the sizes of the heap and the control stack.
     ///
     /// # Errors
-    /// Returns a [`LimitError`] with the setting, its value and the allowed range.
+    /// Returns a [`LimitError`], which names the setting and the allowed range, if a size is out of range.
     pub fn check(&self) -> Result<(), LimitError> {
         LimitError::check("heap", "bytes", self.heap, Self::HEAP_RANGE)?;
         LimitError::check("control-stack", "bytes", self.control_stack, Self::CONTROL_STACK_RANGE)
@@ -68,7 +68,7 @@ impl OnError {
     /// All variants, in the order of their declaration.
     pub const ALL: [Self; 3] = [Self::Abort, Self::Debug, Self::Ask];
 
-    /// Returns the name, as clients write it.
+    /// Returns the variant's name, as clients write it in the argument `on-error`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -132,10 +132,10 @@ impl Limits {
     /// The smallest and the largest `max_answer` in characters.
     pub const MAX_ANSWER_RANGE: std::ops::RangeInclusive<u64> = 6_000..=1_000_000;
 
-    /// Converts a client's number of seconds to a time limit. 0 seconds mean no limit (`None`).
+    /// Converts a client's number of seconds to a time limit of at least 1 ms. 0 seconds mean no limit (`None`).
     ///
     /// # Errors
-    /// Returns a [`LimitError`] for a negative number, a number over a day, or NaN.
+    /// Returns a [`LimitError`] if `seconds` is negative, larger than 86,400 (a day), or NaN.
     pub fn timeout_from_seconds(seconds: f64) -> Result<Option<Duration>, LimitError> {
         if seconds == 0.0 {
             Ok(None)
@@ -156,7 +156,7 @@ impl Limits {
         self.timeout
     }
 
-    /// Sets `timeout`: a millisecond to a day, or `None` for no limit.
+    /// Sets the time limit of an evaluation: a millisecond to a day, or `None` for no limit.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -172,7 +172,7 @@ impl Limits {
         self.hold
     }
 
-    /// Sets `hold`: a millisecond to a day.
+    /// Sets the time for which a failed evaluation is held for debugging: a millisecond to a day.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -189,7 +189,7 @@ impl Limits {
         self.cleanup
     }
 
-    /// Sets `cleanup`: a millisecond to a day.
+    /// Sets the grace period of cleanup forms: a millisecond to a day.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -205,7 +205,7 @@ impl Limits {
         self.max_output
     }
 
-    /// Sets `max_output`: 1 to 10,000,000 characters.
+    /// Sets the maximum length of captured output: 1 to 10,000,000 characters.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -221,7 +221,7 @@ impl Limits {
         self.max_answer
     }
 
-    /// Sets `max_answer`: 6,000 to 1,000,000 characters.
+    /// Sets the maximum length of an answer of the server: 6,000 to 1,000,000 characters.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -231,7 +231,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the maximum length of all values of an evaluation together in characters: 50,000.
+    /// Returns the maximum total length, in characters, of the printed values of an evaluation: 50,000.
     #[must_use]
     pub fn max_value(&self) -> u64 {
         self.max_value
@@ -262,7 +262,7 @@ impl Limits {
         self.on_error
     }
 
-    /// Sets `on_error`.
+    /// Sets the server's default treatment of an evaluation that fails.
     pub fn set_on_error(&mut self, on_error: OnError) {
         self.on_error = on_error;
     }

@@ -1,11 +1,11 @@
 //! The environment variables that the program reads.
 
-/// The log filter for stderr; `--log` has priority.
-pub(crate) const LOG: &str = "SBCL_MCP_LOG";
+/// The name of the environment variable with the log filter for stderr; the option `--log` has priority.
+pub(crate) const LOG_FILTER: &str = "SBCL_MCP_LOG";
 pub(crate) const STATE_HOME: &str = "XDG_STATE_HOME";
 pub(crate) const CACHE_HOME: &str = "XDG_CACHE_HOME";
 pub(crate) const RUNTIME_DIRECTORY: &str = "XDG_RUNTIME_DIR";
-pub(crate) const TEMPORARY: &str = "TMPDIR";
+pub(crate) const TEMPORARY_DIRECTORY: &str = "TMPDIR";
 pub(crate) const NO_COLOUR: &str = "NO_COLOR";
 pub(crate) const TERMINAL: &str = "TERM";
 pub(crate) const PATH: &str = "PATH";
@@ -16,17 +16,21 @@ const OUTPUT_TRANSLATIONS: &str = "ASDF_OUTPUT_TRANSLATIONS";
 /// An environment variable, as docs/reference/environment.md describes it.
 #[derive(Debug, Clone, Copy)]
 pub struct Variable {
-    /// The name.
+    /// The name of the environment variable.
     pub name: &'static str,
-    /// The effect.
+    /// A description of the effect, in Markdown.
     pub effect: &'static str,
-    /// The value that is used if the variable is not set.
+    /// The value that is used if the environment variable is not set, in Markdown; empty if there is none.
     pub default: &'static str,
 }
 
-/// Every variable that the program reads, or that ASDF in its image reads.
+/// All environment variables that the program reads, or that ASDF reads in the program's image.
 pub const VARIABLES: [Variable; 11] = [
-    Variable { name: LOG, effect: "Log filter for stderr, such as `debug`. `--log` has priority.", default: "`warn`" },
+    Variable {
+        name: LOG_FILTER,
+        effect: "Log filter for stderr, such as `debug`. `--log` has priority.",
+        default: "`warn`",
+    },
     Variable {
         name: STATE_HOME,
         effect: "Base directory for state: persistent sessions, checkpoints and the REPL's history are in its subdirectory `sbcl-mcp`.",
@@ -39,30 +43,30 @@ pub const VARIABLES: [Variable; 11] = [
     },
     Variable {
         name: RUNTIME_DIRECTORY,
-        effect: "Base directory for sockets: those by which clients attach are in its subdirectory `sbcl-mcp`.",
+        effect: "Base directory for sockets: the sockets that clients attach to are in its subdirectory `sbcl-mcp`.",
         default: "`sbcl-mcp-UID` in the directory for temporary files",
     },
-    Variable { name: TEMPORARY, effect: "The directory for temporary files.", default: "`/tmp`" },
+    Variable { name: TEMPORARY_DIRECTORY, effect: "The directory for temporary files.", default: "`/tmp`" },
     Variable {
         name: HOME,
-        effect: "The home directory, where `.sbclrc` and the defaults above are.",
+        effect: "The home directory, which contains `.sbclrc` and the default directories above.",
         default: "the home directory in the user database",
     },
-    Variable { name: PATH, effect: "`doctor` says which `sbcl-mcp` a client finds on it.", default: "" },
+    Variable { name: PATH, effect: "The search path, in which `doctor` looks for `sbcl-mcp`.", default: "" },
     Variable {
         name: SOURCE_REGISTRY,
-        effect: "Where ASDF looks for systems, in its own syntax.",
+        effect: "The directories in which ASDF looks for systems, in ASDF's own syntax.",
         default: "ASDF's default directories",
     },
     Variable {
         name: OUTPUT_TRANSLATIONS,
-        effect: "Where ASDF puts compiled files, in its own syntax.",
+        effect: "The directories for ASDF's compiled files, in ASDF's own syntax.",
         default: "the cache directory",
     },
-    Variable { name: NO_COLOUR, effect: "Turns off the REPL's colours, unless it is empty.", default: "" },
+    Variable { name: NO_COLOUR, effect: "Turns off the REPL's colours if set and not empty.", default: "" },
     Variable {
         name: TERMINAL,
-        effect: "The kind of terminal; `dumb` turns off the REPL's colours.",
+        effect: "The type of the terminal; `dumb` turns off the REPL's colours.",
         default: "`dumb`",
     },
 ];

@@ -26,16 +26,16 @@ impl LimitError {
         } else {
             let (least, most) = (range.start(), range.end());
             let allowed = match unit {
-                "bytes" => format!("{} to {}", size(*least), size(*most)),
+                "bytes" => format!("{} to {}", format_size(*least), format_size(*most)),
                 _ => format!("{least} to {most} {unit}"),
             };
-            Err(Self { setting, value: if unit == "bytes" { size(value) } else { value.to_string() }, allowed })
+            Err(Self { setting, value: if unit == "bytes" { format_size(value) } else { value.to_string() }, allowed })
         }
     }
 }
 
 /// Formats a number of bytes in the command line's notation, with the largest unit that divides the number: `128M`.
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     match bytes.trailing_zeros() {
         30..64 => format!("{}G", bytes >> 30),
         20..30 => format!("{}M", bytes >> 20),
@@ -86,7 +86,7 @@ pub enum BootError {
     },
     /// The core was saved by a program with another SBCL, or another version of this crate. Only that program can boot
     /// it.
-    #[error("the core {} was saved by another build ({saved_by}); this program is build {this}", path.display())]
+    #[error("the core {} was saved by build {saved_by}, but this program is build {this}: save it again", path.display())]
     OtherBuild {
         /// The core's file.
         path: PathBuf,
@@ -97,7 +97,8 @@ pub enum BootError {
     },
     /// The core was saved with another heap size. Without a requested heap size, the core boots with the saved size.
     #[error(
-        "the core {} was saved with a heap of {} MiB and does not boot with one of {} MiB", path.display(),
+        "the core {} was saved with a heap of {} MiB and does not boot with {} MiB: set the option heap to the saved \
+        size", path.display(),
         saved >> 20, asked >> 20
     )]
     OtherHeap {
@@ -110,14 +111,14 @@ pub enum BootError {
     },
     /// This program contains no core.
     #[error(
-        "this program contains no SBCL core: it was built without the feature `core`, and its build script made none \
-         (sbcl-build). Name a directory with an sbcl.core"
+        "this program contains no SBCL core: it was built without the feature `core`, and its build script built no core \
+         (sbcl-build). Name a directory that has an sbcl.core"
     )]
     NoCore,
     /// The core was built for another version of the contract between Rust and Lisp.
     #[error(
-        "the SBCL core has version {found} of the host contract, but this program needs {expected}: rebuild the core \
-         from this version's sources, or do not pass your own core"
+        "the SBCL core implements version {found} of ffi/sbcl_host.h, but this program needs version {expected}: rebuild \
+         the core from this version's sources, or do not pass your own core"
     )]
     Contract {
         /// The version of the host contract in this crate.
@@ -170,7 +171,7 @@ pub enum EvaluationError {
     None,
     /// Nothing has been evaluated since the session was reset, or its image was replaced or lost.
     #[error(
-        "No evaluations since the session was reset or its image was replaced or lost; those up to {last} are no \
+        "No evaluations since the session was reset or its image was replaced or lost; evaluations up to {last} are no \
          longer kept."
     )]
     NoneSince {
@@ -187,15 +188,15 @@ pub enum EvaluationError {
     },
     /// The evaluation is no longer kept.
     #[error(
-        "Evaluation {id} is no longer kept: only the last 20 are, up to 16 MB, until the session is reset or its \
-         image is lost."
+        "Evaluation {id} is no longer kept: the session keeps the last 20, up to 16 MB, until it is reset or its image is \
+         lost."
     )]
     Gone {
         /// The evaluation's number.
         id: u64,
     },
     /// The evaluation was in the background when its image was lost.
-    #[error("Background evaluation {id} was lost with the image{}.", tool_names::with(&["describe-last-error"], ": \
+    #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_listed(&["describe-last-error"], ": \
         describe-last-error with `list` shows what is known about it"))]
     Lost {
         /// The evaluation's number.
@@ -205,7 +206,7 @@ pub enum EvaluationError {
     #[error(
         "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate this in the \
          foreground.",
-        tool_names::with(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
+        tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]
     TooMany {
         /// The number of evaluations that are in the background or wait to begin there.
@@ -219,11 +220,11 @@ pub enum EvaluationError {
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "No evaluation is held: one is held when it fails with on-error \"debug\" until it is resumed or the next \
-         evaluation begins."
+        "No evaluation is held: an evaluation that fails with on-error \"debug\" is held until it is resumed or aborted, or \
+         the next evaluation begins."
     )]
     NothingHeld,
-    /// The request was refused for this reason: for instance, the restart or frame does not exist.
+    /// The request was refused. The field is the reason, for instance that the restart or frame does not exist.
     #[error("{0}")]
     Refused(String),
     /// The request was cancelled.

@@ -1,4 +1,4 @@
-//! A guide to Lisp in a Rust program, one chapter per topic. All examples compile and run.
+//! A guide to Lisp in a Rust program, one chapter per topic. The crate's tests compile all examples, and run most of them.
 //!
 //! | chapter | topic |
 //! |---|---|
@@ -361,8 +361,8 @@ pub mod what_ends_the_process {
 pub mod mistakes {
     //! Common mistakes, and what to do instead.
     //!
-    //! **Names in the wrong case.** A name in a text is read as Lisp reads it, so that `price` means `PRICE`. The parts
-    //! of a [`Symbol`](crate::Symbol) are exact:
+    //! **Names in the wrong case.** A name in a string is read as Lisp's reader reads it, so `price` means `PRICE`. The
+    //! names in a [`Symbol`](crate::Symbol) are case-sensitive:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -372,7 +372,7 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **`nil` is false, the empty list and the absence of a value.** An `Option` reads it as `None`. To tell an absent
+    //! **`nil` is false, the empty list and the absence of a value.** An `Option` reads `nil` as `None`. To tell an absent
     //! value from an empty list, let Lisp return a second value, as `gethash` does:
     //!
     //! ```
@@ -412,8 +412,9 @@ pub mod mistakes {
 pub mod performance {
     //! What costs time, and how to avoid it.
     //!
-    //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and back. Inside
-    //! [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use it for many small calls:
+    //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and its result is handed back.
+    //! Inside [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use `enter` for many small
+    //! calls:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -430,9 +431,8 @@ pub mod performance {
     //! follows its redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up each time.
     //! [`Lisp::eval`](crate::Lisp::eval) also reads the text, and compiles it unless it is a simple call.
     //!
-    //! **Conversions.** They copy. Keep large objects in Lisp and pass a [`Value`](crate::Value), which costs the same
-    //! for any size. Vectors of numbers are copied at the speed of memory with
-    //! [`Cx::copy_bytes`](crate::Cx::copy_bytes).
+    //! **Conversions.** A conversion copies. Keep large objects in Lisp and pass a [`Value`](crate::Value), which costs
+    //! the same for any size. [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies vectors of octets at the speed of memory.
     //!
     //! **Generic arithmetic.** Undeclared Lisp arithmetic works on numbers of all types. Declarations of the types
     //! (`fixnum`, `double-float`) make inner loops many times as fast; SBCL checks them.
@@ -440,8 +440,8 @@ pub mod performance {
     //! **Garbage.** A collection stops all Lisp threads for some milliseconds. Rust threads continue unless they are
     //! inside a call.
     //!
-    //! **One thread.** Calls run in parallel on the number of threads that [`Builder::threads`](crate::Builder::threads)
-    //! sets.
+    //! **One thread.** By default one Lisp thread runs all calls, one after another.
+    //! [`Builder::threads`](crate::Builder::threads) sets how many calls run in parallel.
     //!
     //! The repository's `docs/benchmarks.md` has the figures of each kind of call; `make bench` measures them.
 }

@@ -16,7 +16,10 @@ fn main() {
         // `cli::main` ends the process, so the thread ends only after a panic, which has been reported.
         Ok(_) => std::process::exit(101),
         Err(error) => {
-            eprintln!("sbcl-mcp cannot start a thread: {error}; with ulimit -s {} it needs none", STACK_SIZE >> 10);
+            eprintln!(
+                "sbcl-mcp cannot start a thread: {error}. It needs no thread after ulimit -s {}",
+                STACK_SIZE >> 10
+            );
             std::process::exit(1);
         }
     }

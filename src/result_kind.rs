@@ -16,13 +16,13 @@ pub(crate) const IMAGE_LOST: &str = "IMAGE-LOST";
 #[cfg(feature = "mcp")]
 #[derive(Debug, Clone, Copy)]
 pub struct ResultKind {
-    /// The name after `[ERROR]`.
+    /// The name of the kind, as answers show it after `[ERROR]`.
     pub name: &'static str,
-    /// The cause.
+    /// The cause of the failure.
     pub cause: &'static str,
     /// The state of the image afterwards.
     pub afterwards: &'static str,
-    /// The next step.
+    /// The recommended next step of the client.
     pub remedy: &'static str,
 }
 
@@ -46,22 +46,22 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     },
     ResultKind {
         name: HEAP_EXHAUSTED,
-        cause: "The evaluation nearly filled the heap, and was stopped before SBCL would have ended.",
-        afterwards: "The image is kept, without what only the evaluation referred to. The answer names what still fills the heap. \
-                     If the evaluation could not be stopped in time, the image is replaced.",
+        cause: "The evaluation nearly filled the heap, and was stopped before the heap was exhausted.",
+        afterwards: "The image is kept, without the objects that only the evaluation referred to. The message says how much \
+                     memory is still in use. If the evaluation could not be stopped in time, the image is replaced.",
         remedy: "Keep less in memory, or start the server with a larger `--heap`.",
     },
     ResultKind {
         name: THREAD_TERMINATED,
         cause: "The code ended the thread that evaluated it, as with `sb-thread:abort-thread`.",
-        afterwards: "The image is kept; a new thread has replaced it.",
+        afterwards: "The image is kept; a new thread has replaced the ended thread.",
         remedy: "Let the code return or signal an error.",
     },
     ResultKind {
         name: IMAGE_LOST,
-        cause: "The Lisp process ended during the evaluation: killed, aborted in C, or ended by SBCL.",
-        afterwards: "A new image has replaced it. It has the last checkpoint and the definitions since; the message \
-                     says what was restored and what was not.",
-        remedy: "Assign again the values that were lost. Save a checkpoint before you try the same again.",
+        cause: "The Lisp process ended during the evaluation: it was killed, or C code or SBCL itself aborted.",
+        afterwards: "A new image has replaced the lost one, with the last checkpoint and the definitions since. The message \
+                     lists what was restored and what was not.",
+        remedy: "Assign the lost values again. Save a checkpoint before you retry the evaluation.",
     },
 ];

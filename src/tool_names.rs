@@ -3,48 +3,51 @@
 use parking_lot::RwLock;
 
 /// The names of the listed tools; `None` in a process that is not a server, where messages may name every tool.
-static LISTED: RwLock<Option<Vec<String>>> = RwLock::new(None);
+static LISTED_TOOLS: RwLock<Option<Vec<String>>> = RwLock::new(None);
 
-/// The tools for a held evaluation. The condition [`DEBUGGER`] in a text stands for any of these tools.
+/// The tools for a held evaluation. [`ANY_DEBUGGER_TOOL`] stands for any of these tools.
 const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
-/// The condition that stands for any of the tools for a held evaluation.
-pub(crate) const DEBUGGER: &str = "debugger";
+/// A name that is accepted in place of a tool's name, and stands for any of the tools for a held evaluation.
+pub(crate) const ANY_DEBUGGER_TOOL: &str = "debugger";
 
-/// Sets the listed tools of the process.
+/// Sets the names of the tools that this process lists to its clients.
 #[cfg(feature = "mcp")]
-pub(crate) fn set(names: Vec<String>) {
-    *LISTED.write() = Some(names);
+pub(crate) fn set_listed(names: Vec<String>) {
+    *LISTED_TOOLS.write() = Some(names);
 }
 
 /// Returns true if messages may name the tool.
-pub(crate) fn has(tool: &str) -> bool {
-    LISTED.read().as_ref().is_none_or(|names| is_among(tool, |name| names.iter().any(|listed| listed == name)))
+pub(crate) fn is_listed(tool: &str) -> bool {
+    LISTED_TOOLS
+        .read()
+        .as_ref()
+        .is_none_or(|names| is_tool_available(tool, |name| names.iter().any(|listed| listed == name)))
 }
 
 /// Returns `text` if messages may name all of `tools`, otherwise an empty string.
-pub(crate) fn with<'a>(tools: &[&str], text: &'a str) -> &'a str {
-    if tools.iter().all(|tool| has(tool)) { text } else { "" }
+pub(crate) fn if_listed<'a>(tools: &[&str], text: &'a str) -> &'a str {
+    if tools.iter().all(|tool| is_listed(tool)) { text } else { "" }
 }
 
-/// Returns the tools for a held evaluation that messages may name, as a client would call them.
-pub(crate) fn debugger() -> impl Iterator<Item = &'static str> {
+/// Returns the listed tools for a held evaluation, worded for messages, such as `get-backtrace with locals`.
+pub(crate) fn listed_debugger_tools() -> impl Iterator<Item = &'static str> {
     let look = [("get-backtrace", "get-backtrace with locals")];
     let act = DEBUGGER_TOOLS.into_iter().chain(["abort-evaluation"]).map(|tool| (tool, tool));
-    look.into_iter().chain(act).filter(|(tool, _)| has(tool)).map(|(_, text)| text)
+    look.into_iter().chain(act).filter(|(tool, _)| is_listed(tool)).map(|(_, text)| text)
 }
 
-/// Returns true if `has` returns true for `tool`. The name [`DEBUGGER`] stands for the tools for a held evaluation: returns
-/// true if `has` returns true for any of these tools.
-pub(crate) fn is_among(tool: &str, has: impl Fn(&str) -> bool) -> bool {
-    if tool == DEBUGGER { DEBUGGER_TOOLS.into_iter().any(has) } else { has(tool) }
+/// Returns `has(tool)`. For the name [`ANY_DEBUGGER_TOOL`], returns true if `has` returns true for any of the tools for a
+/// held evaluation.
+pub(crate) fn is_tool_available(tool: &str, has: impl Fn(&str) -> bool) -> bool {
+    if tool == ANY_DEBUGGER_TOOL { DEBUGGER_TOOLS.into_iter().any(has) } else { has(tool) }
 }
 
-/// Resolves the conditional parts of a text: `[[a|text]]` becomes `text` if tool `a` is listed, `[[a&b|text]]` if tools `a`
-/// and `b` are listed, `[[!a|text]]` if tool `a` is not listed; otherwise the part is removed. Conditional parts do not
-/// nest.
+/// Resolves the conditional parts of `text`. `[[a|part]]` becomes `part` if tool `a` is listed, `[[a&b|part]]` if tools `a`
+/// and `b` are listed, and `[[!a|part]]` if tool `a` is not listed; otherwise the part is removed. `has` returns true for
+/// listed tools. Conditional parts do not nest.
 #[cfg(feature = "mcp")]
-pub(crate) fn resolve(text: &str, has: impl Fn(&str) -> bool) -> String {
+pub(crate) fn resolve_conditions(text: &str, has: impl Fn(&str) -> bool) -> String {
     let mut resolved = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("[[") {
@@ -52,8 +55,8 @@ pub(crate) fn resolve(text: &str, has: impl Fn(&str) -> bool) -> String {
         let (part, after) = after.split_once("]]").expect("a conditional part ends");
         let (condition, part) = part.split_once('|').expect("a conditional part has a condition");
         let holds = |name: &str| match name.strip_prefix('!') {
-            Some(name) => !is_among(name, &has),
-            None => is_among(name, &has),
+            Some(name) => !is_tool_available(name, &has),
+            None => is_tool_available(name, &has),
         };
         if condition.split('&').all(holds) {
             resolved.push_str(part);
@@ -65,12 +68,12 @@ pub(crate) fn resolve(text: &str, has: impl Fn(&str) -> bool) -> String {
 
 #[cfg(all(test, feature = "mcp"))]
 mod tests {
-    use super::resolve;
+    use super::resolve_conditions;
 
     #[test]
     fn a_conditional_part_is_shown_when_its_tools_are_listed() {
         let text = "a[[x| x]][[x&y| both]][[!x| none]][[debugger| held]].";
-        let with = |tools: &[&str]| resolve(text, |tool| tools.contains(&tool));
+        let with = |tools: &[&str]| resolve_conditions(text, |tool| tools.contains(&tool));
         assert_eq!(with(&["x"]), "a x.");
         assert_eq!(with(&["x", "y"]), "a x both.");
         assert_eq!(with(&["resume-from-frame"]), "a none held.");

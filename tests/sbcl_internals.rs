@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sbcl_core::{Bare, Recipe};
+use sbcl_core::{BareSbcl, Recipe};
 
 /// Returns the SBCL that the core was built with, or `None` when it is prebuilt.
-fn bare() -> Option<Bare> {
+fn bare() -> Option<BareSbcl> {
     let bare = Recipe::in_checkout(root()).sbcl().expect("the recipe builds or finds SBCL");
     if bare.is_none() {
         println!("skipped: SBCL_MCP_PREBUILT names no SBCL");
@@ -39,7 +39,7 @@ impl LispSideCopy {
     }
 
     /// Writes the table of internal names for the copy's sources.
-    fn write_table(&self, bare: &Bare) {
+    fn write_table(&self, bare: &BareSbcl) {
         let (succeeded, output) = run(bare
             .command()
             .arg("--load")
@@ -50,7 +50,7 @@ impl LispSideCopy {
     }
 
     /// Builds the core from the copy. Returns whether the build succeeded, and its output.
-    fn build(&self, bare: &Bare, before: &str) -> (bool, String) {
+    fn build(&self, bare: &BareSbcl, before: &str) -> (bool, String) {
         run(bare
             .command()
             .args(["--eval", before, "--load"])

@@ -21,7 +21,7 @@ pub(super) enum TokenKind {
     /// A feature conditional, `#+` or `#-`.
     Feature,
     Atom,
-    /// A string, or the part of it in the line where it begins.
+    /// A string, or the first line of a string that continues on the next line.
     String,
 }
 
@@ -29,7 +29,7 @@ pub(super) enum TokenKind {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
-    /// Byte range of the token in its line. If a string continues on the next line, its range ends with this line.
+    /// Byte range of the token in its line. The range of a string that continues on the next line ends at the line's end.
     pub(super) start: usize,
     pub(super) end: usize,
     /// Column on the screen, with tab stops every eight columns.
@@ -46,9 +46,9 @@ pub(super) struct Line {
     pub(super) quotes: Vec<usize>,
     /// Number of quotes in unusual positions: an opening quote directly after an atom, or a closing quote directly before
     /// an atom or an opening parenthesis.
-    pub(super) crowded: u32,
+    pub(super) crowded_quotes: u32,
     /// Start of a string, symbol or comment that begins in this line and continues on the next.
-    pub(super) open_end: Option<usize>,
+    pub(super) unclosed_start: Option<usize>,
 }
 
 /// Returns true if the byte is whitespace in standard syntax.
@@ -56,7 +56,7 @@ pub(super) fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0c)
 }
 
-/// Returns true if a token ends before this byte.
+/// Returns true if the byte is a delimiter, which ends the token before it.
 pub(super) fn is_delimiter(byte: u8) -> bool {
     is_blank(byte) || matches!(byte, b'"' | b'\'' | b'(' | b')' | b',' | b';' | b'`')
 }
@@ -71,7 +71,8 @@ struct Lexer<'a> {
 
 /// Splits a line, given without its newline, into tokens. `mode` is the construct within which the line begins.
 pub(super) fn lex(text: &str, mode: Mode) -> Line {
-    let line = Line { tokens: Vec::new(), end: Mode::Code, quotes: Vec::new(), crowded: 0, open_end: None };
+    let line =
+        Line { tokens: Vec::new(), end: Mode::Code, quotes: Vec::new(), crowded_quotes: 0, unclosed_start: None };
     let mut lexer = Lexer { text: text.as_bytes(), at: 0, line, column_cache: (0, 0) };
     lexer.line.end = lexer.run(mode);
     lexer.line
@@ -128,8 +129,8 @@ impl Lexer<'_> {
                     Mode::Code
                 }
                 b'"' => {
-                    if start > 0 && !is_delimiter(self.text[start - 1]) && !self.after_dispatch(start) {
-                        self.line.crowded += 1;
+                    if start > 0 && !is_delimiter(self.text[start - 1]) && !self.follows_dispatch_macro(start) {
+                        self.line.crowded_quotes += 1;
                     }
                     self.line.quotes.push(start);
                     self.at += 1;
@@ -153,7 +154,7 @@ impl Lexer<'_> {
                 }
             };
             if end != Mode::Code {
-                self.line.open_end = Some(start);
+                self.line.unclosed_start = Some(start);
                 return end;
             }
         }
@@ -161,12 +162,13 @@ impl Lexer<'_> {
     }
 
     /// Returns true if the quote at `start` follows a dispatching macro such as `#p`, or `,@`.
-    fn after_dispatch(&self, start: usize) -> bool {
+    fn follows_dispatch_macro(&self, start: usize) -> bool {
         let before = &self.text[..start];
         before.ends_with(b"#") || before.len() > 1 && before[before.len() - 2] == b'#' || before.ends_with(b",@")
     }
 
-    /// Advances to the end of the string, or of the line if the string continues on the next. Returns the mode there.
+    /// Advances to the end of the string, or to the end of the line if the string continues on the next line. Returns the
+    /// mode there.
     fn string(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
@@ -175,7 +177,7 @@ impl Lexer<'_> {
                 b'"' => {
                     self.line.quotes.push(self.at - 1);
                     if self.byte(0).is_some_and(|next| !is_delimiter(next) || next == b'(') {
-                        self.line.crowded += 1;
+                        self.line.crowded_quotes += 1;
                     }
                     return Mode::Code;
                 }
@@ -198,7 +200,7 @@ impl Lexer<'_> {
         Mode::Bars
     }
 
-    /// Advances to the end of the atom, or of the line if a vertical bar is not closed. Returns the mode there.
+    /// Advances to the end of the atom, or to the end of the line if a vertical bar is not closed. Returns the mode there.
     fn atom(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             match byte {
@@ -213,14 +215,15 @@ impl Lexer<'_> {
                 _ => self.at += 1,
             }
         }
-        // An escaped character may have several bytes.
+        // Skip the continuation bytes of an escaped UTF-8 character.
         while self.byte(0).is_some_and(|byte| (0x80..=0xbf).contains(&byte)) {
             self.at += 1;
         }
         Mode::Code
     }
 
-    /// Advances to the end of the block comment, or of the line if it continues on the next. Returns the mode there.
+    /// Advances to the end of the block comment, or to the end of the line if the comment continues on the next line.
+    /// Returns the mode there.
     fn comment(&mut self, mut depth: u8) -> Mode {
         while self.at < self.text.len() {
             match (self.text[self.at], self.byte(1)) {
@@ -258,7 +261,7 @@ impl Lexer<'_> {
                 self.comment(1)
             }
             b'\\' => {
-                // The character after the backslash, whatever it is, and the rest of a character name.
+                // Skip the character after the backslash, whatever it is, and the rest of a character name.
                 self.at = (self.at + 2).min(self.text.len());
                 let end = self.atom();
                 self.push(TokenKind::Atom, start);

@@ -1,5 +1,5 @@
-//! Checks Common Lisp source without evaluating it. Finds unbalanced parentheses, strings and comments, which it
-//! locates by the indentation, and text that the reader would refuse (CLHS 2).
+//! Checks Common Lisp source without evaluating it. Finds text that the reader would refuse (CLHS 2), and unbalanced
+//! parentheses, strings and comments, whose positions it infers from the indentation.
 //!
 //! ```
 //! let checked = lisp_syntax::check("(defun f (x)\n  (list x\n  (g x))\n\n(defun g ())\n", &[]);
@@ -13,7 +13,7 @@ mod repair;
 use lexer::{Line, Mode, TokenKind, lex};
 use repair::Edit;
 
-/// The certainty of a [`Finding`].
+/// The severity of a [`Finding`]: whether the problem is certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The reader refuses the text.
@@ -29,7 +29,7 @@ pub struct Finding {
     pub line: usize,
     /// The column, from 1, in characters.
     pub column: usize,
-    /// The certainty of the problem.
+    /// The severity: whether the problem is certain.
     pub severity: Severity,
     /// The description: a sentence on one line, without its full stop.
     pub message: String,
@@ -37,7 +37,7 @@ pub struct Finding {
 
 /// The result of [`check`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckResult {
     /// The findings, in the order of the text.
     pub findings: Vec<Finding>,
     /// The text with the repair that its indentation suggests. Present only if the text is unbalanced and the repaired
@@ -45,7 +45,7 @@ pub struct Checked {
     pub repaired: Option<String>,
 }
 
-impl Checked {
+impl CheckResult {
     /// Returns true if the reader would refuse the text.
     #[must_use]
     pub fn is_error(&self) -> bool {
@@ -56,21 +56,22 @@ impl Checked {
 /// The reason why a text is unbalanced, with a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Imbalance {
-    /// This closing parenthesis has no opening parenthesis: its line and byte, from 0.
+    /// A closing parenthesis has no opening parenthesis. The fields are its line and its byte in the line, from 0.
     Unmatched(usize, usize),
-    /// The text ends within this construct: its mode, and the line and byte where it begins, from 0.
+    /// The text ends within a construct. The fields are the construct's mode, and the line and byte, from 0, where the
+    /// construct begins.
     Unfinished(Mode, usize, usize),
 }
 
 /// A function that returns true when a search must end without a result.
-type Stop<'a> = &'a dyn Fn() -> bool;
+type StopCondition<'a> = &'a dyn Fn() -> bool;
 
 /// The position of a parenthesis: line and byte, from 0.
 type Position = (usize, usize);
 
 /// Checks that the lines are balanced. Calls `visit` with the positions of each closing parenthesis and of its opening
 /// parenthesis.
-fn balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<(), Imbalance> {
+fn check_balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<(), Imbalance> {
     let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
     let mut unfinished = (0, 0);
@@ -86,7 +87,7 @@ fn balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<
                 _ => {}
             }
         }
-        if let Some(start) = line.open_end {
+        if let Some(start) = line.unclosed_start {
             unfinished = (number, start);
         }
         mode = line.end;
@@ -98,8 +99,8 @@ fn balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<
     }
 }
 
-/// Splits a text into lines without their newlines; joined with newlines they are the text again.
-fn lines_of(text: &str) -> Vec<&str> {
+/// Splits a text at its newlines. The lines, joined with newlines, are the text again.
+fn split_lines(text: &str) -> Vec<&str> {
     text.split('\n').collect()
 }
 
@@ -119,35 +120,35 @@ fn lexed(lines: &[&str]) -> Vec<Line> {
 /// `load-system`).
 #[must_use]
 pub fn packages(text: &str) -> Vec<String> {
-    let lines = lines_of(text);
+    let lines = split_lines(text);
     reader::packages(&lines, &lexed(&lines))
 }
 
-/// Checks a text.
+/// Checks the Lisp source `text`, and suggests a repair if its parentheses, strings or comments are not balanced.
 ///
 /// Assumes standard syntax (CLHS 2). `known` has the names, in upper case, of packages that other files define.
 #[must_use]
-pub fn check(text: &str, known: &[String]) -> Checked {
-    let lines = lines_of(text);
-    match balance(&lines, |_, _| {}) {
-        Ok(()) => Checked { findings: reader::findings(&lines, &lexed(&lines), known), repaired: None },
+pub fn check(text: &str, known: &[String]) -> CheckResult {
+    let lines = split_lines(text);
+    match check_balance(&lines, |_, _| {}) {
+        Ok(()) => CheckResult { findings: reader::findings(&lines, &lexed(&lines), known), repaired: None },
         Err(imbalance) => {
-            let edits = repair::edits(&lines, &|| false).unwrap_or_default();
-            let repaired = apply(&lines, &edits);
+            let edits = repair::find_edits(&lines, &|| false).unwrap_or_default();
+            let repaired = apply_edits(&lines, &edits);
             let mut findings = match edits[..] {
                 [] => vec![plain_finding(&lines, imbalance)],
-                _ => explain(&lines, &edits, &lines_of(&repaired)),
+                _ => explain(&lines, &edits, &split_lines(&repaired)),
             };
-            // If the file changes the readtable, it may be readable after all.
-            if reader::has_own_syntax(&lines) {
+            // A file that changes the readtable may be readable in spite of the findings.
+            if reader::changes_readtable(&lines) {
                 for finding in &mut findings {
                     finding.severity = Severity::Note;
-                    finding.message.push_str(" (or else it is right by the syntax that the file makes for itself)");
+                    finding.message.push_str(" (unless the file defines its own syntax, in which the code is correct)");
                 }
-                return Checked { findings, repaired: None };
+                return CheckResult { findings, repaired: None };
             }
             let reads = !edits.is_empty() && is_readable(&repaired);
-            Checked { findings, repaired: reads.then_some(repaired) }
+            CheckResult { findings, repaired: reads.then_some(repaired) }
         }
     }
 }
@@ -155,8 +156,8 @@ pub fn check(text: &str, known: &[String]) -> Checked {
 /// Returns true if a reader would need more text, because `text` ends within parentheses, a string, a comment or a symbol
 /// between vertical bars, or after a prefix such as a quote.
 pub fn is_unfinished(text: &str) -> bool {
-    let lines = lines_of(text);
-    match balance(&lines, |_, _| {}) {
+    let lines = split_lines(text);
+    match check_balance(&lines, |_, _| {}) {
         Err(Imbalance::Unfinished(..)) => true,
         Err(Imbalance::Unmatched(..)) => false,
         Ok(()) => {
@@ -169,21 +170,21 @@ pub fn is_unfinished(text: &str) -> bool {
 
 /// The kind of a part of the text, for syntax highlighting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// A string, or one line of it.
+pub enum HighlightKind {
+    /// A string, or the first line of a string that continues on the next line.
     Text,
     /// A keyword, that is, a symbol with a leading colon.
     Keyword,
-    /// A parenthesis that has a partner.
+    /// A parenthesis that has a matching parenthesis.
     Parenthesis {
-        /// The position of the partner in the text, in bytes.
+        /// The position of the matching parenthesis in the text, in bytes.
         partner: usize,
     },
 }
 
 /// Returns the parts of a text to highlight, with their byte ranges, in the order of the text.
-pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
-    let lines = lines_of(text);
+pub fn highlights(text: &str) -> Vec<(std::ops::Range<usize>, HighlightKind)> {
+    let lines = split_lines(text);
     let starts: Vec<usize> = lines
         .iter()
         .scan(0, |at, line| {
@@ -193,17 +194,17 @@ pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
         })
         .collect();
     let mut parts = Vec::new();
-    let _ = balance(&lines, |(close_line, close), (open_line, open)| {
+    let _ = check_balance(&lines, |(close_line, close), (open_line, open)| {
         let (open, close) = (starts[open_line] + open, starts[close_line] + close);
-        parts.push((open..open + 1, Part::Parenthesis { partner: close }));
-        parts.push((close..close + 1, Part::Parenthesis { partner: open }));
+        parts.push((open..open + 1, HighlightKind::Parenthesis { partner: close }));
+        parts.push((close..close + 1, HighlightKind::Parenthesis { partner: open }));
     });
     for (line, start) in lexed(&lines).iter().zip(&starts) {
         for token in &line.tokens {
             let range = start + token.start..start + token.end;
             match token.kind {
-                TokenKind::String => parts.push((range, Part::Text)),
-                TokenKind::Atom if text[range.clone()].starts_with(':') => parts.push((range, Part::Keyword)),
+                TokenKind::String => parts.push((range, HighlightKind::Text)),
+                TokenKind::Atom if text[range.clone()].starts_with(':') => parts.push((range, HighlightKind::Keyword)),
                 _ => {}
             }
         }
@@ -212,38 +213,38 @@ pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
     parts
 }
 
-/// Returns true if no reason is known why a reader would refuse the text.
+/// Returns true if the checks find no reason why the reader would refuse the text.
 fn is_readable(text: &str) -> bool {
-    let lines = lines_of(text);
-    balance(&lines, |_, _| {}).is_ok()
+    let lines = split_lines(text);
+    check_balance(&lines, |_, _| {}).is_ok()
         && reader::findings(&lines, &lexed(&lines), &[]).iter().all(|finding| finding.severity != Severity::Error)
 }
 
 /// Longest code or file, in bytes, that [`hint`] examines.
-pub const LONGEST_HINTED: usize = 400_000;
+pub const MAX_HINTED_LENGTH: usize = 400_000;
 
 /// Returns hints, as in `line 7: …`, about where the parentheses of unbalanced code disagree with its indentation.
-/// Returns `None` if the code is balanced, is longer than [`LONGEST_HINTED`] or changes the readtable, if nothing was
+/// Returns `None` if the code is balanced, is longer than [`MAX_HINTED_LENGTH`] or changes the readtable, if nothing was
 /// found, or if `stop` returned true first.
 pub fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
-    if code.len() > LONGEST_HINTED {
+    if code.len() > MAX_HINTED_LENGTH {
         return None;
     }
-    let lines = lines_of(code);
-    balance(&lines, |_, _| {}).err()?;
-    if reader::has_own_syntax(&lines) {
+    let lines = split_lines(code);
+    check_balance(&lines, |_, _| {}).err()?;
+    if reader::changes_readtable(&lines) {
         return None;
     }
-    let edits = repair::edits(&lines, &stop)?;
-    let repaired = apply(&lines, &edits);
-    let findings = explain(&lines, &edits, &lines_of(&repaired));
+    let edits = repair::find_edits(&lines, &stop)?;
+    let repaired = apply_edits(&lines, &edits);
+    let findings = explain(&lines, &edits, &split_lines(&repaired));
     let messages: Vec<_> =
         findings.iter().map(|finding| format!("line {}: {}", finding.line, finding.message)).collect();
     Some(messages.join("\n"))
 }
 
 /// Returns the text with the edits applied. The edits must be in order, at most one per line.
-fn apply(lines: &[&str], edits: &[Edit]) -> String {
+fn apply_edits(lines: &[&str], edits: &[Edit]) -> String {
     let mut changed: Vec<String> = Vec::with_capacity(edits.len());
     let mut result: Vec<&str> = lines.to_vec();
     for edit in edits {
@@ -256,7 +257,7 @@ fn apply(lines: &[&str], edits: &[Edit]) -> String {
     result.join("\n")
 }
 
-/// Describes the problems in terms of the edits that repair them.
+/// Returns a finding for each edit, which describes the problem that the edit repairs.
 fn explain(lines: &[&str], edits: &[Edit], repaired: &[&str]) -> Vec<Finding> {
     edits.iter().map(|edit| explain_one(lines, edit, repaired)).collect()
 }
@@ -268,7 +269,7 @@ fn explain_one(lines: &[&str], edit: &Edit, repaired: &[&str]) -> Finding {
     let place = format!("{line}:{column}");
     let removed = &text[edit.at..edit.at + edit.removed];
     let message = match (removed, edit.inserted.as_str()) {
-        (")", _) => match open_at(repaired, (edit.line, edit.at)) {
+        (")", _) => match enclosing_open_paren(repaired, (edit.line, edit.at)) {
             Some(start) => format!(
                 "the form that begins at line {} is probably closed too early: one ) too many at {place}",
                 start.0 + 1
@@ -286,7 +287,7 @@ fn explain_one(lines: &[&str], edit: &Edit, repaired: &[&str]) -> Finding {
             let missing = if count == 1 { "one ) missing".to_owned() } else { format!("{count} ) missing") };
             let mut start = None;
             let last = (edit.line, edit.at + count - 1);
-            let _ = balance(repaired, |close, open| {
+            let _ = check_balance(repaired, |close, open| {
                 if close == last {
                     start = Some(open);
                 }
@@ -304,7 +305,7 @@ fn explain_one(lines: &[&str], edit: &Edit, repaired: &[&str]) -> Finding {
 }
 
 /// Returns the position of the opening parenthesis of the innermost form that is open at `place`.
-fn open_at(lines: &[&str], place: Position) -> Option<Position> {
+fn enclosing_open_paren(lines: &[&str], place: Position) -> Option<Position> {
     let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
     for (number, text) in lines.iter().enumerate().take(place.0 + 1) {

@@ -1,4 +1,5 @@
-//! Checks of balanced text: what the reader would refuse, as far as that is known without evaluating the text.
+//! Checks of balanced text. They find text that the reader would refuse, as far as this can be known without evaluating
+//! the text.
 
 use std::collections::HashSet;
 
@@ -14,12 +15,12 @@ const DISPATCH_CHARACTERS: &str = "'(*+-.:=#ABCOPRSX\\|";
 /// Operators, without package prefix, that define a package or name a package that is defined elsewhere.
 const DEFINING_OPERATORS: [&str; 4] = ["DEFPACKAGE", "DEFINE-PACKAGE", "MAKE-PACKAGE", "DEFSYSTEM"];
 
-/// Operators that load or create packages named like their arguments, exactly or approximately.
+/// Operators that load or create packages whose names are, at least approximately, the arguments.
 const LOADING_OPERATORS: [&str; 6] =
     ["LOAD-SYSTEM", "LOAD-SYSTEMS", "QUICKLOAD", "REQUIRE", "RENAME-PACKAGE", "ADD-PACKAGE-LOCAL-NICKNAME"];
 
-/// Packages of the image, without SBCL's own packages (`SB-…`) and ASDF's internal packages (`ASDF/…`).
-const OTHER_PACKAGES: [&str; 11] = [
+/// Packages of the image, without SBCL's own packages (`SB-…`) and the internal packages of ASDF (`ASDF/…`, `UIOP/…`).
+const NON_SB_PACKAGES: [&str; 11] = [
     "ASDF",
     "ASDF-ACTION",
     "ASDF-USER",
@@ -39,8 +40,8 @@ const SB_PACKAGES: &str = "ALIEN ALIEN-INTERNALS APROF ASSEM BIGNUM BROTHERTREE 
     IMPL INT INTERPRETER INTROSPECT KERNEL LOCKLESS LOOP MANUAL MD5 MOP MPFR PCL PERF POSIX PRETTY PROFILE QUEUE \
     REGALLOC ROTATE-BYTE RT SEQUENCE SIMD SIMPLE-STREAMS SPROF SYS THREAD UNICODE UNIX VM WALKER XREF";
 
-/// Returns true if the text changes the readtable, so that only loading the text shows what the reader accepts.
-pub(super) fn has_own_syntax(lines: &[&str]) -> bool {
+/// Returns true if the text seems to change the readtable. Then only loading the text shows what the reader accepts.
+pub(super) fn changes_readtable(lines: &[&str]) -> bool {
     const SIGNS: [&str; 5] =
         ["set-macro-character", "set-dispatch-macro-character", "in-readtable", "set-syntax-from-char", "(enable-"];
     lines.iter().any(|line| {
@@ -63,7 +64,7 @@ const MAX_HINTS: usize = 100;
 pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<Finding> {
     let mut walk = FormWalk::new(lines, lexed);
     walk.run();
-    let own_syntax = has_own_syntax(lines);
+    let own_syntax = changes_readtable(lines);
     let defined: HashSet<&str> = walk.packages.iter().chain(known).map(String::as_str).collect();
     let mut findings = Vec::new();
     let (mut macros, mut unknown) = (HashSet::new(), HashSet::new());
@@ -72,7 +73,7 @@ pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<
             Problem::Refused(_) | Problem::Macro(_) if own_syntax => continue,
             Problem::Refused(message) => (Severity::Error, message),
             Problem::Macro(name) => {
-                let message = format!("SBCL has no reader macro {name}: this reads only where one is defined");
+                let message = format!("SBCL has no reader macro {name}: define it before this form is read");
                 if !macros.insert(name) {
                     continue;
                 }
@@ -82,11 +83,10 @@ pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<
                 if is_built_in(&name) || defined.contains(&*name) || unknown.contains(&name) {
                     continue;
                 }
-                let near = (unknown.len() < MAX_HINTS).then(|| nearest(&name, &defined)).flatten();
+                let near = (unknown.len() < MAX_HINTS).then(|| most_similar_name(&name, &defined)).flatten();
                 let hint = near.map(|near| format!(" (is {near} meant?)")).unwrap_or_default();
-                let message = format!(
-                    "no package {name} is known here: what defines it must be loaded before this is read{hint}"
-                );
+                let message =
+                    format!("no package {name} is known here: load its definition before this form is read{hint}");
                 unknown.insert(name);
                 (Severity::Note, message)
             }
@@ -98,20 +98,21 @@ pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<
 }
 
 fn is_built_in(name: &str) -> bool {
-    OTHER_PACKAGES.contains(&name)
+    NON_SB_PACKAGES.contains(&name)
         || name.starts_with("ASDF/")
         || name.starts_with("UIOP/")
         || name.strip_prefix("SB-").is_some_and(|name| SB_PACKAGES.split_whitespace().any(|other| other == name))
 }
 
 /// Returns the known package name that is most similar to `name`, if any is similar enough.
-fn nearest<'names>(name: &str, defined: &HashSet<&'names str>) -> Option<&'names str> {
-    let near = defined.iter().copied().chain(OTHER_PACKAGES).filter(|other| is_near(name, other));
+fn most_similar_name<'names>(name: &str, defined: &HashSet<&'names str>) -> Option<&'names str> {
+    let near = defined.iter().copied().chain(NON_SB_PACKAGES).filter(|other| is_similar(name, other));
     near.min_by_key(|other| (other.len().abs_diff(name.len()), *other))
 }
 
-/// Returns true if the names differ by one inserted, deleted or replaced character, or by two exchanged neighbours.
-fn is_near(name: &str, other: &str) -> bool {
+/// Returns true if the names differ by one inserted, deleted or replaced character, or by two exchanged neighbours. A name
+/// of fewer than three characters has no similar names.
+fn is_similar(name: &str, other: &str) -> bool {
     let (name, other): (Vec<char>, Vec<char>) = (name.chars().collect(), other.chars().collect());
     if name.len() < 3 || name == other || name.len().abs_diff(other.len()) > 1 {
         return false;
@@ -129,7 +130,7 @@ fn is_near(name: &str, other: &str) -> bool {
 
 /// A problem found in balanced text.
 enum Problem {
-    /// Standard syntax does not allow the text, for this reason.
+    /// Standard syntax does not allow the text. The field is the message of the finding.
     Refused(String),
     /// The text begins with this dispatching macro, which SBCL does not have.
     Macro(String),
@@ -148,7 +149,7 @@ struct FormWalk<'a> {
     form_missing: bool,
 }
 
-/// The context of a form.
+/// The context in which a form is read: the nesting depth, the number of backquotes and the feature conditionals around it.
 #[derive(Debug, Clone, Copy)]
 struct FormContext {
     depth: usize,
@@ -179,7 +180,7 @@ impl<'a> FormWalk<'a> {
         let mut at = 0;
         while at < self.tokens.len() {
             if self.text(at) == "." {
-                self.refuse(at, "a dot that is in no list");
+                self.refuse(at, "a dot outside a list");
             }
             let next = self.form(at, FormContext { depth: 0, backquotes: 0, skipped: false });
             at = next.max(at + 1);
@@ -203,7 +204,7 @@ impl<'a> FormWalk<'a> {
     /// Walks over the form whose first token has the index `at`, and returns the index of the token after the form. A
     /// closing parenthesis is not a form.
     fn form(&mut self, at: usize, context: FormContext) -> usize {
-        // Prefixes add to the depth, too, which can therefore exceed the depth of the parentheses.
+        // Prefixes count as levels, too, so the depth can exceed the nesting depth of the parentheses.
         let context = FormContext { depth: context.depth + 1, ..context };
         if context.depth > 2 * MAX_DEPTH {
             return self.tokens.len();
@@ -216,13 +217,13 @@ impl<'a> FormWalk<'a> {
             Some(TokenKind::String) => at + 1,
             Some(TokenKind::Atom) => {
                 if !context.skipped {
-                    self.atom(at);
+                    self.check_atom(at);
                 }
                 at + 1
             }
             Some(TokenKind::Feature) => {
                 let skipped = FormContext { skipped: true, ..context };
-                self.feature_operators(at + 1);
+                self.check_feature_operators(at + 1);
                 let feature = self.form(at + 1, skipped);
                 let conditional = if self.form_missing { feature } else { self.form(feature, skipped) };
                 if self.form_missing {
@@ -240,7 +241,7 @@ impl<'a> FormWalk<'a> {
     }
 
     /// Checks the operators of the feature expression at `at` (CLHS 24.1.2.1).
-    fn feature_operators(&mut self, mut at: usize) {
+    fn check_feature_operators(&mut self, mut at: usize) {
         let mut depth = 0_usize;
         while let Some(kind) = self.kind(at) {
             match kind {
@@ -268,13 +269,13 @@ impl<'a> FormWalk<'a> {
             b'`' => context.backquotes + 1,
             b',' => {
                 if context.backquotes == 0 && !context.skipped {
-                    self.refuse(at, "a comma that is in no backquote");
+                    self.refuse(at, "a comma outside a backquote");
                 }
                 context.backquotes.saturating_sub(1)
             }
             b'#' => {
                 if !context.skipped {
-                    self.dispatch_macro(at, prefix);
+                    self.check_dispatch_macro(at, prefix);
                 }
                 context.backquotes
             }
@@ -288,7 +289,7 @@ impl<'a> FormWalk<'a> {
     }
 
     /// Checks the dispatching macro at `at`.
-    fn dispatch_macro(&mut self, at: usize, prefix: &str) {
+    fn check_dispatch_macro(&mut self, at: usize, prefix: &str) {
         let (line, token) = self.tokens[at];
         let named = prefix.trim_start_matches('#').trim_start_matches(|c: char| c.is_ascii_digit());
         // A delimiter is not part of the token, but follows it in the line.
@@ -296,7 +297,7 @@ impl<'a> FormWalk<'a> {
             return self.refuse(at, "# at the end of a line");
         };
         match character {
-            '<' => self.refuse(at, "#< begins what was printed as an object that cannot be read"),
+            '<' => self.refuse(at, "#< begins the printed form of an object that cannot be read"),
             ')' => self.refuse(at, "#) cannot be read"),
             _ if character.is_ascii_whitespace() => self.refuse(at, "# before a blank cannot be read"),
             _ if DISPATCH_CHARACTERS.contains(character.to_ascii_uppercase()) => {}
@@ -352,7 +353,7 @@ impl<'a> FormWalk<'a> {
                     depth -= 1;
                 }
                 TokenKind::Atom | TokenKind::String if exported.is_none() => {
-                    self.packages.push(designated(self.text(at)))
+                    self.packages.push(designated_name(self.text(at)))
                 }
                 _ => {}
             }
@@ -364,17 +365,17 @@ impl<'a> FormWalk<'a> {
     fn collect_loaded(&mut self, mut at: usize) {
         while matches!(self.kind(at), Some(TokenKind::Atom | TokenKind::String | TokenKind::Prefix | TokenKind::Open)) {
             if matches!(self.kind(at), Some(TokenKind::Atom | TokenKind::String)) {
-                self.packages.push(designated(self.text(at)));
+                self.packages.push(designated_name(self.text(at)));
             }
             at += 1;
         }
     }
 
-    fn atom(&mut self, at: usize) {
+    fn check_atom(&mut self, at: usize) {
         let text = self.text(at);
         let (line, token) = self.tokens[at];
         if text.len() > 1 && text.bytes().all(|byte| byte == b'.') {
-            return self.refuse(at, "a token of nothing but dots");
+            return self.refuse(at, "a token that consists only of dots");
         }
         if text.starts_with(['#', ':']) {
             return;
@@ -411,7 +412,7 @@ fn bare_name(token: &str) -> String {
 }
 
 /// Returns the name that a string designator denotes: `:foo`, `#:foo`, `foo` or `"FOO"`.
-fn designated(text: &str) -> String {
+fn designated_name(text: &str) -> String {
     match text.strip_prefix('"') {
         // Strings that name systems are in lower case, but the names of their packages in upper case.
         Some(name) => name.trim_end_matches('"').to_uppercase(),

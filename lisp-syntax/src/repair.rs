@@ -1,7 +1,7 @@
 //! A search for the edits that balance a text and agree best with its indentation.
 //!
 //! A state is the stack of open parentheses, and the construct within which the next line begins. Each line leads from
-//! a state to another, at a cost for each disagreement between its indentation and the stack. An edit costs
+//! one state to another, at a cost for each disagreement between its indentation and the stack. An edit costs
 //! [`EDIT_COST`], more than any single disagreement. So a repair seldom has more edits than it takes to balance the text,
 //! and the edits are placed where the lines after them align. Of equal states only the cheapest is kept. This keeps the
 //! number of states small, because a closed form leaves no trace in the stack.
@@ -9,12 +9,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::Stop;
+use super::StopCondition;
 use super::lexer::{Line, Mode, Token, TokenKind, is_blank, lex};
 
 /// Cost of an edit.
 const EDIT_COST: u32 = 24;
-/// Cost of each additional parenthesis of an edit.
+/// Cost of each parenthesis after the first that an edit inserts.
 const EXTRA_PAREN_COST: u32 = 5;
 /// Cost of a line whose first form begins at, or left of, the innermost open parenthesis.
 const OUTSIDE_COST: u32 = 10;
@@ -41,9 +41,9 @@ const MAX_POSITIONS: usize = 24;
 const MAX_REMOVED_PARENTHESES: usize = 200;
 /// Number of line variants, counted for each state that they are applied to, after which the search is abandoned.
 const MAX_STEPS: usize = 600_000;
-/// Maximum number of lines of a text that is searched.
+/// Maximum number of lines of a text for which edits are searched.
 const MAX_LINES: usize = 5_000;
-/// Longest line, in bytes, of a text that is searched.
+/// Maximum length in bytes of the lines of a text for which edits are searched.
 const MAX_LINE_LENGTH: usize = 4_000;
 
 /// A change of one line.
@@ -64,7 +64,7 @@ pub(super) struct Edit {
 struct OpenParen {
     line: u32,
     column: u32,
-    /// Column of the second element, if it is in the same line.
+    /// Column of the form's second element, if it is in the same line as the parenthesis.
     argument: Option<u32>,
     /// Column of the last element that begins a line.
     child: Option<u32>,
@@ -77,12 +77,12 @@ struct Stacks {
 }
 
 /// Index of the empty stack, whose node stands for the file.
-const BOTTOM: usize = 0;
+const EMPTY_STACK: usize = 0;
 
 impl Stacks {
     fn new() -> Self {
         let paren = OpenParen { line: 0, column: 0, argument: None, child: None };
-        Self { nodes: vec![(paren, BOTTOM)], known: HashMap::new() }
+        Self { nodes: vec![(paren, EMPTY_STACK)], known: HashMap::new() }
     }
 
     fn push(&mut self, below: usize, paren: OpenParen) -> usize {
@@ -102,7 +102,7 @@ struct State {
     history: usize,
 }
 
-/// The effect of a line on any stack.
+/// The effect of a line on any stack of open parentheses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct LineEffect {
     /// Column and kind of the first form, for a line that begins in code.
@@ -120,7 +120,7 @@ enum FirstKind {
     Other,
 }
 
-/// A possible reading of a line: unchanged, or with one edit.
+/// A variant of a line: the unchanged line, or the line with one edit.
 struct LineVariant {
     effect: LineEffect,
     cost: u32,
@@ -129,7 +129,7 @@ struct LineVariant {
 
 /// Returns the edits that balance the lines, in order. Returns `None` if the text is too long, if no edits are found within
 /// the limits, or if `stop` ended the search.
-pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
+pub(super) fn find_edits(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<Edit>> {
     let region = unbalanced_region(lines, stop);
     let found = search(&lines[region.clone()], stop);
     let mut edits = match found {
@@ -145,7 +145,7 @@ pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
 
 /// Leaves out the top-level forms at the beginning and at the end of the text that are balanced on their own, and returns
 /// the range of the lines between them.
-fn unbalanced_region(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
+fn unbalanced_region(lines: &[&str], stop: StopCondition<'_>) -> Range<usize> {
     let starts: Vec<usize> = (0..lines.len()).filter(|&number| lines[number].starts_with('(')).collect();
     let mut walk = Search::new(lines, 0, stop);
     let mut begin = 0;
@@ -165,13 +165,13 @@ fn unbalanced_region(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
     begin..end
 }
 
-fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
+fn search(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<Edit>> {
     if lines.len() > MAX_LINES || lines.iter().any(|line| line.len() > MAX_LINE_LENGTH) {
         return None;
     }
     let mut best: Option<(u32, Vec<Edit>)> = None;
     for allowed in 1..=MAX_EDITS {
-        // This number of edits alone costs at least as much as the best repair so far.
+        // Stop when `allowed` edits alone would cost at least as much as the best repair so far.
         if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT_COST * u32::from(allowed)) {
             break;
         }
@@ -201,44 +201,45 @@ struct Search<'a> {
     stacks: Stacks,
     edits_made: Vec<(Edit, usize)>,
     steps: usize,
-    stop: Stop<'a>,
+    stop: StopCondition<'a>,
 }
 
 impl<'a> Search<'a> {
-    fn new(lines: &'a [&'a str], allowed: u8, stop: Stop<'a>) -> Self {
+    fn new(lines: &'a [&'a str], allowed: u8, stop: StopCondition<'a>) -> Self {
         Self { lines, allowed, stacks: Stacks::new(), edits_made: Vec::new(), steps: 0, stop }
     }
 
-    /// If the lines from `begin` up to the next top-level form at the margin, or up to `end`, are balanced, returns the
-    /// line where they end. Their indentation does not matter, unless a list begins at the margin within another form.
+    /// Returns the end of the balanced lines that begin at line `begin`: the line with the next top-level list at the
+    /// margin, or else `end`. Returns `None` if the lines are not balanced, or if a list within another form begins at the
+    /// margin.
     fn balanced_form_end(&mut self, begin: usize, end: usize) -> Option<usize> {
-        let (mut mode, mut stack) = (Mode::Code, BOTTOM);
+        let (mut mode, mut stack) = (Mode::Code, EMPTY_STACK);
         for number in begin..end {
             let text = self.lines[number];
-            if number > begin && mode == Mode::Code && stack == BOTTOM && text.starts_with('(') {
+            if number > begin && mode == Mode::Code && stack == EMPTY_STACK && text.starts_with('(') {
                 return Some(number);
             }
             let line = lex(text, mode);
-            let (reached, cost) = self.apply(&effect(mode, &line), number, stack)?;
-            // Forms at the margin within another form make the end of that form uncertain.
+            let (reached, cost) = self.apply(&line_effect(mode, &line), number, stack)?;
+            // A list at the margin within an open form makes it uncertain where the open form ends.
             if cost >= AT_MARGIN_COST {
                 return None;
             }
             (mode, stack) = (line.end, reached);
         }
-        (mode == Mode::Code && stack == BOTTOM).then_some(end)
+        (mode == Mode::Code && stack == EMPTY_STACK).then_some(end)
     }
 
     fn run(mut self) -> Option<(u32, Vec<Edit>)> {
         let start = State { cost: 0, edits: 0, history: usize::MAX };
-        let mut states = HashMap::from([((Mode::Code, BOTTOM), start)]);
+        let mut states = HashMap::from([((Mode::Code, EMPTY_STACK), start)]);
         for number in 0..self.lines.len() {
             states = self.step(number, states);
             if self.steps > MAX_STEPS || (self.stop)() {
                 return None;
             }
         }
-        let state = states.get(&(Mode::Code, BOTTOM))?;
+        let state = states.get(&(Mode::Code, EMPTY_STACK))?;
         let mut edits = Vec::new();
         let mut history = state.history;
         while let Some((edit, before)) = self.edits_made.get(history) {
@@ -249,7 +250,7 @@ impl<'a> Search<'a> {
         (!edits.is_empty()).then_some((state.cost, edits))
     }
 
-    /// Applies the line `number` to all states, and returns the states after it.
+    /// Applies the variants of the line `number` to the states before the line, and returns the states after the line.
     fn step(&mut self, number: usize, states: HashMap<(Mode, usize), State>) -> HashMap<(Mode, usize), State> {
         let mut variants_by_start: HashMap<(Mode, bool), Vec<LineVariant>> = HashMap::new();
         let mut next: HashMap<(Mode, usize), State> = HashMap::new();
@@ -269,7 +270,7 @@ impl<'a> Search<'a> {
             let (lines, stop) = (self.lines, self.stop);
             let variants = variants_by_start
                 .entry((mode, may_edit))
-                .or_insert_with(|| variants_of(lines, number, mode, may_edit, stop));
+                .or_insert_with(|| line_variants(lines, number, mode, may_edit, stop));
             self.steps += variants.len();
             for variant in variants {
                 let Some((reached, cost)) = self.apply(&variant.effect, number, stack) else { continue };
@@ -295,27 +296,27 @@ impl<'a> Search<'a> {
         next
     }
 
-    /// Applies a line to a stack. Returns the new stack and the cost, or `None` if the line closes more parentheses than
-    /// are open.
+    /// Applies the effect of the line `number` to a stack. Returns the new stack and the cost of the line's indentation, or
+    /// `None` if the line closes more parentheses than are open.
     fn apply(&mut self, effect: &LineEffect, number: usize, mut stack: usize) -> Option<(usize, u32)> {
         let mut cost = 0;
         if let Some((column, kind)) = effect.first
             && kind != FirstKind::Anywhere
         {
             let (mut paren, below) = self.stacks.nodes[stack];
-            cost = disagreement(&paren, stack == BOTTOM, column, kind);
-            if stack != BOTTOM && paren.child != Some(column) {
+            cost = indentation_cost(&paren, stack == EMPTY_STACK, column, kind);
+            if stack != EMPTY_STACK && paren.child != Some(column) {
                 paren.child = Some(column);
                 stack = self.stacks.push(below, paren);
             }
         }
         let hanging = matches!(effect.first, Some((_, FirstKind::Anywhere)));
         for _ in 0..effect.closed {
-            if stack == BOTTOM {
+            if stack == EMPTY_STACK {
                 return None;
             }
             let (paren, below) = self.stacks.nodes[stack];
-            // A form whose elements are at its own margin usually has its closing parenthesis on a separate line.
+            // If the elements of a form are not indented, its closing parenthesis is usually on a separate line.
             if !hanging && paren.child.is_some_and(|child| child <= paren.column) {
                 cost += UNLIKELY_COST;
             }
@@ -338,8 +339,8 @@ fn mode_order(mode: Mode) -> u16 {
     }
 }
 
-/// Returns the cost of a line that begins at `column` within the form of `paren`, or outside all forms if `at_top`.
-fn disagreement(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKind) -> u32 {
+/// Returns the cost of a line that begins at `column` within the form of `paren`, or outside all forms if `at_top` is true.
+fn indentation_cost(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKind) -> u32 {
     if at_top {
         return match (column, kind) {
             (0, FirstKind::List) => 0,
@@ -367,7 +368,7 @@ fn disagreement(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKind) -
 }
 
 /// Returns the cost of improbable features of a line.
-fn unlikelihood(text: &str, mode: Mode, line: &Line) -> u32 {
+fn improbability_cost(text: &str, mode: Mode, line: &Line) -> u32 {
     let begins = match mode {
         Mode::Code => 0,
         Mode::String if text.starts_with('(') => UNLIKELY_COST,
@@ -388,12 +389,12 @@ fn unlikelihood(text: &str, mode: Mode, line: &Line) -> u32 {
     begins
         + doubled
         + if dangling_prefix { EDIT_COST } else { 0 }
-        + UNLIKELY_COST * line.crowded
+        + UNLIKELY_COST * line.crowded_quotes
         + if line.end == Mode::Bars { UNLIKELY_COST } else { 0 }
 }
 
-/// Computes the effect of a line.
-fn effect(mode: Mode, line: &Line) -> LineEffect {
+/// Computes the effect of a line on the stack of open parentheses. `mode` is the construct within which the line begins.
+fn line_effect(mode: Mode, line: &Line) -> LineEffect {
     let mut effect = LineEffect { first: None, closed: 0, opened: Vec::new(), end: line.end };
     let mut elements: Vec<u32> = Vec::new();
     // Column of the first prefix before the next form.
@@ -436,7 +437,7 @@ fn effect(mode: Mode, line: &Line) -> LineEffect {
                 TokenKind::Open => FirstKind::List,
                 TokenKind::Close | TokenKind::Feature => FirstKind::Anywhere,
                 TokenKind::Prefix
-                    if line.tokens.iter().find(|token| token.kind != TokenKind::Prefix).is_some_and(is_list) =>
+                    if line.tokens.iter().find(|token| token.kind != TokenKind::Prefix).is_some_and(opens_list) =>
                 {
                     FirstKind::List
                 }
@@ -448,17 +449,23 @@ fn effect(mode: Mode, line: &Line) -> LineEffect {
     effect
 }
 
-fn is_list(token: &Token) -> bool {
+fn opens_list(token: &Token) -> bool {
     token.kind == TokenKind::Open
 }
 
-/// Returns the readings of a line that begins within `mode`: the unchanged line and, if `may_edit`, the line with each edit
-/// that changes its effect.
-fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: Stop<'_>) -> Vec<LineVariant> {
+/// Returns the variants of a line that begins within `mode`: the unchanged line and, if `may_edit` is true, the line with
+/// each edit that changes its effect.
+fn line_variants(
+    lines: &[&str],
+    number: usize,
+    mode: Mode,
+    may_edit: bool,
+    stop: StopCondition<'_>,
+) -> Vec<LineVariant> {
     let text = lines[number];
     let line = lex(text, mode);
     let mut variants =
-        vec![LineVariant { effect: effect(mode, &line), cost: unlikelihood(text, mode, &line), edit: None }];
+        vec![LineVariant { effect: line_effect(mode, &line), cost: improbability_cost(text, mode, &line), edit: None }];
     if !may_edit {
         return variants;
     }
@@ -472,8 +479,8 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
         changed.push_str(inserted);
         changed.push_str(&text[at + removed..]);
         let line = lex(&changed, mode);
-        let cost = price + unlikelihood(&changed, mode, &line);
-        let effect = effect(mode, &line);
+        let cost = price + improbability_cost(&changed, mode, &line);
+        let effect = line_effect(mode, &line);
         let edit = || Some(Edit { line: number, at, removed, inserted: inserted.to_owned() });
         match variants.iter_mut().find(|variant| variant.effect == effect) {
             Some(variant) if variant.cost <= cost => {}
@@ -527,7 +534,7 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
         for at in [closing_of_text, trimmed.len(), closing, end, content] {
             add(at, 0, "\"", EDIT_COST);
         }
-        for at in words(text).take(MAX_POSITIONS) {
+        for at in word_boundaries(text).take(MAX_POSITIONS) {
             add(at, 0, "\"", EDIT_COST + 1);
         }
     }
@@ -551,7 +558,7 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
 }
 
 /// Returns the positions at which words of `text` begin and end.
-fn words(text: &str) -> impl Iterator<Item = usize> + '_ {
+fn word_boundaries(text: &str) -> impl Iterator<Item = usize> + '_ {
     let bytes = text.as_bytes();
     let inside = |at: Option<usize>| {
         at.and_then(|at| bytes.get(at)).is_some_and(|&byte| !is_blank(byte) && byte != b'(' && byte != b')')

@@ -13,7 +13,7 @@
   "The names of the Lisp side's systems, each after the systems on which it depends.")
 
 (defvar *contribs* (set-difference (asdf:system-depends-on (asdf:find-system "sbcl-host")) *systems* :test #'string=)
-  "The contribs in the core. contribs.lisp lists the omitted ones.")
+  "The contribs in the core. core/contribs.lisp lists the contribs that are omitted.")
 
 (mapc #'require *contribs*)
 
@@ -30,7 +30,7 @@
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
       (clean t))
   (proclaim '(optimize (debug 1) (safety 1) (speed 1)))
-  (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; compiled, then loaded
+  (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; each file is compiled, then loaded
                  (sb-ext:compiler-note #'muffle-warning)
                  (warning (lambda (warning)
                             (setf clean nil)
@@ -59,13 +59,13 @@
           (load fasl)
           (push fasl compiled)))))
   (unless clean
-    (format *error-output* "~&The Lisp side does not compile without a warning.~%")
+    (format *error-output* "~&The Lisp side compiled with warnings, see above: correct them.~%")
     (sb-ext:exit :code 1 :abort t))
-  ;; Concatenated fasls are a fasl.
+  ;; A concatenation of fasls is itself a fasl.
   (uiop:concatenate-files (reverse compiled)
                           (sb-ext:parse-native-namestring (sb-posix:getenv "SBCL_MCP_HOST_OUTPUT"))))
 
-;;; The saved image must not know where the sources were.
+;;; The saved image must not contain the systems, which hold the paths of the sources.
 (mapc #'asdf:clear-system (list* "sbcl-host" "sbcl-host/tests" *systems*))
 (mapc #'unintern '(*systems* *contribs*))
 (funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))

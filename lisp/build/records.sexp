@@ -1,7 +1,7 @@
 ;;;; The records with which Lisp answers queries and operations. Both languages use this table: PUSH-RECORD accepts only
 ;;;; the names in it, and the build generates a Rust structure from each entry (src/outcome/records.rs). An entry
 ;;;; consists of the record's kind, the name of the structure, its documentation, and the fields. A field consists of
-;;;; its name, its type, its documentation and, if the name in structured results differs, that name. `?` marks an
+;;;; its name, its type, its documentation and, optionally, the name that structured results use instead. `?` marks an
 ;;;; optional field. A number is never negative, and a flag is 1 for true.
 
 (system System "Introduces the results of one of several tested systems."

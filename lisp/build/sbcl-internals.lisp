@@ -8,12 +8,13 @@
 
 (in-package "SBCL-INTERNALS")
 
-;;; The description of a name is a list of facets. A facet describes one use of the name, such as a function or a type,
-;;; as a list of a kind and strings. Reading strings, unlike symbols, interns nothing. For the kinds in
-;;; *DETAILED-FACETS*, the last element is a detail that depends on the processor: a type or a number of values.
+;;; The description of a name is a list of facets. Each facet describes one use of the name, such as a function or a type,
+;;; and is a list of a kind and details. Most details are strings rather than symbols, because reading a string interns
+;;; nothing. For the kinds in *DETAILED-FACETS*, the last detail depends on the processor: a type or a number of values.
 
 (defparameter *detailed-facets* '(:function :open-coded :slot :special :global :constant :type)
-  "The kinds of facets whose last element is compared only on the kind of processor on which the table was written.")
+  "The kinds of facets whose last element is compared only on the kind of processor on which the table was written.
+COMPARABLE-PART treats :READ-ONLY-SLOT likewise.")
 
 (defun specifier-text (object)
   "Return the text of OBJECT, a lambda list or type specifier, without package prefixes."
@@ -36,8 +37,8 @@
       (specifier-text name)))
 
 (defun value-count (type)
-  "Return the number of values that functions of TYPE return; :ANY when the number is unknown, and :NONE when the
-functions do not return."
+  "Return the number of values that functions of TYPE return; :ANY when the number varies or is unknown, and :NONE when
+the functions do not return."
   (let ((returns (if (typep type 'sb-kernel:fun-type) (sb-kernel:fun-type-returns type) sb-kernel:*wild-type*)))
     (cond ((eq returns sb-kernel:*wild-type*) :any)
           ((eq returns sb-kernel:*empty-type*) :none)
@@ -62,12 +63,12 @@ functions do not return."
                                                     ,(specifier-text (cdr structure)))))
           ((fboundp name)
            `((:function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition name))) ,(value-count type))))
-          ;; Only the compiler knows the function.
+          ;; The function has no definition: only the compiler knows it.
           ((and (sb-int:info :function :info name) (typep type 'sb-kernel:fun-type))
            `((:open-coded ,(specifier-text (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
 
 (defun setf-facets (symbol)
-  "Return the facets of SYMBOL as a place for SETF, except a place in a structure slot."
+  "Return the facets of SYMBOL as a place for SETF. Structure slots are among FUNCTION-FACETS instead."
   (append (when (sb-int:info :setf :expander symbol) '((:setf-expander)))
           (when (and (fboundp `(setf ,symbol)) (not (consp (sb-int:info :function :source-transform symbol))))
             `((:setf-function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition `(setf ,symbol)))))))))
@@ -153,8 +154,8 @@ keyword, or a slot name of conditions."
             (when conditions `((:slot-name ,@(sort (copy-list conditions) #'string<)))))))
 
 (defun describe-symbol (symbol included)
-  "Return the facets of SYMBOL. If a structure of the Lisp side includes the structure SYMBOL, INCLUDED lists the names
-of the slots to which it gives other initial values."
+  "Return the facets of SYMBOL. INCLUDED lists the names of some slots of the structure SYMBOL: those to which a
+structure of the Lisp side that includes SYMBOL gives other initial values."
   (or (append (function-facets symbol) (setf-facets symbol) (variable-facets symbol) (type-facets symbol)
               (included-slot-facets symbol included) (word-facets symbol))
       '((:symbol))))
@@ -242,8 +243,8 @@ when this machine is of the kind on which the table was written."
       (error (failure) (list (format nil "cannot be described: ~A" failure))))))
 
 (defun moved-names (entries machine)
-  "Return a list for each name that differs from its entry in ENTRIES: the name and phrases that describe the
-differences. MACHINE is the type of machine on which the table of ENTRIES was written."
+  "Return a list that contains, for each name that differs from its entry in ENTRIES, a list of the name and the phrases
+that describe the differences. MACHINE is the type of machine on which the table of ENTRIES was written."
   (loop with same-machine = (string= machine (machine-type))
         with *condition-slots* = (condition-slots)
         for entry in entries
@@ -256,6 +257,7 @@ differences. MACHINE is the type of machine on which the table of ENTRIES was wr
   "Signal an error that lists the internal names in FILE, the table, that have changed, if there are any."
   (let ((moved (multiple-value-call #'moved-names (read-table file))))
     (when moved
-      (error "This is SBCL ~A, in which internal names that the Lisp side uses have moved:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
-              Adapt the sources to each and write the table anew: CONTRIBUTING.md, Moving the pin."
+      (error "This is SBCL ~A, in which internal names that the Lisp side uses have ~
+              changed:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
+              Adapt the sources to each change, then run make sbcl-internals (CONTRIBUTING.md, Moving the pin)."
              (lisp-implementation-version) moved))))

@@ -24,8 +24,8 @@ symbols without notice.")
   "The internal names found so far: a hash table from lists of package and name to lists of feature expressions.")
 
 (defvar *included-slots* nil
-  "A hash table from structures of SBCL's to names of slots. Structures of the Lisp side include these structures and
-give these slots other initial values.")
+  "A hash table from structures of SBCL's to names of slots. Each of these structures is included in a structure of the
+Lisp side, which gives these slots other initial values.")
 
 (defconstant +conditional+ '+conditional+
   "The first element of a list that represents a form after #+ or #-. The other elements are the feature expression and
@@ -70,24 +70,24 @@ the form.")
          (let ((file (sb-alien:cast (sb-alien:sap-alien (sb-sys:int-sap (aref information 0)) (* char)) sb-alien:c-string)))
            (equal (probe-file (sb-ext:parse-native-namestring file)) (probe-file sb-ext:*runtime-pathname*))))))
 
-(defun note-use (package name features)
+(defun note-name-use (package name features)
   "Record that the sources use NAME of PACKAGE, both strings, under the feature expression FEATURES."
   (pushnew features (gethash (list package name) *name-uses*) :test #'equal))
 
-(defun note-included (form)
+(defun note-included-slots (form)
   "If FORM is an :INCLUDE option of DEFSTRUCT for a structure of SBCL's, record the slots to which FORM gives other
 initial values."
   (when (and (eq :include (car form)) (consp (cdr form)) (symbolp (second form)) (internal-p (second form)))
     (dolist (slot (cddr form))
       (pushnew (string (if (consp slot) (first slot) slot)) (gethash (second form) *included-slots*) :test #'string=))))
 
-(defun note-foreign (form features)
+(defun note-foreign-symbol (form features)
   "If FORM names a symbol of SBCL's C runtime, record its use under the feature expression FEATURES."
   (when (and (member (car form) '(sb-alien:extern-alien sb-sys:find-foreign-symbol-address sb-sys:foreign-symbol-sap))
              (consp (cdr form))
              (stringp (second form))
              (runtime-symbol-p (second form)))
-    (note-use "C" (second form) features)))
+    (note-name-use "C" (second form) features)))
 
 (defun record-names (form features)
   "Record the internal names in FORM, which the sources contain under the feature expression FEATURES."
@@ -97,14 +97,14 @@ initial values."
             (destructuring-bind (condition form) (rest form)
               (record-names form (if (eq features t) condition `(:and ,features ,condition)))))
            (t
-            (note-included form)
-            (note-foreign form features)
+            (note-included-slots form)
+            (note-foreign-symbol form features)
             (loop for rest = form then (cdr rest)
                   while (consp rest)
                   do (record-names (car rest) features)
                   finally (when rest (record-names rest features))))))
     (symbol (when (internal-p form)
-              (note-use (package-name (symbol-package form)) (symbol-name form) features)))
+              (note-name-use (package-name (symbol-package form)) (symbol-name form) features)))
     (simple-vector (map nil (lambda (element) (record-names element features)) form))
     (sb-impl::comma (record-names (sb-int:comma-expr form) features))))
 
@@ -121,14 +121,14 @@ initial values."
                  (setf *package* (find-package (second form))))
                (record-names form t)))))
 
-(defun use-features (features)
+(defun features-disjunction (features)
   "Return the feature expression that holds when any expression of the list FEATURES holds."
   (cond ((member t features) t)
         ((rest features) `(:or ,@(sort (copy-list features) #'string< :key #'prin1-to-string)))
         (t (first features))))
 
 (defun table-entries (directory)
-  "Return the table's entries for the sources below DIRECTORY, which must be loaded."
+  "Return the table's entries for the sources below DIRECTORY. The sources must be loaded."
   (let ((*name-uses* (make-hash-table :test #'equal))
         (*included-slots* (make-hash-table))
         (*condition-slots* (condition-slots)))
@@ -137,13 +137,13 @@ initial values."
         (scan-file file)))
     (sort (loop for (package name) being the hash-keys of *name-uses* using (hash-value features)
                 for included = (sort (copy-list (gethash (find-internal package name) *included-slots*)) #'string<)
-                collect `(,package ,name ,(use-features features) ,@(describe-name package name included)))
+                collect `(,package ,name ,(features-disjunction features) ,@(describe-name package name included)))
           (lambda (one other)
             (or (string< (first one) (first other))
                 (and (string= (first one) (first other)) (string< (second one) (second other))))))))
 
 (defun write-table (directory file)
-  "Write to FILE the table of the internal names that the sources below DIRECTORY use, with their descriptions in this
+  "Write a table to FILE. It describes the internal names that the sources below DIRECTORY use, as they are in this
 SBCL."
   (with-open-file (stream file :direction :output :if-exists :supersede)
     (let ((entries (table-entries directory)))

@@ -1,6 +1,6 @@
 ;;;; Changes on disk. ASDF compares only dates, in whole seconds. ASDF therefore misses an edit within the second in
-;;;; which the fasl was made, and a file that was restored with an older date. This file compares dates to the
-;;;; nanosecond, and compares files with their state when this image compiled or loaded them.
+;;;; which the fasl was made, and a file that was restored with an older date. The code below compares dates
+;;;; to the nanosecond, and compares files with their state when this image compiled or loaded them.
 
 (in-package "SBCL-HOST")
 
@@ -8,10 +8,10 @@
 
 (defstruct (file-state (:copier nil) (:predicate nil))
   "A file's dates, size and inode at a certain time."
-  ;; WRITTEN is mtime, the date of the last change of the content. CHANGED is ctime, the date of the last change of the
-  ;; content or of the inode, which no program can set. Both are in nanoseconds of universal time.
-  (written 0 :type integer :read-only t)
-  (changed 0 :type integer :read-only t)
+  ;; MTIME is the date of the last change of the content. CTIME is the date of the last change of the content or the
+  ;; inode; unlike MTIME, programs cannot set it. The dates are in nanoseconds of universal time.
+  (mtime 0 :type integer :read-only t)
+  (ctime 0 :type integer :read-only t)
   (size 0 :type integer :read-only t)
   (inode 0 :type integer :read-only t))
 
@@ -30,7 +30,7 @@ when the file does not exist or statx(2) is not available."
                                   -100 namestring 0 #x3C0 (vector-sap words))))
       (flet ((date (word)
                (universal-nanoseconds (aref words word) (ldb (byte 32 0) (aref words (1+ word))))))
-        (make-file-state :inode (aref words 4) :size (aref words 5) :changed (date 12) :written (date 14))))))
+        (make-file-state :inode (aref words 4) :size (aref words 5) :ctime (date 12) :mtime (date 14))))))
 
 (defun file-state (namestring)
   "Return the FILE-STATE of the file whose native namestring is NAMESTRING, or NIL when there is no such file."
@@ -41,33 +41,33 @@ when the file does not exist or statx(2) is not available."
         (and found
              (make-file-state :inode inode
                               :size size
-                              :written (universal-nanoseconds written)
-                              :changed (universal-nanoseconds changed))))))
+                              :mtime (universal-nanoseconds written)
+                              :ctime (universal-nanoseconds changed))))))
 
 (defun content-date (state)
-  "Return mtime from STATE, a FILE-STATE, or ctime if ctime is earlier: the content was not written later than that. An
-mtime after ctime was set by a program or by another machine's clock."
-  (min (file-state-written state) (file-state-changed state)))
+  "Return a date after which the content of the file in the FILE-STATE STATE was not written: the mtime or, if earlier,
+the ctime. An mtime later than the ctime was set by a program or by another machine's clock."
+  (min (file-state-mtime state) (file-state-ctime state)))
 
 (defun file-changed-p (before namestring)
-  "Return true when the file whose native namestring is NAMESTRING no longer has the state BEFORE. Comparing mtime is
-not enough, because programs that copy files set it; the inode and ctime then differ. A file also counts as changed
-after a change of its mode, or after the image was moved to another machine; the file is then loaded once more than
-necessary."
+  "Return true when the file whose native namestring is NAMESTRING no longer has the state BEFORE. Comparing the mtime
+is not enough, because programs that copy files may preserve it; the inode and ctime then differ. A file also counts as
+changed after a change of its mode, or after the image was moved to another machine; the file is then loaded once more
+than necessary."
   (let ((now (file-state namestring)))
     (not (and now
-              (= (file-state-written before) (file-state-written now))
-              (= (file-state-changed before) (file-state-changed now))
+              (= (file-state-mtime before) (file-state-mtime now))
+              (= (file-state-ctime before) (file-state-ctime now))
               (= (file-state-inode before) (file-state-inode now))
               (= (file-state-size before) (file-state-size now))))))
 
 (defconstant +clock-tick+ 11000000
-  "The nanoseconds after a write from which another write is certain to give the file a later date. Kernels take file
-dates from a clock whose ticks last 10 ms or less.")
+  "The number of nanoseconds after a write to a file before another write is certain to give the file a later date.
+Kernels take file dates from a clock whose ticks last 10 ms or less.")
 
 (defun await-clock-tick (state)
-  "If the file in STATE was written within the last clock tick, wait until another write would give it a later date, but
-no longer than some 20 ms."
+  "If the file whose FILE-STATE is STATE was written within the last clock tick, wait until another write would give the
+file a later date, but no longer than some 20 ms."
   (flet ((age ()
            (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-realtime)
              (- (universal-nanoseconds seconds nanoseconds) (content-date state)))))
@@ -77,33 +77,34 @@ no longer than some 20 ms."
 
 ;;; Source files as this image loaded them
 
-(defglobal **loaded-states** (make-hash-table :test 'equal :synchronized t)
+(defglobal **loaded-file-states** (make-hash-table :test 'equal :synchronized t)
   "The FILE-STATE of each source file that was compiled or loaded, by native namestring: the state when the file was
 last compiled or loaded or, for a file loaded as a fasl, the state from which the fasl was made.")
 
-(defun note-loaded-state (namestring state)
+(defun note-loaded-file-state (namestring state)
   "Record STATE, a FILE-STATE or NIL, as the state in which this image loads the source file whose native namestring is
 NAMESTRING."
   (when state
-    (setf (gethash namestring **loaded-states**) state)))
+    (setf (gethash namestring **loaded-file-states**) state)))
 
 (defun note-source-state (source)
   "Record the state of the file SOURCE, which COMPILE-FILE is about to compile."
   (guarded (let ((namestring (sb-ext:native-namestring
                               (truename (merge-pathnames source (make-pathname :type "lisp"
                                                                                :defaults *default-pathname-defaults*))))))
-             (note-loaded-state namestring (file-state namestring)))
+             (note-loaded-file-state namestring (file-state namestring)))
       (failure)
     nil))
 
 (defun source-changed-p (namestring created date)
   "Return true when the source file whose native namestring is NAMESTRING has changed since it was compiled. CREATED is
 the write date of the version that was compiled, and DATE is the write date of the file now; both are universal times.
-If they are equal, the file may have been edited again within that second: this image's own record decides."
+If the dates are equal, the file may have been edited again within that second, and the state that this image recorded
+when it compiled or loaded the file decides."
   (or (not (eql created date))
-      (let ((loaded (gethash namestring **loaded-states**)))
+      (let ((loaded (gethash namestring **loaded-file-states**)))
         (and loaded
-             (eql created (floor (file-state-written loaded) 1000000000))
+             (eql created (floor (file-state-mtime loaded) 1000000000))
              (file-changed-p loaded namestring)))))
 
 ;;; ASDF's actions: an action is an operation on a component
@@ -112,11 +113,11 @@ If they are equal, the file may have been edited again within that second: this 
   "The states of each component's files when this image last performed operations on the component. Keys are components.
 Values are alists from the class name of an operation to an alist from native namestrings to FILE-STATEs.")
 
-(defvar *performing* nil
+(defvar *current-action* nil
   "The action that ASDF is performing, or NIL: a list of the operation, the component, and an alist from the native
 namestrings of the files to their FILE-STATEs before the action.")
 
-(defun native-names (pathnames)
+(defun native-namestrings (pathnames)
   "Return the native namestrings of PATHNAMES."
   (loop for pathname in pathnames
         when pathname
@@ -126,10 +127,10 @@ namestrings of the files to their FILE-STATEs before the action.")
   "Return the native namestrings of the files that OPERATION on COMPONENT reads, beginning with the file that OPERATION
 compiles, if any. For a load operation, include the source from which the fasl was made."
   (remove-duplicates
-   (native-names (append (asdf:input-files operation component)
-                         (and (typep operation 'asdf/lisp-action:basic-load-op)
-                              (typep component 'asdf:file-component)
-                              (list (asdf:component-pathname component)))))
+   (native-namestrings (append (asdf:input-files operation component)
+                               (and (typep operation 'asdf/lisp-action:basic-load-op)
+                                    (typep component 'asdf:file-component)
+                                    (list (asdf:component-pathname component)))))
    :test #'string= :from-end t))
 
 (defun action-states (operation component)
@@ -160,7 +161,7 @@ native namestrings; the result is false if a file does not exist."
            (notany #'null read)
            (loop for made in made
                  always (loop for read in read
-                              always (> (content-date made) (file-state-changed read))))))))
+                              always (> (content-date made) (file-state-ctime read))))))))
 
 (defun changed-files (operation component files)
   "Return the members of FILES, native namestrings, that have changed since OPERATION on COMPONENT was performed or, if
@@ -175,7 +176,7 @@ OPERATION is NIL, since any operation on COMPONENT was performed."
   "Return true when OPERATION on COMPONENT must be performed because its files have changed in a way that ASDF does not
 detect."
   (let ((files (action-files operation component))
-        (outputs (native-names (asdf:output-files operation component))))
+        (outputs (native-namestrings (asdf:output-files operation component))))
     (cond ((null files) nil)
           ((null outputs) (changed-files operation component files))
           (t (or (and (compiles-source-p operation component)
@@ -184,18 +185,18 @@ detect."
                       ;; Another image may have performed the action since this image did.
                       (not (outputs-newer-p outputs files))))))))
 
-(defun note-performed (operation component)
+(defun note-performed-action (operation component)
   "Record that OPERATION on COMPONENT was performed, with the states of its files: those before the action if they are
-in *PERFORMING*, else the current states."
-  (let ((states (if (and (eq operation (first *performing*)) (eq component (second *performing*)))
-                    (third *performing*)
+in *CURRENT-ACTION*, else the current states."
+  (let ((states (if (and (eq operation (first *current-action*)) (eq component (second *current-action*)))
+                    (third *current-action*)
                     (action-states operation component))))
     (sb-ext:with-locked-hash-table (**action-states**)
       (setf (gethash component **action-states**)
             (acons (type-of operation) states
                    (remove (type-of operation) (gethash component **action-states**) :key #'car))))))
 
-(defun note-loaded-source (states)
+(defun note-fasl-source-state (states)
   "Record the state of the source of a fasl that is about to be loaded, unless the source was edited after the fasl was
 made. STATES is an alist from native namestrings to FILE-STATEs, whose first entry is the fasl and whose last is the
 source."
@@ -203,11 +204,11 @@ source."
     (declare (ignore fasl))
     (destructuring-bind (source . state) (first (last others))
       (when (> (content-date made) (content-date state))
-        (note-loaded-state source state)))))
+        (note-loaded-file-state source state)))))
 
-(defun perform-noting-files (perform operation component)
+(defun perform-recording-file-states (perform operation component)
   "Call PERFORM, ASDF's function, to perform OPERATION on COMPONENT. Record the states of the files as they were before
-the call, because the files may be edited during it."
+the call, because the files may be edited during the call."
   (declare (type function perform))
   (let* ((states (guarded (action-states operation component) (failure) '()))
          (source (and states (compiles-source-p operation component) (cdr (first states)))))
@@ -215,18 +216,18 @@ the call, because the files may be edited during it."
       (await-clock-tick source)
       (setf states (guarded (action-states operation component) (failure) '())))
     (when (and (typep operation 'asdf:load-op) (typep component 'asdf:cl-source-file) (rest states))
-      (note-loaded-source states))
-    (let ((*performing* (list operation component states)))
+      (note-fasl-source-state states))
+    (let ((*current-action* (list operation component states)))
       (funcall perform operation component))))
 
 (defun compute-exact-stamp (compute plan operation component just-done)
   "Return the values of COMPUTE, ASDF's COMPUTE-ACTION-STAMP: the time stamp of OPERATION on COMPONENT in PLAN, and
 whether this image performed it. Return NIL and NIL when the action is stale. If JUST-DONE is true, the action has just
-been performed: record that."
+been performed: record the action and the states of its files."
   (declare (type function compute))
   (multiple-value-bind (stamp done) (funcall compute plan operation component :just-done just-done)
     (cond (just-done
-           (guarded (note-performed operation component) (failure) nil)
+           (guarded (note-performed-action operation component) (failure) nil)
            (values stamp done))
           ((and stamp (guarded (stale-action-p operation component) (failure) nil))
            (values nil nil))
@@ -235,5 +236,5 @@ been performed: record that."
 (defun exact-file-stamp (namestring)
   "Return the time stamp of the file NAMESTRING for ASDF: the CONTENT-DATE, in nanoseconds. Return NIL when there is no
 such file."
-  (let ((state (guarded (file-state (first (native-names (list (parse-namestring namestring))))) (failure) nil)))
+  (let ((state (guarded (file-state (first (native-namestrings (list (parse-namestring namestring))))) (failure) nil)))
     (and state (content-date state))))

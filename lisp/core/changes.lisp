@@ -7,11 +7,11 @@
 (defvar *loading-system* nil
   "The name of the system that ASDF is compiling or loading, or NIL.")
 
-(defconstant +max-changes+ 50
+(defconstant +max-reported-changes+ 50
   "The maximum number of names in the report of a form. The report of a form that defines or removes more names contains
 no names.")
 
-(defconstant +max-change-line+ 1000
+(defconstant +max-change-line-length+ 1000
   "The maximum length, in characters, of a line that reports a change. Symbol names may be longer.")
 
 (defun change-line (sign kind name)
@@ -20,17 +20,17 @@ as :FUNCTION."
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
            (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
-      (substitute #\Space #\Newline (subseq line 0 (min (length line) +max-change-line+))))))
+      (substitute #\Space #\Newline (subseq line 0 (min (length line) +max-change-line-length+))))))
 
 (defun recording-changes-p ()
   "Return true when the changes of a form are recorded. Definitions that are made while a system is loaded are not
 recorded: the form that loads the system stands for all of them."
   (and *evaluation*
        (not *loading-system*)
-       (<= (length (evaluation-changes *evaluation*)) +max-changes+)))
+       (<= (length (evaluation-changes *evaluation*)) +max-reported-changes+)))
 
 (defun note-change (line)
-  "Record LINE with the form that is being evaluated."
+  "Record LINE, a value of CHANGE-LINE, as a change that the form that is being evaluated makes."
   ;; Several threads of an evaluation may define something at the same time.
   (sb-ext:atomic-update (evaluation-changes *evaluation*)
                         (lambda (changes)
@@ -44,15 +44,15 @@ recorded: the form that loads the system stands for all of them."
 
 ;;; Roles of forms
 
-(defconstant +max-visited+ 10000
-  "The maximum number of conses and atoms that are visited in a form, which may be circular.")
+(defconstant +max-visited-objects+ 10000
+  "The maximum number of conses and atoms that are visited in a form. Visiting a circular form would never end otherwise.")
 
 (defun map-symbols (function form)
   "Call FUNCTION with each symbol in FORM, including those within lists and backquotes. Return true if all of FORM was
-visited, within the limit of +MAX-VISITED+."
+visited, within the limit of +MAX-VISITED-OBJECTS+."
   (declare (type function function))
   (let ((pending (list form)))
-    (loop repeat +max-visited+
+    (loop repeat +max-visited-objects+
           while pending
           do (let ((object (pop pending)))
                (cond ((symbolp object) (funcall function object))
@@ -62,7 +62,7 @@ visited, within the limit of +MAX-VISITED+."
                      ((sb-int:comma-p object) (push (sb-int:comma-expr object) pending)))))
     (null pending)))
 
-(defun runs-when-called-p (form text)
+(defun runs-only-when-called-p (form text)
   "Return true when no code in FORM, a function's definition that was read from TEXT, runs before the function is called.
 The code of macros that are defined elsewhere does not count."
   (let ((early nil))
@@ -81,7 +81,7 @@ the form's code runs before the function is called; or \"other\"."
                 (defun "defun")
                 ((defgeneric defmethod) "defmethod"))))
     (cond ((null role) "other")
-          ((or (string= role "in-package") (runs-when-called-p form text)) role)
+          ((or (string= role "in-package") (runs-only-when-called-p form text)) role)
           (t "other"))))
 
 ;;; Modules
@@ -119,10 +119,10 @@ defined names, lines with a - removed names, and lines with a ? modules."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
             role
-            (and (<= (length changes) +max-changes+) (reverse changes))
+            (and (<= (length changes) +max-reported-changes+) (reverse changes))
             (form-modules form))))
 
-(defun perform-for-system (perform operation component)
+(defun perform-recording-definitions (perform operation component)
   "Call PERFORM, ASDF's PERFORM-WITH-RESTARTS, to perform OPERATION on COMPONENT, and record the definitions that a load
 makes."
   (declare (type function perform))
@@ -130,5 +130,5 @@ makes."
         (file (component-file component)))
     (flet ((perform () (funcall perform operation component)))
       (if (and file (typep operation 'asdf:load-op))
-          (call-noting-definitions file #'perform)
+          (call-recording-definitions file #'perform)
           (perform)))))

@@ -2,24 +2,25 @@
 
 (in-package "SBCL-HOST")
 
-(defvar *saving* nil
-  "True in the process that saves the image, which has one thread and serves no host.")
+(defvar *saving-image* nil
+  "True in the process that saves the image. That process has a single thread and serves no host.")
 
 (defglobal **saved-repl-state** '()
   "The values that saving removes from the image and booting restores: the values of * ** *** + ++ +++ / // /// - and
 *SAVE-HOOKS*.")
 
-(defglobal **missing-objects** '()
+(defglobal **missing-shared-objects** '()
   "The names of the shared objects that could not be reopened when this image was booted.")
 
 (defglobal **start-directories** '()
-  "The working directory (a native namestring or NIL) and *DEFAULT-PATHNAME-DEFAULTS* when this image started.")
+  "A list of the working directory (a native namestring or NIL) and *DEFAULT-PATHNAME-DEFAULTS* at the time when this
+image started.")
 
-(defglobal **settings** '()
+(defglobal **saved-settings** '()
   "The process settings that the session had changed when this image was saved: a property list of :DIRECTORY, :DEFAULTS
 and :NURSERY.")
 
-(defglobal **checkpoint** nil
+(defglobal **checkpoint-name** nil
   "The name of the checkpoint that was saved last, or that this image was booted from; or NIL.")
 
 (defglobal **save-functions** '()
@@ -33,7 +34,7 @@ function's address, and the function's name in C.")
 
 (defmacro define-c-function (name (c-name result &rest parameters) documentation)
   "Define NAME as a function that calls C-NAME of ffi/shim.c. RESULT is the alien type of the result, and each of
-PARAMETERS is a list of a name and an alien type. NAME may be called once FIND-C-FUNCTIONS has run."
+PARAMETERS is a list of a name and an alien type. NAME may be called only after FIND-C-FUNCTIONS has run."
   (let ((address (intern (format nil "**~A-ADDRESS**" name))))
     `(progn
        (declaim (type (unsigned-byte 64) ,address))
@@ -46,8 +47,8 @@ PARAMETERS is a list of a name and an alien type. NAME may be called once FIND-C
                         ,@(mapcar #'first parameters))))))
 
 (defun find-c-functions ()
-  "Look up the addresses of the functions that DEFINE-C-FUNCTION has defined. This must happen before a fork, because in
-the child a thread that does not exist there may hold the lock of the dynamic loader."
+  "Look up the addresses of the functions that DEFINE-C-FUNCTION has defined. This must happen before a fork, because
+the lock of the dynamic loader may be held in the child by a thread that does not exist there."
   (loop for (address name) in **c-functions**
         do (setf (symbol-value address)
                  (or (sb-sys:find-foreign-symbol-address name)
@@ -76,7 +77,7 @@ too.")
   "End the current pause.")
 
 (define-c-function join-pause ("sbcl_host_pause" (signed 32) (pause (unsigned 32)))
-  "Wait for the end of the pause number PAUSE and return 1. Return 0 at once if this thread was interrupted in C code or in
+  "Wait for the end of pause number PAUSE and return 1. Return 0 at once if this thread was interrupted in C code or in
 WITHOUT-GCING.")
 
 (define-c-function take-c-locks ("sbcl_host_take_c_locks" void)
@@ -94,10 +95,10 @@ SBCL_HOST_IN_THE_WAY of ffi/shim.c.")
 
 (defun fork-image (mutexes &optional wait-for-c)
   "Stop all other threads and fork. The fork is blocked if one of MUTEXES is held or if a thread must not be cut off at
-its current position, which with WAIT-FOR-C includes C code that was called with interrupts enabled. Return the child's
-process number; 0 in the child, which has this thread only; or a negated error number. When the fork is blocked,
-return NIL, the mutex or a thread that blocks it and, for a thread, a list of the threads that can be interrupted.
-Interrupts must be off."
+its current position. With WAIT-FOR-C, threads in C code that was called with interrupts enabled must not be cut off
+either. Return the child's process number; 0 in the child, which has only this thread; or a negated error number. When
+the fork is blocked, return NIL, the mutex or a thread that blocks it and, for a thread, a list of the threads that can
+be interrupted. Interrupts must be off."
   (let ((words (make-array 1024 :element-type '(unsigned-byte 64) :initial-element 0))
         (process nil)
         (obstacle nil)
@@ -146,7 +147,8 @@ that stays in C code; then cut the thread off there."
                    (sb-thread:interrupt-thread-error ()))))))
       (unwind-protect
            (loop for attempt from 1
-                 ;; Stopping the world takes long when there are many threads, so ask several times before each attempt.
+                 ;; Stopping the world takes long when there are many threads, so request the pauses several times before
+                 ;; each attempt.
                  do (loop repeat 8
                           do (mapc #'request-pause threads)
                              (sb-unix:nanosleep 0 300000))
@@ -156,11 +158,11 @@ that stays in C code; then cut the thread off there."
                       (setf threads others)))
         (end-pause)))))
 
-(defun sleeping-p (process)
+(defun process-sleeping-p (process)
   "Return true when the kernel reports the child PROCESS as sleeping; false also when the state cannot be read."
   (handler-case
       (with-open-file (file (sb-ext:parse-native-namestring (format nil "/proc/~D/stat" process)))
-        ;; The name of the program precedes the state, in parentheses, and may contain any character.
+        ;; The program's name, in parentheses, precedes the state and may itself contain parentheses.
         (let ((line (read-line file)))
           (eql #\S (char line (+ 2 (position #\) line :from-end t))))))
     (error ())))
@@ -172,38 +174,38 @@ for five seconds."
   (loop repeat 250
         for slept = nil then sleeps
         for ready = (sb-unix:unix-simple-poll descriptor :input 20)
-        for sleeps = (and (not ready) (sleeping-p process))
+        for sleeps = (and (not ready) (process-sleeping-p process))
         when ready
           return (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
                    (with-pinned-objects (octet)
                      (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))
         until (and slept sleeps)))
 
-(defun end-child (process)
+(defun kill-child (process)
   "Kill the child PROCESS and wait for it."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
 (defun fork-when-unblocked (mutexes seconds wait)
-  "Call FORK-ONCE until it succeeds or fails with an error, but for SECONDS at most. Call WAIT between attempts. Return
-the child's process number, 0 in the child, a negated error number, or NIL if each attempt was blocked; the
-milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a
+  "Call TRY-FORK until it succeeds or fails with an error, but not after SECONDS have passed. Call WAIT between
+attempts. Return the child's process number, 0 in the child, a negated error number, or NIL if each attempt was blocked;
+the milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a
 mutex, a thread, or :C-LOCK if a missing thread holds a lock of the C library in the child. Interrupts must be off."
   (declare (type function wait))
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
         for wait-for-c = nil then (or wait-for-c (eq obstacle :c-lock))
-        for (process stopped obstacle) = (multiple-value-list (fork-once mutexes wait-for-c))
+        for (process stopped obstacle) = (multiple-value-list (try-fork mutexes wait-for-c))
         when (or process (> (monotonic-milliseconds) end))
           return (values process stopped obstacle)
         do (funcall wait)))
 
-(defun fork-once (mutexes wait-for-c)
+(defun try-fork (mutexes wait-for-c)
   "Make an attempt to fork for FORK-WHEN-UNBLOCKED, and return the values that FORK-WHEN-UNBLOCKED documents. MUTEXES
 and WAIT-FOR-C are as for FORK-IMAGE."
   (multiple-value-bind (in out) (sb-unix:unix-pipe)
     (unless in
-      (return-from fork-once (values (- out) 0)))
+      (return-from try-fork (values (- out) 0)))
     (let ((begin (monotonic-milliseconds)))
       (multiple-value-bind (process obstacle threads) (fork-image mutexes wait-for-c)
         (when threads
@@ -213,17 +215,17 @@ and WAIT-FOR-C are as for FORK-IMAGE."
           (let ((octet (make-array 1 :element-type '(unsigned-byte 8) :initial-element 0)))
             (with-pinned-objects (octet)
               (sb-unix:unix-write out octet 0 1)))
-          (return-from fork-once (values 0 0)))
+          (return-from try-fork (values 0 0)))
         (let ((stopped (- (monotonic-milliseconds) begin)))
           (sb-unix:unix-close out)
           (when (and process (plusp process) (not (child-ready-p in process)))
-            (end-child process)
+            (kill-child process)
             (setf process nil
                   obstacle :c-lock))
           (sb-unix:unix-close in)
           (values process stopped obstacle))))))
 
-(defun check-forked (process obstacle seconds)
+(defun check-fork-result (process obstacle seconds)
   "If the fork failed, signal an error that says why. PROCESS and OBSTACLE are the first and third value that
 FORK-WHEN-UNBLOCKED returned after SECONDS."
   (flet ((title (thread)
@@ -232,8 +234,8 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
            (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
           (process)
           ((typep obstacle 'sb-thread:mutex)
-           (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
-                   pause; the last was ~A."
+           (error "The process cannot be copied: for ~D seconds, other threads have compiled, interned symbols or defined ~
+                   classes without a pause; the last was ~A."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
            (error "The process cannot be copied: for ~D seconds, threads that are in C code have held locks of malloc, ~
@@ -244,7 +246,7 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
                    (WITHOUT-INTERRUPTS)."
                   seconds (title obstacle))))))
 
-(defun forget-threads ()
+(defun mark-missing-threads-dead ()
   "Mark the threads that do not exist in this process as dead, and free all mutexes, because a missing thread would
 never release a mutex that it holds."
   (dolist (thread (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
@@ -299,18 +301,18 @@ thread, no other process might be left to end it."
   (list (guarded (sb-posix:getcwd) (failure) nil) *default-pathname-defaults*))
 
 (defun changed-settings ()
-  "Return the settings that the session has changed, in the form of **SETTINGS**. A directory that the session did not
-change is not saved: the next image keeps the directory of its own process, because a persistent session may continue
-elsewhere."
+  "Return the settings that the session has changed, in the form of **SAVED-SETTINGS**. A directory that the session did
+not change is not saved, because the next image may run in another directory and must keep the directory of its own
+process."
   (loop for (key now before) in (append (mapcar #'list '(:directory :defaults) (current-directories) **start-directories**)
                                         (list (list :nursery (nursery-set-by-user) nil)))
         unless (equal now before)
           collect key and collect now))
 
 (defun restore-settings ()
-  "Restore the settings that the session had changed when this image was saved. Notify the user of a directory that no
-longer exists."
-  (destructuring-bind (&key directory defaults nursery) (shiftf **settings** '())
+  "Restore the settings that the session had changed when this image was saved. Notify the user of a working directory
+that cannot be restored."
+  (destructuring-bind (&key directory defaults nursery) (shiftf **saved-settings** '())
     (when directory
       (handler-case (sb-posix:chdir directory)
         (sb-posix:syscall-error (failure)
@@ -327,28 +329,29 @@ longer exists."
 (defun save-image (path)
   "Save this image to the file PATH, a native namestring, and end the process, with status 0. If that fails, report the
 reason on the process's standard error and end with status 9. Only a forked child may call this."
-  (setf *saving* t
-        **event** 0
-        **next-job** 0)
+  (setf *saving-image* t
+        **event-address** 0
+        **next-job-address** 0)
   (mapc #'funcall **save-functions**)
   (close-descriptors 3)
   (set-save-alarm)
   ;; The core contains everything in memory, so only its owner may read it.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (skip-exit-handlers)
-  (let ((failure "something left it"))
+  (let ((failure "a non-local exit stopped the saving"))
     (unwind-protect
          (handler-case
              (progn
-               (forget-threads)
+               (mark-missing-threads-dead)
                (mapc #'sb-ext:unschedule-timer (sb-ext:list-all-timers))
                ;; A failing user hook must not prevent saving.
                (dolist (hook sb-ext:*save-hooks*)
                  (guarded (funcall hook) (failure) nil))
                (setf **saved-repl-state** (list * ** *** + ++ +++ / // /// - sb-ext:*save-hooks*)
                      sb-ext:*save-hooks* '()
-                     ;; A program's image belongs to no session, so the program sets its directories.
-                     **settings** (and **checkpoint** (changed-settings)))
+                     ;; An image without a checkpoint name is saved for a program rather than a session, and the program sets
+                     ;; its own directories.
+                     **saved-settings** (and **checkpoint-name** (changed-settings)))
                (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
                                          :callable-exports *exported-functions*))
            (serious-condition (condition)
@@ -360,14 +363,14 @@ reason on the process's standard error and end with status 9. Only a forked chil
 
 (defun exec-finisher (arguments lock errors)
   "Replace this process by the program in ARGUMENTS, the address of a C array of strings. The descriptor LOCK becomes
-number 3, and ERRORS becomes standard output and standard error. Return in a child of this process, which is killed when
-its parent ends."
+number 3, and ERRORS becomes standard output and standard error. Return only in a new child of this process. The kernel
+kills the child when this process ends."
   (flet ((put (descriptor number)
            (alien-funcall (extern-alien "dup2" (function int int int)) descriptor number)))
     (put errors 1)
     (put errors 2)
     (alien-funcall (extern-alien "setsid" (function int)))
-    ;; When the fork fails, the finisher finds no child and reports the failure.
+    ;; If the fork fails, the program that replaces this process finds no child and reports the failure.
     (unless (eql 0 (fork-process))
       (put lock 3)
       (close-descriptors 4)
@@ -378,28 +381,29 @@ its parent ends."
     ;; 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
     (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
 
-(defconstant +session-pause-seconds+ 10
+(defconstant +session-fork-wait-seconds+ 10
   "The maximum number of seconds to wait until nothing blocks a fork of the session's image. The session evaluates
 nothing meanwhile.")
 
-(defconstant +last-pause-seconds+ 5
+(defconstant +shutdown-fork-wait-seconds+ 5
   "The maximum number of seconds to wait until nothing blocks a fork of the session's image when the server shuts down.
-The server waits no longer than LAST_SAVE of src/recovery/checkpoint/save.rs.")
+It must be less than FINAL_SAVE_WAIT of src/recovery/checkpoint/save.rs, after which the server stops waiting for the
+fork.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the
-file is complete. From then on, the image is the checkpoint NAME. Push a record `saving` with the child's `process`, the
-microseconds for which this process was `stopped`, and the number of `timers` that the core will lack; and, for each thread
-that the core will lack, a record `thread` with its `name`. The evaluating thread runs this query while it evaluates
-nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER (EXEC-FINISHER explains
-FINISHER, LOCK and ERRORS), and a child of that program saves the image."
+file is complete. If the fork succeeds, the image counts as the checkpoint NAME. Push a record `saving` with the child's
+`process`, the microseconds for which this process was `stopped`, and the number of `timers` that the core will lack;
+and, for each thread that the core will lack, a record `thread` with its `name`. The evaluating thread runs this query
+while it evaluates nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER
+(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image."
   (let* ((threads (user-threads))
-         (before **checkpoint**)
+         (before **checkpoint-name**)
          (process nil)
          (stopped 0)
          (obstacle nil)
-         (seconds (if finisher +last-pause-seconds+ +session-pause-seconds+)))
-    (setf **checkpoint** name)
+         (seconds (if finisher +shutdown-fork-wait-seconds+ +session-fork-wait-seconds+)))
+    (setf **checkpoint-name** name)
     (unwind-protect
          ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
          (without-interrupts
@@ -415,8 +419,8 @@ FINISHER, LOCK and ERRORS), and a child of that program saves the image."
                     (save-image path)))
              (sb-impl::finalizer-thread-start)))
       (unless (typep process '(integer 1))
-        (setf **checkpoint** before)))
-    (check-forked process obstacle seconds)
+        (setf **checkpoint-name** before)))
+    (check-fork-result process obstacle seconds)
     (push-record "saving" :process process
                           :stopped (values (round (* 1000 stopped)))
                           :timers (let ((timers (length (sb-ext:list-all-timers))))
@@ -424,12 +428,12 @@ FINISHER, LOCK and ERRORS), and a child of that program saves the image."
     (dolist (thread threads)
       (push-record "thread" :name (thread-title thread)))))
 
-;;; For a program that embeds the image
+;;; Saving the image for a program that embeds it
 
 (defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
   "The lock that is held while the process is forked for saving, so that only one fork runs at a time.")
 
-(defconstant +pause-seconds+ 30
+(defconstant +program-fork-wait-seconds+ 30
   "The maximum number of seconds to wait until nothing blocks a fork of the program's image.")
 
 (defun reset-signals ()
@@ -452,14 +456,14 @@ SIGURG."
   (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
   (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
     (alien-funcall (extern-alien "_exit" (function void int)) 9))
-  (setf **checkpoint** nil)
+  (setf **checkpoint-name** nil)
   (save-image path))
 
 (defun save-and-report (path report)
-  "In the child, make a child of its own save the image to PATH, and end. Write to the descriptor REPORT the output of
-the saving process, followed by that process's wait status (waitpid(2)) in four octets. The program cannot rely on
-waitpid(2) itself, because it may wait for all its children elsewhere. Killing this process, which SIGALRM does after
-**SAVING-SECONDS**, kills the saving process too."
+  "Called in a forked child: fork another process that saves the image to PATH, wait for this saving process, and end.
+The descriptor REPORT receives the output of the saving process, followed by its wait status (waitpid(2)) in four
+octets. The program cannot rely on waitpid(2) itself, because it may wait for all its children elsewhere. Killing the
+child, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too."
   (unwind-protect
        (let ((status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
          (reset-signals)
@@ -475,15 +479,16 @@ waitpid(2) itself, because it may wait for all its children elsewhere. Killing t
              (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
                             saver (vector-sap status) 0)
              (sb-unix:unix-write 2 status 0 4))))
-    ;; Nothing depends on this status. If the saving process gets here, out of SAVE-FOR-PARENT, it has saved nothing.
+    ;; Nothing depends on this status. If the saving process gets here, by a non-local exit out of SAVE-FOR-PARENT, it has
+    ;; saved nothing.
     (alien-funcall (extern-alien "_exit" (function void int)) 9)))
 
 (defun save-for-program (path report)
   "Make a child process save the image to the file PATH, a native namestring, and report to the descriptor REPORT as
 SAVE-AND-REPORT does. Return the child's process number. If the caller is interrupted before the return, kill the child.
-Any thread of the program may call this while other threads run; in the child, their work is cut off. At the fork, no
-thread may be compiling, interning a symbol, or defining a class: signal an error if that is not so within
-+PAUSE-SECONDS+."
+Any thread of the program may call this while other threads run; in the child, their work is cut off. Signal an error if
+the fork fails, or if it is still blocked after +PROGRAM-FORK-WAIT-SECONDS+, for example because other threads compile,
+intern symbols or define classes."
   (let ((process nil)
         (obstacle nil)
         (returned nil))
@@ -496,7 +501,7 @@ thread may be compiling, interning a symbol, or defining a class: signal an erro
                     (progn
                       ;; Taking these mutexes would not help: a thread that compiles again at once would get them first.
                       (multiple-value-bind (child stopped reason)
-                          (fork-when-unblocked (definition-mutexes) +pause-seconds+
+                          (fork-when-unblocked (definition-mutexes) +program-fork-wait-seconds+
                                                (lambda () (sb-sys:with-local-interrupts (sleep 0.001))))
                         (declare (ignore stopped))
                         (setf process child
@@ -504,11 +509,11 @@ thread may be compiling, interning a symbol, or defining a class: signal an erro
                       (when (eql 0 process)
                         (save-and-report path report)))
                  (sb-impl::finalizer-thread-start))))
-           (check-forked process obstacle +pause-seconds+)
+           (check-fork-result process obstacle +program-fork-wait-seconds+)
            (setf returned t)
            process)
       (when (and (not returned) (typep process '(integer 1)))
-        (end-child process)))))
+        (kill-child process)))))
 
 (define-query :image-name (&key collect)
   "Push a record `image` with the `name` of the checkpoint that this image was booted from, if any, and the session's
@@ -516,7 +521,7 @@ thread may be compiling, interning a symbol, or defining a class: signal an erro
 collect all garbage first, because damage from threads that were cut off for saving might only appear in a collection."
   (when collect
     (sb-ext:gc :full t))
-  (push-record "image" :name **checkpoint** :package (package-name (current-package)))
+  (push-record "image" :name **checkpoint-name** :package (package-name (current-package)))
   (let ((counts '())
         (systems '()))
     (map-definitions (lambda (kind name system)
@@ -532,21 +537,21 @@ collect all garbage first, because damage from threads that were cut off for sav
     (when systems
       (push-record "definitions" :count (length systems) :kind "system"))))
 
-(defun reopen-or-skip (reopen object)
+(defun reopen-shared-object-or-skip (reopen object)
   "Call REOPEN to reopen OBJECT, a shared object that was open when the image was saved. If that fails, record OBJECT
 and skip it, because otherwise the image could not be booted."
   (handler-bind ((error (lambda (failure)
                           (declare (ignore failure))
-                          (push (sb-alien::shared-object-namestring object) **missing-objects**)
+                          (push (sb-alien::shared-object-namestring object) **missing-shared-objects**)
                           (continue))))
     (funcall (the function reopen) object)))
 
-(defun report-missing-objects ()
+(defun report-missing-shared-objects ()
   "Notify the user of the shared objects that could not be reopened when this image was booted."
-  (dolist (name (reverse (shiftf **missing-objects** '())))
+  (dolist (name (reverse (shiftf **missing-shared-objects** '())))
     (event 0 (event-code :notice) 0
            (with-server-syntax ()
-             (format nil "The shared object ~A is not there any more: its functions cannot be called."
+             (format nil "The shared object ~A no longer exists: its functions cannot be called."
                      name)))))
 
 (defun resume-from-checkpoint ()
@@ -557,7 +562,7 @@ shared objects and directories that are missing."
           sb-ext:*save-hooks* hooks))
   ;; The clients of the saved connections no longer exist.
   (clrhash **connections**)
-  (setf *saving* nil
+  (setf *saving-image* nil
         **saved-repl-state** '())
-  (report-missing-objects)
+  (report-missing-shared-objects)
   (restore-settings))

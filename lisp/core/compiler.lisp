@@ -3,10 +3,10 @@
 (in-package "SBCL-HOST")
 
 ;;; The policy of evaluated code keeps callers in backtraces despite tail calls, keeps locals visible, and makes a frame
-;;; keep its closure. It does not slow the code down: of debug 3, only the step conditions would, and they are off. The
-;;; policy applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. If the user asks for more
-;;; speed than debugging, the user's own policy applies instead: SBCL then makes a function's calls of itself local,
-;;; which debug 3 would prevent.
+;;; keep its closure. The policy does not slow the code down: step conditions, the only part of debug 3 that would, are
+;;; off. The policy applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. If the user asks for
+;;; more speed than debugging, the user's own policy applies instead: SBCL then compiles a function's calls to itself as
+;;; local calls, which debug 3 would prevent.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
   "A lexical environment for evaluation, and the values that it was made from. The environment is valid while these
@@ -21,16 +21,16 @@ values are current."
   "The CACHED-LEXENV of the form that this thread evaluates. The global value is a cache: the last CACHED-LEXENV that
 any thread made.")
 
-(defun speed-matters-p (policy debug)
+(defun speed-exceeds-debug-p (policy debug)
   "Return true when the speed quality of POLICY is higher than DEBUG, the debug quality that the user's own declarations
 give."
   (> (sb-c::policy-quality policy 'speed) debug))
 
 (defun make-evaluation-lexenv ()
   "Return a new lexical environment for evaluating the user's forms. Its policy is a fresh object, by which
-EVALUATED-FORM-P recognises this environment and environments derived from it."
+SUBMITTED-CODE-LEXENV-P recognises this environment and environments derived from it."
   (let* ((policy sb-c::*policy*)
-         (own (or **debug-declaimed** (speed-matters-p policy (sb-c::policy-quality policy 'debug)))))
+         (own (or **debug-declaimed** (speed-exceeds-debug-p policy (sb-c::policy-quality policy 'debug)))))
     (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv)
                        :policy (values (sb-c::process-optimize-decl
                                         (if own
@@ -56,7 +56,7 @@ declaration asks for more speed than debugging, the new policy has the debug qua
                        declared)
                       ((assoc 'debug qualities)
                        (values (funcall process '(optimize (sb-c::store-closure-debug-pointer 3)) declared)))
-                      ((speed-matters-p declared debug)
+                      ((speed-exceeds-debug-p declared debug)
                        (values (funcall process `(optimize (debug ,debug)) declared)))
                       (t declared))
                 qualities)))))
@@ -74,11 +74,11 @@ declaration asks for more speed than debugging, the new policy has the debug qua
                                                       :disabled-package-locks sb-c::*disabled-package-locks*
                                                       :lexenv (make-evaluation-lexenv))))))
 
-;; Inline, so that it adds no frame between the form and its caller.
+;; The function is inline, so that it adds no frame between the form and its caller.
 (declaim (inline evaluate-in-lexenv))
 (defun evaluate-in-lexenv (form)
-  "Evaluate FORM, from the user. Everything that this thread compiles meanwhile belongs to one lexical environment, even
-if other threads change the global policy."
+  "Evaluate FORM, which the user submitted. Everything that this thread compiles meanwhile belongs to one lexical
+environment, even if other threads change the global policy."
   (let ((*evaluation-lexenv* (evaluation-lexenv)))
     (sb-impl::eval-tlf form 0 (cached-lexenv-lexenv *evaluation-lexenv*))))
 
@@ -88,10 +88,11 @@ if other threads change the global policy."
   "True in a thread whose warnings are pushed to the host.")
 
 (defvar *last-recorded-condition* nil
-  "The warning or compiler error that was recorded last. Handlers may signal it again.")
+  "The warning or compiler error that was recorded last. It is not recorded again if it is signalled again, for example
+by a handler.")
 
 (defvar *condition-from-warn* nil
-  "The condition that WARN-RECORDED is signalling.")
+  "The condition that SIGNAL-RECORDED-WARNING is signalling.")
 
 (defvar *report-severities* nil
   "True when warnings of SBCL's own classes are reported as WARNING or STYLE-WARNING instead of their class names.
@@ -99,8 +100,8 @@ ASDF's summaries of the files with warnings are then omitted, because the warnin
 
 (defvar *compile-failures* nil
   "The conditions that make the compilation of the current file fail, newest first: lists of the reported type, the
-condition or its report, file, line, column and form. The last element is NIL. The value is NIL when such conditions are
-not recorded.")
+condition or its report, file, line, column and form. While such conditions are recorded, NIL follows as the last
+element, so that the value is never NIL. When they are not recorded, the value is NIL.")
 
 (defconstant +max-compile-failures+ 5
   "The maximum number of conditions in *COMPILE-FAILURES*.")
@@ -112,9 +113,9 @@ not recorded.")
           ((typep condition 'style-warning) "STYLE-WARNING")
           (t "WARNING"))))
 
-(defun reader-report (condition)
-  "Return the report of CONDITION if it is a reader error of SBCL's; else NIL. The report is made at once, because it
-contains the position of the stream, which moves on."
+(defun reader-error-report (condition)
+  "Return the report of CONDITION if it is a reader error of SBCL's; else NIL. The report must be made at once: it
+contains the position of the stream, which changes when reading continues."
   (and (typep condition 'sb-c::input-error-in-compile-file)
        (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
        (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
@@ -125,12 +126,13 @@ and form. Style warnings do not count."
   (when (and *compile-failures*
              (not (typep condition 'style-warning))
              (<= (length *compile-failures*) +max-compile-failures+))
-    (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
+    (push (list* type (or (reader-error-report condition) condition) place) *compile-failures*)))
 
 (defun record-warning (condition)
-  "Push CONDITION, a warning that the user's handlers have declined, unless it was pushed before, SBCL muffles it, or it
-only reports a redefinition. Leave the control flow to the code that signals the warning: SBCL's handlers signal a
-warning again before they count it, and the compiler's verdict is based on that count."
+  "Push CONDITION, a warning that the user's handlers have declined, while warnings are recorded. Do not push it if it
+was pushed before, SBCL muffles it, it only reports a redefinition, or it is an ASDF summary to be omitted
+(*REPORT-SEVERITIES*). Muffle only direct warnings (MUFFLE-DIRECT-WARNING): SBCL's handlers signal other warnings again
+before they count them, and the compiler's verdict is based on that count."
   (unless (or (not *recording-warnings*)
               (eq condition *last-recorded-condition*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
@@ -142,7 +144,7 @@ warning again before they count it, and the compiler's verdict is based on that 
 
 (defun muffle-direct-warning (condition)
   "Muffle CONDITION if it comes from one of SBCL's direct calls of the function behind the name WARN. Direct calls
-bypass WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
+bypass SIGNAL-RECORDED-WARNING, which omits the text on *ERROR-OUTPUT*."
   (let ((restart (and (error-output-is-stderr-p)
                       ;; While compiling, the compiler signals the warning again and muffles it itself.
                       (not (boundp 'sb-c::*compiler-error-bailout*))
@@ -152,11 +154,11 @@ bypass WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
                       (sb-kernel:%fun-name (sb-kernel::restart-function restart))))
       (invoke-restart restart))))
 
-(defun warn-recorded (warn class default datum arguments)
+(defun signal-recorded-warning (warn class default datum arguments)
   "Signal the warning that DATUM and ARGUMENTS designate, as WARN, SBCL's function, does (src/code/warm-error.lisp), but
 without its text on *ERROR-OUTPUT* when that is the host's stderr and warnings are recorded. CLASS is the class of the
 warnings that WARN signals, and DEFAULT the class for a DATUM that is a format control."
-  ;; Debug 2, because this frame represents the call of WARN in backtraces, with its arguments.
+  ;; Debug 2 keeps this function's arguments: its frame represents the call of WARN in backtraces.
   (declare (optimize (debug 2)))
   (let ((condition (when (and *recording-warnings* (error-output-is-stderr-p))
                      (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
@@ -198,18 +200,18 @@ warnings that WARN signals, and DEFAULT the class for a DATUM that is a format c
 (defvar *evaluation-unit* nil
   "The compilation unit of this evaluation's forms; NIL until the first form is compiled.")
 
-(defun evaluated-form-p (lexenv)
+(defun submitted-code-lexenv-p (lexenv)
   "Return true when LEXENV is the environment of a submitted form or of a subform."
   (let ((cached *evaluation-lexenv*))
     (and cached
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
 
-(defun call-in-unit (lexenv compile)
+(defun call-in-compilation-unit (lexenv compile)
   "Call COMPILE, which compiles a form in LEXENV. If the form is part of the submitted code, compile it in the
 evaluation's single compilation unit. Calls of COMPILE or ASDF at run time have units of their own, and give the same
 verdict as under bare SBCL."
   (declare (type function compile))
-  (if (and *recording-warnings* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
+  (if (and *recording-warnings* (null sb-c::*compilation-unit*) (submitted-code-lexenv-p lexenv))
       (let ((sb-c::*compilation-unit* (or *evaluation-unit* (setf *evaluation-unit* (sb-c::make-compilation-unit)))))
         (handler-bind ((sb-kernel:parse-unknown-type
                          (lambda (condition)
@@ -218,7 +220,7 @@ verdict as under bare SBCL."
       (funcall compile)))
 
 (defun defined-since-p (undefined)
-  "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, names a function or type that has been defined since."
+  "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, names a function or type that has been defined in the meantime."
   (let ((name (sb-c::undefined-warning-name undefined)))
     (ecase (sb-c::undefined-warning-kind undefined)
       (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
@@ -226,7 +228,7 @@ verdict as under bare SBCL."
       (:variable nil)
       (:type (and (symbolp name) (sb-int:info :type :kind name))))))
 
-(defun finish-unit ()
+(defun finish-compilation-unit ()
   "Warn about the functions, variables and types that the forms of this evaluation use and that are still undefined, and
 about calls whose arguments do not match the function."
   (when *evaluation-unit*
@@ -239,7 +241,7 @@ about calls whose arguments do not match the function."
 
 (defun call-with-recorded-warnings (function)
   "Call FUNCTION, which evaluates submitted code, and push its warnings. At the end push the warnings about undefined
-names, as FINISH-UNIT does."
+names, as FINISH-COMPILATION-UNIT does."
   (declare (type function function))
   (let ((*recording-warnings* t)
         (*last-recorded-condition* nil)
@@ -249,4 +251,4 @@ names, as FINISH-UNIT does."
     (handler-bind ((warning #'record-warning)
                    (sb-c:compiler-error #'record-compiler-error))
       (unwind-protect (funcall function)
-        (finish-unit)))))
+        (finish-compilation-unit)))))

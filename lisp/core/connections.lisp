@@ -1,5 +1,6 @@
 ;;;; The state of each connection: *PACKAGE* and the variables of the REPL, the printer and the reader. The session's own
-;;;; connection uses the global values. Values of other connections are bound while a thread works for them.
+;;;; connection uses the global values. The values of another connection are bound while a thread works for
+;;;; that connection.
 
 (in-package "SBCL-HOST")
 
@@ -14,30 +15,30 @@
             *readtable*))
   "The variables that have separate values in each connection.")
 
-(defglobal **user-variables** '()
+(defglobal **initial-variable-values** '()
   "An alist from printer and reader variables to their values at the start of a session.")
 
 (defglobal **connections** (make-hash-table :synchronized t)
   "A table from connection numbers to vectors of the values of *CONNECTION-VARIABLES*. The session's own connection has
 no entry.")
 
-(declaim (type (or null simple-vector) *connection*))
-(defvar *connection* nil
+(declaim (type (or null simple-vector) *connection-values*))
+(defvar *connection-values* nil
   "The vector of values of the connection that this thread works for, or NIL for the session's own connection.")
 
-(defun initial-value (variable)
+(defun initial-connection-value (variable)
   "Return the value of VARIABLE, one of *CONNECTION-VARIABLES*, in a new connection."
   (case variable
     (*package* **user-package**)
     (*readtable* (copy-readtable nil))
     (*print-pprint-dispatch* (copy-pprint-dispatch nil))
-    (t (cdr (assoc variable **user-variables**)))))
+    (t (cdr (assoc variable **initial-variable-values**)))))
 
 (defun connection-values (number)
   "Return the vector of values of the connection NUMBER, which is created if the connection is new."
   (or (gethash number **connections**)
       (setf (gethash number **connections**)
-            (map 'simple-vector #'initial-value *connection-variables*))))
+            (map 'simple-vector #'initial-connection-value *connection-variables*))))
 
 (defun call-for-connection (number function)
   "Call FUNCTION with *CONNECTION-VARIABLES* bound to the values of the connection NUMBER. Number 0, the session's own
@@ -45,15 +46,15 @@ connection, has the global values."
   (declare (type function function))
   (if (eql number 0)
       (funcall function)
-      (let ((*connection* (connection-values number)))
-        (progv *connection-variables* (coerce *connection* 'list)
+      (let ((*connection-values* (connection-values number)))
+        (progv *connection-variables* (coerce *connection-values* 'list)
           (funcall function)))))
 
-(defun keep-variables ()
+(defun store-connection-variables ()
   "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection, unless that is the
 session's own connection."
-  (when *connection*
-    (map-into *connection* #'symbol-value *connection-variables*)))
+  (when *connection-values*
+    (map-into *connection-values* #'symbol-value *connection-variables*)))
 
 (define-query :forbid-resets (&key)
   "Stop messages from mentioning the tool reset-session, because the server does not list it."
@@ -66,8 +67,8 @@ session's own connection."
 ;;; Announcing definitions to other connections
 
 (defun definition-text (entry)
-  "Return the phrase that names the definition of ENTRY, an element of EVALUATION-DEFINED: a list of a kind, a name, and
-whether the name was defined before."
+  "Return the phrase that names the definition of ENTRY, an element of EVALUATION-UNANNOUNCED-DEFINITIONS: a list of a kind,
+a name, and whether the name was defined before."
   (destructuring-bind (kind name before) entry
     (declare (ignore before))
     (if (eq kind :system)
@@ -77,9 +78,9 @@ whether the name was defined before."
 (defun announce-definitions ()
   "Send other connections, if there are any, a message about the definitions that this evaluation has made since its
 last announcement."
-  (let ((defined (reverse (evaluation-defined *evaluation*))))
+  (let ((defined (reverse (evaluation-unannounced-definitions *evaluation*))))
     (when defined
-      (setf (evaluation-defined *evaluation*) '())
+      (setf (evaluation-unannounced-definitions *evaluation*) '())
       (when (event *job-id* (event-code :definitions))
         (let ((old (remove nil defined :key #'third))
               (new (remove-if #'third defined)))

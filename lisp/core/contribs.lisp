@@ -26,8 +26,8 @@ omitted contrib or begins with SB-; else NIL."
         (format nil "~:@(~A~) is ~A: ~{~A~^, ~}."
                 name
                 (if reason
-                    (format nil "a contrib of SBCL that this image does not carry: ~A. Those it carries" reason)
-                    (format nil "no contrib of SBCL ~A. This image carries" (lisp-implementation-version)))
+                    (format nil "a contrib of SBCL that this image does not contain: ~A. The image contains" reason)
+                    (format nil "no contrib of SBCL ~A. The image contains" (lisp-implementation-version)))
                 **contribs**)))))
 
 (defun refuse-omitted-contrib (name)
@@ -55,8 +55,8 @@ member of SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
                                             (asdf:registered-systems))
                              #'string<))
     (dolist (name **contribs**)
-      ;; ASDF requires the contrib by this lower-case name, as the .asd file of another SBCL would; REQUIRE knows the
-      ;; upper-case name.
+      ;; The contrib itself has provided only its upper-case name. ASDF, also through the .asd file of another SBCL's
+      ;; contrib, calls REQUIRE with the lower-case name.
       (provide name)
       (asdf:clear-system name)
       (asdf:register-preloaded-system name :version version)))
@@ -84,11 +84,11 @@ objects too, which it must ignore."
           (when (simple-vector-p functions)
             (map nil function functions)))))))
 
-(defun forget-build-paths ()
-  "Rename the source files of the contribs to logical pathnames of the host SYS, which SBCL also uses for its own source
-files. Reports show these names in names of functions that are named after their file, and in the sources of definitions
-in .asd files. SYS is translated to directories that do not exist until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the
-location of the sources."
+(defun replace-build-paths ()
+  "In the debug information of the image, replace the names of the contribs' source files by logical pathnames of the
+host SYS, which SBCL also uses for its own source files. Reports show these pathnames in the names of functions that are
+named after their file, and as the sources of definitions in .asd files. SYS is translated to directories that do not
+exist until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the location of the sources."
   (let ((directories (build-directories)))
     (labels ((logical-name (name)
                (loop for (logical . directory) in directories

@@ -7,7 +7,7 @@
 made the definition, or NIL if the session itself made it.")
 
 (defglobal **system-packages** '()
-  "The packages of the core except COMMON-LISP-USER. Names whose symbols belong to them are the system's, not the
+  "The packages of the core except COMMON-LISP-USER. Definitions of their symbols count as the system's, not as the
 session's.")
 
 (defglobal **core-systems** '()
@@ -29,8 +29,8 @@ package."
         (eql 3 (mismatch "SB-" (package-name package))))))
 
 (defun function-name-symbol (name)
-  "Return the symbol in NAME, a function name: NAME itself, or SYMBOL in (SETF SYMBOL) or (CAS SYMBOL). Return a string
-as it is, and NIL for the lists with which SBCL names functions itself, such as method functions."
+  "Return the symbol in NAME, a function name: NAME itself, or SYMBOL in (SETF SYMBOL) or (CAS SYMBOL). If NAME is a
+string, return it. Return NIL for the lists with which SBCL names functions itself, such as method functions."
   (cond ((atom name) name)
         ((member (first name) '(setf sb-ext:cas)) (second name))))
 
@@ -45,14 +45,14 @@ that has this name."
 (defconstant +max-announced-definitions+ 20
   "The maximum number of definitions of one evaluation that are announced to other connections.")
 
-(defun note-definition-for-others (kind name)
+(defun note-definition-to-announce (kind name)
   "Record that this evaluation defines NAME as KIND, to announce it to other connections."
   (let* ((told (or *loading-system* name))
          (entry (if *loading-system*
                     (list :system told nil)
                     (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))))
     ;; Several threads of an evaluation may make definitions at the same time.
-    (sb-ext:atomic-update (evaluation-defined *evaluation*)
+    (sb-ext:atomic-update (evaluation-unannounced-definitions *evaluation*)
                           (lambda (defined)
                             (if (or (>= (length defined) +max-announced-definitions+)
                                     (member told defined :key #'second :test #'equal))
@@ -61,9 +61,10 @@ that has this name."
 
 (defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
   "Record that the session defined NAME (a symbol, function name or package name) as KIND. Unless FILE-KIND is NIL, also
-record that the file being loaded defined NAME as FILE-KIND."
+record that the file being loaded defined NAME as FILE-KIND. If KIND is :OTHER, record only the file's definition. Names
+whose symbols belong to the system are not recorded."
   (when *evaluation*
-    (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
+    (sb-ext:atomic-incf (evaluation-change-count *evaluation*)))
   (unless (or (and (eq kind :other) (null file-kind))
               (and (not (eq kind :package))
                    (let ((symbol (function-name-symbol name)))
@@ -74,7 +75,7 @@ record that the file being loaded defined NAME as FILE-KIND."
       (when (recording-changes-p)
         (note-change (change-line #\+ kind name)))
       (when *evaluation*
-        (note-definition-for-others kind name))
+        (note-definition-to-announce kind name))
       (setf (gethash (list kind name) **definitions**) *loading-system*))))
 
 (defun removal-lines (kinds name)
@@ -84,9 +85,9 @@ recorded."
        (mapcar (lambda (kind) (change-line #\- kind (definition-name kind name))) kinds)))
 
 (defun note-removal (lines)
-  "Record the removals that LINES describe."
+  "Record the removals that LINES, a value of REMOVAL-LINES, describe."
   (when *evaluation*
-    (sb-ext:atomic-incf (evaluation-definitions *evaluation*))
+    (sb-ext:atomic-incf (evaluation-change-count *evaluation*))
     (mapc #'note-change lines)))
 
 (defun note-proclamation (form)
@@ -98,8 +99,8 @@ being loaded, if any. Outside a file, a debug quality sets **DEBUG-DECLAIMED**."
              (find 'debug (cdr form) :key (lambda (quality) (if (consp quality) (car quality) quality))))
     (setf **debug-declaimed** t)))
 
-(declaim (type list **methods**))
-(defglobal **methods** '()
+(declaim (type list **session-methods**))
+(defglobal **session-methods** '()
   "The methods that the session has defined, including methods of the system's generic functions.")
 
 (defun defined-p (kind name)
@@ -129,7 +130,7 @@ being loaded, if any. Outside a file, a debug quality sets **DEBUG-DECLAIMED**."
 
 ;;; Removing definitions
 
-(defun remove-methods-of-session (generic-function)
+(defun remove-session-methods (generic-function)
   "Remove the methods of GENERIC-FUNCTION that specialise on classes of the session."
   (dolist (method (sb-mop:generic-function-methods generic-function))
     (when (some (lambda (specializer)
@@ -140,13 +141,13 @@ being loaded, if any. Outside a file, a debug quality sets **DEBUG-DECLAIMED**."
       (remove-method generic-function method))))
 
 (defun remove-class (name)
-  "Remove the class NAME, and the methods that specialise on classes of the session from each generic function with a
-method on this class."
+  "Remove the class NAME. Some generic functions have methods that specialise on this class: from each of them, remove
+all methods that specialise on classes of the session."
   (let ((class (find-class name nil)))
     (when class
       (when (typep class 'standard-class)
         (ignore-errors
-         (mapc #'remove-methods-of-session
+         (mapc #'remove-session-methods
                (remove-duplicates
                 (mapcan (lambda (method)
                           (let ((generic-function (sb-mop:method-generic-function method)))
@@ -182,7 +183,7 @@ Return a list of the names and methods whose removal failed."
         **debug-declaimed** nil)
   (sb-ext:without-package-locks
     (let ((left '()))
-      (loop for method = (sb-ext:atomic-pop **methods**)
+      (loop for method = (sb-ext:atomic-pop **session-methods**)
             while method
             do (guarded (let ((generic-function (sb-mop:method-generic-function method)))
                           (when generic-function
@@ -206,5 +207,5 @@ Return a list of the names and methods whose removal failed."
       (clrhash **definitions**)
       (clrhash **loaded-files**)
       (clrhash **last-definers**)
-      (clrhash **loaded-states**)
+      (clrhash **loaded-file-states**)
       left)))

@@ -7,20 +7,23 @@
   "The state of one evaluation, shared by its threads."
   ;; The host's number for the evaluation. It is recorded with the functions that the evaluation defines.
   (number 0 :type sb-ext:word)
-  ;; The number of recorded changes that the evaluation has made: definitions, removals, and others such as exports.
-  (definitions 0 :type sb-ext:word)
+  ;; The number of changes that the evaluation has made: definitions, removals, and others such as exports.
+  (change-count 0 :type sb-ext:word)
   ;; The changes that the current form has made, newest first, as lines that CHANGE-LINE returned.
   (changes '() :type list)
   ;; The definitions to report to other connections, newest first, as lists of three elements: the kind, the name, and
-  ;; true if the name was defined before. For definitions of a system that is loaded: :SYSTEM, its name and NIL.
-  (defined '() :type list)
+  ;; true if the name was defined before. A system that is loaded has one list for all its definitions: :SYSTEM, its
+  ;; name and NIL.
+  (unannounced-definitions '() :type list)
   ;; Weak pointers to the threads that the evaluation started, newest first. After every 100 threads, pointers to threads
   ;; that have ended are dropped.
   (threads '() :type list)
   (thread-count 0 :type index)
   ;; The process groups of the programs that the evaluation started. Groups without processes are dropped when the next
   ;; program starts.
-  (groups '() :type list)
+  (process-groups '() :type list)
+  ;; The number of times that END-PROGRAMS has killed the programs.
+  (program-kills 0 :type sb-ext:word)
   ;; True once the user has been notified that a program's output is not captured.
   (output-warning-given nil))
 
@@ -28,7 +31,7 @@
 (defvar *evaluation* nil
   "The evaluation to which this thread belongs, or NIL.")
 
-(defglobal **evaluation-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
+(defglobal **started-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
   "The lock held while the list of an evaluation's threads is changed.")
 
 (defun live-threads (evaluation)
@@ -38,10 +41,10 @@
         when (and thread (sb-thread:thread-alive-p thread))
           collect thread))
 
-(defun note-thread (thread evaluation)
+(defun note-started-thread (thread evaluation)
   "Record that EVALUATION started THREAD. Keep only a weak pointer to THREAD, because the result of a thread that has ended
 may be large."
-  (sb-thread:with-mutex (**evaluation-threads-lock**)
+  (sb-thread:with-mutex (**started-threads-lock**)
     (when (= (evaluation-thread-count evaluation) 100)
       (setf (evaluation-threads evaluation) (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation))
             (evaluation-thread-count evaluation) 0))
@@ -85,7 +88,7 @@ process when nine interruptions are pending for one thread."
   "Return the phrase that names THREAD in a sentence."
   (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
 
-(defun thread-list (threads)
+(defun thread-list-text (threads)
   "Return the phrase that names THREADS in a sentence: the first ten threads, and the number of the remaining threads."
   (let ((shown (min 10 (length threads))))
     (format nil "~{~A~^, ~}~@[ and ~D more~]"
@@ -99,8 +102,7 @@ process when nine interruptions are pending for one thread."
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
         (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
 
-;;; Files
-
+;;; Temporary files
 (defglobal **scratch-directory** nil
   "The native namestring of a directory for temporary files, or NIL. The directory might not exist yet. The host removes
 the directory when it ends.")

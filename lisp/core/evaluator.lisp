@@ -8,40 +8,38 @@
   "True when an error that reaches the debugger should hold this evaluation instead of ending it.")
 
 (defun abort-evaluation ()
-  "Fail the evaluation because the code invoked the restart ABORT."
+  "End the evaluation as failed, because the code invoked the restart ABORT."
   (let ((hook (frame-pointer-here)))
-    (capture "ABORTED"
-             (lambda ()
-               (event *job-id* (event-code :error-text) 0
-                      "The code invoked the restart ABORT: the rest of it was not evaluated."))
-             nil
-             (lambda () (error-frame hook)))
+    (capture-error "ABORTED"
+                   (lambda ()
+                     (event *job-id* (event-code :error-text) 0
+                            "The code invoked the restart ABORT: the rest of it was not evaluated."))
+                   nil
+                   (lambda () (error-frame hook)))
     (abandon-evaluation :error nil)))
 
-;;; Reading
-
-(defun whitespace-end (stream)
-  "Skip whitespace and comments of STREAM, and return the position after them."
-  (skip-blank stream)
+;;; Reading forms
+(defun skip-to-next-form (stream)
+  "Skip whitespace and comments in STREAM, and return the position after them."
+  (skip-whitespace-and-comments stream)
   (file-position stream))
 
 (defun read-form (stream end start)
-  "Read from STREAM the form that begins at START, and return it; return END at the end of the stream. Make *PACKAGE* valid
-first, because the user's code may have deleted the current package."
+  "Read the form that begins at START in STREAM, and return it. At the end of STREAM, return the object END instead. Make
+*PACKAGE* valid first, because the user's code may have deleted the current package."
   (current-package)
   (let ((*form-stream* stream))
     (setf *form-start* start)
-    (with-boundary ()
+    (with-user-code-boundary ()
       (read stream nil end))))
 
-;;; Evaluating
-
+;;; Evaluating forms
 (defun evaluate-form (form end)
   "Evaluate FORM and return a list of its values. END is the end of FORM's text in the submitted code. Definitions that
 FORM makes record this evaluation as their source."
   (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code* *form-start* end)))
     (multiple-value-list
-     (with-boundary ()
+     (with-user-code-boundary ()
        (evaluate-in-lexenv form)))))
 
 (defun call-with-form-restarts (function)
@@ -60,7 +58,7 @@ has no such restart here, so user code that looks for a restart RETRY must not f
              (sb-kernel:*restart-clusters* (list (list retry abort))))
         (return (funcall function))))))
 
-(defmacro with-settings ((&rest settings) &body body)
+(defmacro with-captured-settings ((&rest settings) &body body)
   "Evaluate BODY with local variables bound to the current values of the special variables that affect how forms are read
 and files are found. SETTINGS are the names of the local variables, in the order of the special variables below; if
 there are fewer names, only the first special variables are used."
@@ -70,8 +68,8 @@ there are fewer names, only the first special variables are used."
      ,@body))
 
 (defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
-  "Push FORM as a form that a restored image must evaluate again. FORM extends from START to END in CODE and was read in
-PACKAGE. ROLE is a value of FORM-ROLE, or \"failed\"."
+  "Push an event with FORM, which a restored image must evaluate again. FORM extends from START to END in CODE and was read
+in PACKAGE. ROLE is a string that FORM-ROLE returns, or \"failed\"."
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
            (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
@@ -79,24 +77,24 @@ PACKAGE. ROLE is a value of FORM-ROLE, or \"failed\"."
 (defvar *first-form-only* nil
   "True when only the first form of the submitted code is evaluated.")
 
-(defvar *push-unfinished* nil
-  "A function without arguments, or NIL while no form is evaluated. If the current form has defined something since it was
-last pushed, the function pushes it as a failed form.")
+(defvar *push-unfinished-form* nil
+  "A function without arguments that pushes the current form as a failed form if this form has defined something since it
+was last pushed. NIL while no form is evaluated.")
 
 (defun evaluate-next-form (stream start)
-  "Read a form from STREAM, which is at position START, and evaluate it. Return a list of its values and true; or NIL
-and NIL at the end of the stream. Push the form if it defined something or changed how forms are read or files are
-found, because a restored image must evaluate the form again. Push a failed form, too, if it defined something before
-the failure."
-  (let* ((definitions (evaluation-definitions *evaluation*))
+  "Read a form from STREAM, which is at position START, and evaluate it. Return two values: a list of the form's values,
+and true; or NIL and NIL at the end of the stream. Push the form if it defined something or changed how forms are read
+or files are found, because a restored image must evaluate the form again. Push a failed form, too, if it defined
+something before the failure."
+  (let* ((definitions (evaluation-change-count *evaluation*))
          (pushed definitions)
          (end 0)
          (evaluated nil)
          (form stream))
-    (with-settings (package readtable base float-format features directory registry)
+    (with-captured-settings (package readtable base float-format features directory registry)
       (flet ((push-unfinished ()
-               (unless (or (eq form stream) (eql pushed (evaluation-definitions *evaluation*)))
-                 (setf pushed (evaluation-definitions *evaluation*))
+               (unless (or (eq form stream) (eql pushed (evaluation-change-count *evaluation*)))
+                 (setf pushed (evaluation-change-count *evaluation*))
                  (push-defining-form form *submitted-code* start end package "failed")))
              (evaluate ()
                (when (eq form stream)
@@ -110,11 +108,11 @@ the failure."
                (setf end (file-position stream)
                      - form)
                (let ((values (evaluate-form form end)))
-                 (check-failure)
+                 (resume-failure-unwinding)
                  (setf evaluated t)
                  (shiftf /// // / values)
                  (shiftf *** ** * (first values))
-                 (unless (and (eql definitions (evaluation-definitions *evaluation*))
+                 (unless (and (eql definitions (evaluation-change-count *evaluation*))
                               (eq package *package*) (eq readtable *readtable*)
                               (eql base *read-base*) (eq float-format *read-default-float-format*)
                               (eq features *features*) (eq directory *default-pathname-defaults*)
@@ -122,7 +120,7 @@ the failure."
                    (push-defining-form form *submitted-code* start end package))
                  (values values t))))
         (declare (dynamic-extent #'push-unfinished #'evaluate))
-        (unwind-protect (let ((*push-unfinished* #'push-unfinished))
+        (unwind-protect (let ((*push-unfinished-form* #'push-unfinished))
                           (call-with-form-restarts #'evaluate))
           ;; SBCL's own REPL sets +, ++ and +++ even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
           (unless (eq form stream)
@@ -131,14 +129,15 @@ the failure."
               (push-unfinished))))))))
 
 (defun evaluate-forms (code)
-  "Read and evaluate the forms in CODE one by one, and return a list of the values of the last one."
+  "Read and evaluate the forms in CODE one by one, and return a list of the values of the last form. If *FIRST-FORM-ONLY*
+is true, stop after the first form."
   (declare (type text code))
   (let ((stream (make-string-input-stream code))
         (result '())
         (*form-number* 0)
         (*form-start* 0))
     (loop
-      (let ((start (whitespace-end stream)))
+      (let ((start (skip-to-next-form stream)))
         (when (= start (length code))
           (return result))
         (incf *form-number*)
@@ -162,38 +161,39 @@ definitions again."
   (declare (type text text code))
   (multiple-value-bind (name arguments) (read-operation text)
     (let ((function (gethash name **operations**))
-          (definitions (evaluation-definitions *evaluation*))
+          (definitions (evaluation-change-count *evaluation*))
           (evaluated nil)
           (done nil)
           (*form-number* 1)
           (*form-start* 0))
       (declare (type function function))
-      (with-settings (package)
+      (with-captured-settings (package)
         (unwind-protect
              (multiple-value-prog1 (call-with-form-restarts
                                     (lambda ()
-                                      (prog1 (with-boundary ()
+                                      (prog1 (with-user-code-boundary ()
                                                (apply function
                                                       (lambda ()
                                                         (setf evaluated t)
                                                         (evaluate-forms code))
                                                       arguments))
-                                        (check-failure))))
+                                        (resume-failure-unwinding))))
                (setf done t))
-          (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
+          (unless (or evaluated (eql definitions (evaluation-change-count *evaluation*)))
             (let* ((*package* package)
                    (form (guarded (read-from-string code) (failure) nil)))
               (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed")))))))))
 
 (defun call-with-user-package (name function)
-  "Call FUNCTION with *PACKAGE* bound to the package NAME, or unchanged when NAME is empty."
+  "Call FUNCTION with *PACKAGE* bound to the package that NAME designates, or unchanged if NAME is empty. Signal an error if
+there is no such package."
   (declare (type text name) (type function function))
   (current-package)
   (if (zerop (length name))
       (funcall function)
       (let ((*package* (call-with-form-restarts
                         (lambda ()
-                          (with-boundary () (find-user-package name))))))
+                          (with-user-code-boundary () (find-package-or-suggest name))))))
         (funcall function))))
 
 (defun usable-stream-p (symbol target)
@@ -234,7 +234,7 @@ stream."
               ((not (eq held told))
                (setf (third own) held)
                (push-notice "~S stays set to another stream, ~
-                             ~:[so that answers do not show what is printed~;from which is read~]. ~
+                             ~:[so answers do not show its output~;so input is read from there~]. ~
                              To undo that: (sbcl-host::install-standard-streams)"
                             symbol (eq 'sb-sys:*stdin* symbol))))))))
 
@@ -264,14 +264,14 @@ if it is empty, use the current package. OPERATION, if not empty, is the text of
                                (evaluate-forms code)
                                (run-operation operation code))))
                (current-package)
-               (with-boundary ()
+               (with-user-code-boundary ()
                  (mapc #'push-value values))))
            (in-its-package ()
              (call-with-user-package package #'values-of-code))
            (evaluate ()
              (let ((*submitted-code* code)
                    (*evaluated-forms* '())
-                   (*located-warnings* 0)
+                   (*located-warning-count* 0)
                    (*source-files* '())
                    (*known-places* :none))
                ;; Enable interrupts only inside CALL-UNTIL-ABANDONED: an interrupt needs a point to unwind to.
@@ -290,7 +290,7 @@ GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which has 4 ms ticks."
   #-linux
   (/ (* 1000 (get-internal-real-time)) internal-time-units-per-second))
 
-(defun thread-milliseconds ()
+(defun thread-cpu-milliseconds ()
   "Return the processor time of this thread in milliseconds. On systems other than Linux, return the real time instead."
   #+linux
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-thread-cputime-id)
@@ -314,17 +314,17 @@ milliseconds."
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
-(defvar *answers* '()
-  "The objects that the next calls of NEXT-ANSWER return, in order. A restart that asks for values reads these calls as
-input.")
+(defvar *restart-answers* '()
+  "The objects that the next calls of NEXT-RESTART-ANSWER return, in order. The restart CONTINUE of ASSERT, which asks for
+new values, reads such calls from *QUERY-IO* and evaluates them.")
 
 (defvar *saved-tty* nil
-  "The original value of SB-SYS:*TTY* while another stream, with input for a restart, is its value; else NIL.")
+  "The original value of SB-SYS:*TTY* while that variable holds a stream with input for a restart; else NIL.")
 
-(defun forget-answers ()
+(defun forget-restart-answers ()
   "Discard input that was provided on *QUERY-IO* for a restart and that the restart did not read. Restore SB-SYS:*TTY*."
   (when *saved-tty*
-    (setf *answers* '()
+    (setf *restart-answers* '()
           sb-sys:*tty* (shiftf *saved-tty* nil))))
 
 (define-hook call-recording-errors (function)
@@ -332,16 +332,16 @@ input.")
   (funcall (the function function)))
 
 (defun call-detached (function)
-  "Call FUNCTION with new bindings of the connection's variables to their current values, and return its value. If the host
-then replies that this evaluation is still in the foreground, store the values of these bindings as the connection's; if
-this thread has no connection, as the global values."
+  "Call FUNCTION with new bindings of the variables in *REPL-VARIABLES* to their current values, and return its value.
+Afterwards, ask the host whether this evaluation is still in the foreground. If so, store the values of the variables for
+the connection, or as the global values if this thread has no connection."
   (declare (type function function))
   (current-package)
   (progv *repl-variables* (mapcar #'symbol-value *repl-variables*)
     (prog1 (funcall function)
       (when (event *job-id* (event-code :foreground))
-        (if *connection*
-            (keep-variables)
+        (if *connection-values*
+            (store-connection-variables)
             (dolist (variable *repl-variables*)
               (setf (sb-ext:symbol-global-value variable) (symbol-value variable))))))))
 
@@ -349,10 +349,10 @@ this thread has no connection, as the global values."
   "Run JOB, an :EVALUATE job. Return true when it succeeded."
   (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
-        (*answers* '())
+        (*restart-answers* '())
         (*saved-tty* nil)
-        ;; A stream with input for a restart may become the value. Bind the variable, so that only this evaluation reads
-        ;; that input.
+        ;; This variable may be set to a stream with input for a restart. It is bound here, so that only this evaluation
+        ;; reads that input.
         (sb-sys:*tty* sb-sys:*tty*)
         (tty sb-sys:*tty*))
     (labels ((evaluate ()
@@ -369,24 +369,24 @@ this thread has no connection, as the global values."
       (prog1 (if (logtest +evaluate-detached+ (job-flags job))
                  (call-detached #'measure)
                  (prog1 (measure)
-                   (keep-variables)))
-        (forget-answers)
+                   (store-connection-variables)))
+        (forget-restart-answers)
         ;; A value of SB-SYS:*TTY* that the user's code has set persists, as under bare SBCL.
         (unless (eq sb-sys:*tty* tty)
           (setf (sb-ext:symbol-global-value 'sb-sys:*tty*) sb-sys:*tty*))
         (announce-definitions)
         (when (evaluation-threads *evaluation*)
-          (push-running-threads))))))
+          (notify-running-threads))))))
 
-(defun push-running-threads ()
+(defun notify-running-threads ()
   "Notify the user of threads that this evaluation started and that are still running."
   (let ((running (live-threads *evaluation*)))
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers~
+               (format nil "Still running: ~A. ~:[Their~;Its~] output comes with later answers~
                             ~:[~*~;; reset-session ends ~:[them~;it~]~]."
-                       (thread-list running) (null (rest running)) **resets-available** (null (rest running))))))))
+                       (thread-list-text running) (null (rest running)) **resets-available** (null (rest running))))))))
 
 (define-job :evaluate (job)
   "Evaluate the code of JOB, or run its operation."

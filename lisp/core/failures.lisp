@@ -15,20 +15,20 @@ called with the condition.")
   (dolist (function **error-details**)
     (funcall (the symbol function) condition)))
 
-(define-hook push-unhandled (condition)
+(define-hook push-unhandled-condition (condition)
   "Report to the host that no handler handled CONDITION. Do nothing if CONDITION was not recorded when it was signalled.")
 
-(define-hook hold (condition frames)
+(define-hook hold-failed-evaluation (condition frames)
   "Report to the host that this evaluation failed with CONDITION and is held, and run the host's jobs for the held
-evaluation. FRAMES are the frames that CAPTURE returned. Return when the host releases the evaluation.")
+evaluation. FRAMES are the frames that CAPTURE-ERROR returned. Return when the host releases the evaluation.")
 
 (define-hook hold-interruption (reason hook)
-  "Hold this evaluation, which was interrupted for REASON, a value of the C enum sbcl_interrupt. The interruption called
-the function with frame pointer HOOK. Return true if the evaluation should continue, and NIL if it cannot be held.")
+  "Hold this evaluation, which was interrupted for REASON, a value of the C enum sbcl_interrupt. HOOK is the frame pointer
+of the function that the interruption called. Return true if the evaluation should continue, and NIL if it cannot be held.")
 
 (defun report-thread-error (condition hook)
-  "Print CONDITION and up to 20 frames to *ERROR-OUTPUT*. No handler in this thread handled CONDITION, and it entered the
-debugger through the function with frame pointer HOOK."
+  "Print CONDITION, an error that no handler in this thread handled, and up to 20 frames to *ERROR-OUTPUT*. For a
+STORAGE-CONDITION, print no frames. HOOK is the frame pointer of the function that was called to enter the debugger."
   (let ((frame (error-frame hook))
         (stream *error-output*))
     (with-quiet-debugger ()
@@ -49,7 +49,7 @@ debugger through the function with frame pointer HOOK."
         (format stream "~&(the condition's report failed)~%")))))
 
 (defun end-failed-thread (condition hook)
-  "Report CONDITION with REPORT-THREAD-ERROR, and end the thread."
+  "Report CONDITION by REPORT-THREAD-ERROR, and end this thread. HOOK is as in REPORT-THREAD-ERROR."
   (report-thread-error condition hook)
   (sb-thread:abort-thread))
 
@@ -65,35 +65,37 @@ debugger through the function with frame pointer HOOK."
         nil))))
 
 (defun fail-evaluation (condition hook)
-  "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation or hold
-it here. If the evaluation is already unwinding after an interruption, only print CONDITION and continue the unwinding."
+  "Push the description of CONDITION, an error that was not handled, and end the evaluation or hold it here. HOOK is the
+frame pointer of the function that was called to enter the debugger. If the evaluation is already unwinding after an
+interruption, only print CONDITION and continue the unwinding."
   (when (eq *failure-reason* :interrupted)
     (report-cleanup-error condition)
-    (check-failure))
-  (push-unhandled condition)
-  ;; Report undefined names now, because they may explain the error: a held evaluation answers the client here, before its
-  ;; compilation unit ends.
+    (resume-failure-unwinding))
+  (push-unhandled-condition condition)
+  ;; Report undefined names now, because they may explain the error. If the evaluation is held, the client gets its answer
+  ;; before the compilation unit ends.
   (unless (typep condition 'storage-condition)
     (with-quiet-debugger ()
-      (finish-unit)))
+      (finish-compilation-unit)))
   (multiple-value-bind (frames finish)
-      (capture (type-name-text (class-name-of condition))
-               (lambda ()
-                 (push-report (event-code :error-text) condition)
-                 (push-error-details condition)
-                 (when (typep condition 'sb-sys:memory-fault-error)
-                   (event *job-id* (event-code :notice) 0
-                          (format nil "A memory fault: the image may be damaged.~:[~; reset-session gives a fresh one.~]"
-                                  **resets-available**))))
-               condition
-               (lambda () (error-frame hook)))
+      (capture-error (type-name-text (class-name-of condition))
+                     (lambda ()
+                       (push-report (event-code :error-text) condition)
+                       (push-error-details condition)
+                       (when (typep condition 'sb-sys:memory-fault-error)
+                         (event *job-id* (event-code :notice) 0
+                                (format nil "A memory fault: the image may be damaged.~:[~; reset-session ~
+                                             gives a fresh one.~]"
+                                        **resets-available**))))
+                     condition
+                     (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
-      (hold condition frames))
+      (hold-failed-evaluation condition frames))
     (abandon-evaluation :error finish)))
 
 (defun call-user-hook (variable condition)
   "Call the function that is the value of VARIABLE, *DEBUGGER-HOOK* or SB-EXT:*INVOKE-DEBUGGER-HOOK*, as INVOKE-DEBUGGER
-does (RUN-HOOK in src/code/debug.lisp). When this function itself fails, notify the user and return."
+does (RUN-HOOK in src/code/debug.lisp). If the called function fails in turn, notify the user and return."
   (let ((hook (symbol-value variable)))
     ;; The hook that SB-EXT:DISABLE-DEBUGGER installs would end the process.
     (unless (or (null hook) (eq hook 'sb-debug::debugger-disabled-hook))
@@ -107,7 +109,7 @@ does (RUN-HOOK in src/code/debug.lisp). When this function itself fails, notify 
 
 (defun enter-debugger (invoke-debugger condition)
   "Handle CONDITION in place of INVOKE-DEBUGGER, SBCL's function: call the user's hooks, then fail the evaluation or end the
-thread. If *ON-DEBUGGER* is set, call only that function. If this image serves no host, call INVOKE-DEBUGGER."
+thread. If *ON-DEBUGGER* holds a function, call only this function. If this image serves no host, call INVOKE-DEBUGGER."
   (declare (optimize (debug 2)))
   ;; Backtraces show this function's frame as the call of INVOKE-DEBUGGER. The binding prevents tail calls below, which
   ;; would remove the frame.
@@ -117,7 +119,7 @@ thread. If *ON-DEBUGGER* is set, call only that function. If this image serves n
           (t
            (call-user-hook 'sb-ext:*invoke-debugger-hook* condition)
            (call-user-hook '*debugger-hook* condition)
-           (if *abandon*
+           (if *unwind-evaluation*
                (fail-evaluation condition (frame-pointer-here))
                (end-failed-thread condition (frame-pointer-here)))))))
 
@@ -125,7 +127,7 @@ thread. If *ON-DEBUGGER* is set, call only that function. If this image serves n
   "End or hold the evaluation of the job JOB-ID, if this thread still runs it. REASON is a value of the C enum
 sbcl_interrupt. An interruption calls this function in the thread of the evaluation. Unwind without signalling a
 condition, because the user's handlers might handle it."
-  (when (and *abandon* (eql job-id *job-id*))
+  (when (and *unwind-evaluation* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
       ;; If the first interruption is still capturing frames, this one unwinds at once.
       (when (or *capturing-interruption* (not (hold-interruption reason hook)))

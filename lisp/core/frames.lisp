@@ -2,11 +2,12 @@
 
 (in-package "SBCL-HOST")
 
-(declaim (type (unsigned-byte 64) *boundary*))
-(defvar *boundary* 0
-  "The frame pointer of the function that called the user's code. Frames at this or a higher address are the server's.")
+(declaim (type (unsigned-byte 64) *user-code-boundary*))
+(defvar *user-code-boundary* 0
+  "The frame pointer of the function that called the user's code, or 0 if no function did so on this thread. Frames at this
+or a higher address are the server's.")
 
-(defconstant +max-full-frames+ 1000
+(defconstant +max-full-stack-depth+ 1000
   "The maximum depth of a stack that is captured in full. Of a deeper stack, the innermost and the outermost frames are
 captured, half of this number each.")
 
@@ -14,10 +15,10 @@ captured, half of this number each.")
   "Return the frame pointer of the function that contains this form."
   '(sap-int (sb-vm::current-fp)))
 
-(defmacro with-boundary (() &body body)
-  "Evaluate BODY with *BOUNDARY* bound to the frame pointer of the function that contains this form: frames of calls in BODY
-count as the user's, all outer frames as the server's."
-  `(let ((*boundary* (frame-pointer-here)))
+(defmacro with-user-code-boundary (() &body body)
+  "Evaluate BODY with *USER-CODE-BOUNDARY* bound to the frame pointer of the function that contains this form: frames of
+calls in BODY count as the user's, all outer frames as the server's."
+  `(let ((*user-code-boundary* (frame-pointer-here)))
      ,@body))
 
 (defun frame-address (frame)
@@ -51,7 +52,8 @@ function is called for every frame."
   (typep (sb-di:frame-debug-fun frame) 'sb-di::bogus-debug-fun))
 
 (defun system-frame-p (frame)
-  "Return true when FRAME is a call of a function of SBCL's own, or BOGUS-FRAME-P is true of it."
+  "Return true when BOGUS-FRAME-P is true of FRAME, or when FRAME is a call of a function of SBCL's own or of the Lisp
+side, whose source files all have names that begin with SYS:."
   (or (bogus-frame-p frame)
       (let ((file (ignore-errors (frame-file frame))))
         (and file (begins-with-p "SYS:" file)))))
@@ -62,9 +64,9 @@ function is called for every frame."
     (and file (begins-with-p "SYS:HOST;" file))))
 
 (defun stand-in-frame-p (frame)
-  "Return true when FRAME is a call of ENTER-DEBUGGER or WARN-RECORDED, functions of the Lisp side that replace functions of
-SBCL's. DISPLAYED-CALL returns the call to show instead."
-  (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
+  "Return true when FRAME is a call of ENTER-DEBUGGER or SIGNAL-RECORDED-WARNING, functions of the Lisp side that replace
+functions of SBCL's. DISPLAYED-CALL returns the call to show instead."
+  (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger signal-recorded-warning)))
 
 (defun shown-frame-p (frame)
   "Return true when FRAME is not the Lisp side's own, or is shown as the call of the SBCL function that it replaces."
@@ -72,7 +74,7 @@ SBCL's. DISPLAYED-CALL returns the call to show instead."
       (stand-in-frame-p frame)))
 
 (defglobal **null-lexenv** (sb-kernel:make-null-lexenv)
-  "The null lexical environment. Frames of evaluated forms show it as the argument, as in bare SBCL.")
+  "The null lexical environment. Frames of evaluated forms show this object as the environment, as in bare SBCL.")
 
 (defun empty-lexenv-p (object)
   "Return true when OBJECT is a lexical environment without bindings."
@@ -87,7 +89,7 @@ SBCL's. DISPLAYED-CALL returns the call to show instead."
     (sb-int:simple-eval-in-lexenv
      (values name (substitute-if **null-lexenv** #'empty-lexenv-p arguments)))
     (enter-debugger (values 'invoke-debugger (rest arguments)))
-    (warn-recorded
+    (signal-recorded-warning
      (destructuring-bind (warn class default datum more) arguments
        (declare (ignore warn default))
        (values (if (eq class 'warning) 'warn 'sb-int:style-warn)
@@ -100,24 +102,24 @@ SBCL's. DISPLAYED-CALL returns the call to show instead."
         while (and frame (< (frame-address frame) address))
         finally (return frame)))
 
-(defun frame-below (address)
+(defun caller-frame (address)
   "Return the frame of the caller of the frame whose frame pointer is ADDRESS. Both frames must be Lisp frames."
   (let ((frame (int-sap address)))
     ;; TOP-FRAME computes its result in the same way (src/code/debug-int.lisp), without walking the stack from its top.
     (sb-di::compute-calling-frame (sap-ref-sap frame 0) (sap-ref-sap frame 8) nil)))
 
 (defun named-frame (name frame)
-  "Return the first frame of the function NAME among FRAME and its next 49 callers within the boundary, or NIL."
+  "Return the innermost frame of the function NAME among FRAME and its next 49 callers, up to *USER-CODE-BOUNDARY*; or NIL."
   (loop for candidate = frame then (sb-di:frame-down candidate)
         repeat 50
-        while (and candidate (< (frame-address candidate) *boundary*))
+        while (and candidate (< (frame-address candidate) *user-code-boundary*))
         when (eq name (sb-di:debug-fun-name (sb-di:frame-debug-fun candidate)))
           return candidate))
 
-(defun resolve-hint (frame)
+(defun resolve-stack-top-hint (frame)
   "Return the frame of the error according to SBCL's stack top hint, or NIL. The hint is a frame, or the name of the
-function that was called to report the error, such as ERROR. For a name, search FRAME and its callers for the frame of
-that function, which is shown too."
+function that was called to report the error, such as ERROR. If the hint is a name, return the frame of this function,
+found among FRAME and its callers."
   (let ((hint sb-debug:*stack-top-hint*))
     (cond ((sb-di:frame-p hint) hint)
           ;; ERROR within RESTART-CASE compiles to a call of this function.
@@ -129,34 +131,34 @@ that function, which is shown too."
   "Return the frame of the error that was reported to the function with frame pointer HOOK. An error in a handler
 inherits the stack top hint of the first error, so a user frame inside the hinted frame is preferred."
   (let* ((frame (if sb-debug:*stack-top-hint*
-                    (frame-below hook)
+                    (caller-frame hook)
                     ;; The code called the debugger itself. The frame at HOOK represents that call.
                     (return-from error-frame (frame-at hook))))
-         (hint (and frame (resolve-hint frame)))
+         (hint (and frame (resolve-stack-top-hint frame)))
          (limit (and hint (frame-address hint)))
          (skipped nil))
     (loop while (and frame
-                     (< (frame-address frame) *boundary*)
+                     (< (frame-address frame) *user-code-boundary*)
                      (or (host-frame-p frame)
                          (foreign-frame-p frame)
                          (and limit
                               (< (frame-address frame) limit)
                               (system-frame-p frame))))
           do (shiftf skipped frame (sb-di:frame-down frame)))
-    ;; An interruption inherits the hint of the code that it interrupts. The call that reports the error is then inside
-    ;; the hinted frame.
+    ;; An error in an interruption inherits the hint of the interrupted code. The call that reports the error, such as
+    ;; ERROR, is then the last skipped frame, inside the hinted frame.
     (if (and skipped frame limit
              (< (frame-address frame) limit)
              (member (sb-di:debug-fun-name (sb-di:frame-debug-fun skipped)) '(error cerror break)))
         skipped
-        (frame-below-trap frame))))
+        (skip-trap-frames frame))))
 
 (defun foreign-frame-p (frame)
   "Return true when FRAME belongs to C code."
   (and (bogus-frame-p frame)
        (not (undefined-function-frame-p frame))))
 
-(defun frame-below-trap (frame)
+(defun skip-trap-frames (frame)
   "Return the frame that trapped if FRAME belongs to the code that the runtime calls to handle a trap, such as a signal or
 an exhausted stack or heap. Else return FRAME. FRAME belongs to such code if only system frames lie between FRAME and a
 foreign frame outside it."
@@ -164,7 +166,7 @@ foreign frame outside it."
                        for candidate = frame then (sb-di:frame-down candidate)
                        repeat 40
                        while (and candidate
-                                  (< (frame-address candidate) *boundary*)
+                                  (< (frame-address candidate) *user-code-boundary*)
                                   (system-frame-p candidate))
                        when (foreign-frame-p candidate) do (setf last candidate)
                        finally (return last))))
@@ -177,23 +179,23 @@ foreign frame outside it."
 interruption called."
   (let ((frame (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
                      (and frame (> (frame-address frame) hook) frame))
-                   (frame-below hook))))
+                   (caller-frame hook))))
     ;; If the thread was in a foreign call, the innermost frames are bogus. Skip them.
-    (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *boundary*))
+    (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *user-code-boundary*))
           do (setf frame (sb-di:frame-down frame)))
     ;; The frame may belong to the code that the runtime calls after a garbage collection.
-    (frame-below-trap frame)))
+    (skip-trap-frames frame)))
 
 (defun saved-frame-pointers (address)
-  "Follow the saved frame pointers from the frame at ADDRESS outwards to the boundary. Return the number of frames
-outside ADDRESS; and a list that describes the outermost of them, at most half of +MAX-FULL-FRAMES+. Its elements are
-conses of a frame pointer and the return address into that frame's function."
+  "Follow the saved frame pointers from the frame at ADDRESS outwards to *USER-CODE-BOUNDARY*. Return two values: the number
+of frames between ADDRESS and the boundary, and a list of the outermost of these frames, at most half of
++MAX-FULL-STACK-DEPTH+. Each element is a cons of a frame pointer and the return address into that frame's function."
   (declare (type (unsigned-byte 64) address))
-  (let* ((size (floor +max-full-frames+ 2))
+  (let* ((size (floor +max-full-stack-depth+ 2))
          ;; Use fixed arrays as ring buffers instead of allocating for each frame: there may be millions of frames.
          (callers (make-array size :element-type '(unsigned-byte 64)))
          (return-addresses (make-array size :element-type '(unsigned-byte 64)))
-         (end (min *boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
+         (end (min *user-code-boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
          (count 0))
     (declare (type index count))
     (loop
@@ -215,13 +217,13 @@ conses of a frame pointer and the return address into that frame's function."
   "Call FUNCTION with each frame of a backtrace, as MAP-BACKTRACE, SBCL's function, does with the same keyword arguments.
 If the host called the user's code, call FUNCTION with the frames of that code only."
   (declare (type function function))
-  (if (zerop *boundary*)
+  (if (zerop *user-code-boundary*)
       (apply (the function map-backtrace) function options)
       (loop with index = -1
             with result = nil
             for frame = (if (sb-di:frame-p from) from (sb-debug::backtrace-start-frame from))
               then (sb-di:frame-down frame)
-            while (and frame (< (frame-address frame) *boundary*))
+            while (and frame (< (frame-address frame) *user-code-boundary*))
             do (when (and (shown-frame-p frame)
                           (>= (incf index) start))
                  (when (= index (+ start count))
@@ -234,18 +236,18 @@ If the host called the user's code, call FUNCTION with the frames of that code o
 foreign frame, so foreign frames are then left out of reports.")
 
 (defun user-frames (frame)
-  "Return the shown frames from FRAME to the boundary, innermost first, as a list of conses of number and frame; and the
-total number of frames. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the list."
+  "Return two values: the shown frames from FRAME to *USER-CODE-BOUNDARY*, innermost first, as a list of conses of number and
+frame; and the total number of frames. The middle of a stack deeper than +MAX-FULL-STACK-DEPTH+ is omitted from the list."
   (let ((frames '())
         (count 0)
-        (half (floor +max-full-frames+ 2)))
-    (loop while (and frame (< count +max-full-frames+) (< (frame-address frame) *boundary*))
+        (half (floor +max-full-stack-depth+ 2)))
+    (loop while (and frame (< count +max-full-stack-depth+) (< (frame-address frame) *user-code-boundary*))
           do (unless (or (not (shown-frame-p frame))
                          (and *incomplete-frames* (foreign-frame-p frame)))
                (push (cons count frame) frames)
                (incf count))
              (setf frame (sb-di:frame-down frame)))
-    (if (or (null frame) (>= (frame-address frame) *boundary*))
+    (if (or (null frame) (>= (frame-address frame) *user-code-boundary*))
         (values (nreverse frames) count)
         (multiple-value-bind (more last) (saved-frame-pointers (frame-address (cdr (first frames))))
           (let ((total (+ count more)))
@@ -288,8 +290,9 @@ package that is not one of SBCL's."
 
 (defun locals (frame)
   "Return the local variables of FRAME as lists of three elements: symbol, validity and value. The validity is :VALID;
-:INVALID when the variable is dead at this point; or :UNKNOWN. Return NIL for frames of SBCL's own. When SBCL keeps several
-variables of one name, return only the innermost that has a value."
+:INVALID when the variable is dead at this point; or :UNKNOWN. The value is NIL unless the validity is :VALID. Return NIL
+if SYSTEM-FRAME-P is true of FRAME, or if its code was compiled without debug information about variables. When SBCL
+keeps several variables of one name, return only the innermost variable that has a value."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
         (locals '()))
@@ -337,11 +340,11 @@ PLACE is NIL or has no text, return LOCALS unchanged."
            (if sub-character
                (get-dispatch-macro-character character sub-character readtable)
                (get-macro-character character readtable))))
-    ;; CHARACTER may no longer be a dispatching macro character.
+    ;; If CHARACTER is no longer a dispatching macro character, GET-DISPATCH-MACRO-CHARACTER signals an error.
     (eq (ignore-errors (meaning *readtable*)) (meaning sb-impl::*standard-readtable*))))
 
-(defun skip-blank (stream)
-  "Skip whitespace and comments of STREAM. Stop at a comment that does not end or whose syntax the user has changed."
+(defun skip-whitespace-and-comments (stream)
+  "Skip whitespace and comments in STREAM. Stop at a comment that does not end or whose syntax the user has changed."
   (loop
     (case (peek-char t stream nil)
       (#\; (if (standard-syntax-p #\;)
@@ -354,7 +357,8 @@ PLACE is NIL or has no text, return LOCALS unchanged."
       (t (return)))))
 
 (defun skip-block-comment (stream)
-  "Skip the block comment that begins at the current position of STREAM. Return true if there was one and it ended."
+  "Skip the block comment that begins at the current position of STREAM, a #. Return true; or NIL if no block comment begins
+there or if the comment does not end."
   (read-char stream)
   (when (eql #\| (peek-char nil stream nil))
     (let ((depth 0)
@@ -374,7 +378,7 @@ PLACE is NIL or has no text, return LOCALS unchanged."
   "The directories of further machinery, such as a test framework: conses of a directory's native namestring and the phrase
 that FRAME-MACHINERY returns for code from that directory.")
 
-(defun local-function-of (name)
+(defun containing-function-name (name)
   "Return the name of the function that contains the local function NAME, as in (FLET F :IN G). If NAME, the function name
 of a frame, names no local function, return NAME if it is a symbol and NIL if it is a list."
   (if (consp name) (second (member :in name)) name))
@@ -390,7 +394,7 @@ NIL."
             ((or (of-p "SYS:SRC;CODE;TARGET-SIGNAL") (of-p "SYS:SRC;CODE;FLOAT-TRAP.") (of-p "SYS:SRC;CODE;INTERR.")
                  (of-p "SYS:SRC;CODE;TIMER.")
                  (eq 'sb-thread::run-interruption
-                     (local-function-of (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
+                     (containing-function-name (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
              "signal handling")
             ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
             ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
@@ -401,7 +405,7 @@ NIL."
   "Return true when CALL only reports an error that MACHINERY found. MACHINERY is a value of FRAME-MACHINERY, such as \"the
 reader\", and CALL is inside the innermost frame of this machinery."
   (or (member (call-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
-      ;; A function of a stream that the reader reads from.
+      ;; The reader calls functions of the stream from which it reads. Their errors count as the reader's.
       (and (string= machinery "the reader")
            (call-system call)
            (not (member (call-name call) '(eval sb-int:simple-eval-in-lexenv))))))
@@ -411,16 +415,16 @@ reader\", and CALL is inside the innermost frame of this machinery."
   (or (member (call-name call)
               '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
                 sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
-      (eq 'sb-thread::call-with-recursive-lock (local-function-of (call-name call)))
+      (eq 'sb-thread::call-with-recursive-lock (containing-function-name (call-name call)))
       (and (consp (call-name call))
            (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
                (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
                                                                    '#.(mapcar #'find-package '("SB-C" "SB-PCL")))))
                         (call-name call))))))
 
-(defun extend-signal-handling (calls)
-  "Mark the frames in CALLS in which the C runtime handles a signal as signal handling, too. These are the foreign frames
-that follow SBCL's own frames of signal handling, up to the frame without a name that the kernel called."
+(defun mark-signal-handling-frames (calls)
+  "Also mark as signal handling the frames in CALLS in which the C runtime handles a signal. These are the foreign frames
+that follow SBCL's own frames of signal handling, up to and including the frame without a name that the kernel called."
   (loop with within = nil
         for call in calls
         for name = (call-name call)
@@ -433,10 +437,11 @@ that follow SBCL's own frames of signal handling, up to the frame without a name
                     (setf within nil)))
                  (t (setf within nil)))))
 
-(defun extend-machinery (calls)
-  "Mark two more kinds of frames in CALLS as frames of a machinery: frames between two frames that are marked already, if
-they only dispatch calls; and the innermost frames, if they only report the error of the machinery that called them."
-  (extend-signal-handling calls)
+(defun mark-machinery-frames (calls)
+  "Mark two more kinds of frames in CALLS as machinery, such as the reader or the compiler: frames between two frames that
+are marked already, if they only dispatch calls; and the innermost frames, if they only report an error that the
+machinery outside them found."
+  (mark-signal-handling-frames calls)
   (let* ((front (or (position-if #'call-machinery calls) 0))
          (machinery (and calls (call-machinery (nth front calls)))))
     (when (and machinery (every (lambda (call) (reporting-call-p call machinery)) (subseq calls 0 front)))
@@ -525,9 +530,9 @@ the structure stay valid when FRAME no longer exists."
     (event *job-id* (event-code :frame-machinery) 0 (call-machinery call)))
   (let ((place (and (call-location call) (guarded (location-place (call-location call)) (failure) nil))))
     (when place
-      (event *job-id* (event-code :frame-source) (place-line place) (place-in place))
-      (when (place-code place)
-        (event *job-id* (event-code :frame-code) 0 (place-code place))))
+      (event *job-id* (event-code :frame-source) (place-line place) (place-source-name place))
+      (when (place-line-text place)
+        (event *job-id* (event-code :frame-code) 0 (place-line-text place))))
     (with-server-syntax (:length 20 :level 5)
       (loop for (symbol validity value) in (guarded (sort-locals (call-locals call) place)
                                                (failure) (call-locals call))
@@ -549,8 +554,8 @@ variable name. :NONE before the first such value; NIL outside a report.")
     (structure-object (not (system-symbol-p (class-name (class-of value)))))))
 
 (defun shown-value-reference (value frame symbol)
-  "Return the text that replaces VALUE if VALUE is large and was shown before. Else record that it is shown now, and return
-NIL. SYMBOL is the variable that holds VALUE, and FRAME is the number of the variable's frame."
+  "Return the text that replaces VALUE if VALUE is large and was shown before, else NIL. Record a large VALUE when it is
+shown for the first time. SYMBOL is the variable that holds VALUE, and FRAME is the number of the variable's frame."
   (when (and *shown-values* (guarded (large-value-p value) (failure) nil))
     (when (eq *shown-values* :none)
       (setf *shown-values* (make-hash-table :test 'eq)))
@@ -576,9 +581,8 @@ events with the text of the value. VALIDITY is as in LOCALS, or :SAME, for which
     (:valid (push-text continue (lambda (stream) (print-argument value stream))))
     (:same (event *job-id* continue 0 value))))
 
-;;; Restarts
-
-(defun restarts-for (condition)
+;;; Describing restarts
+(defun applicable-restarts (condition)
   "Return the restarts that apply to CONDITION. A restart whose test fails with an error does not apply."
   (guarded (compute-restarts condition)
       (failure)
@@ -592,7 +596,7 @@ events with the text of the value. VALIDITY is as in LOCALS, or :SAME, for which
 shown.")
 
 (defun numbered-restarts (restarts)
-  "Return the restarts among RESTARTS to show, as a list of conses of number and restart. Numbers begin at 1."
+  "Return a list of conses of number and restart for those of RESTARTS that are shown. Numbers begin at 1."
   (loop with last = (- (length restarts) 2)
         for restart in restarts
         for number from 1
@@ -601,7 +605,7 @@ shown.")
 
 (defun push-restarts (condition)
   "Push the restarts that apply to CONDITION."
-  (loop for (number . restart) in (numbered-restarts (restarts-for condition))
+  (loop for (number . restart) in (numbered-restarts (applicable-restarts condition))
         do (event *job-id* (event-code :restart) number (string (restart-name restart)))
            (with-server-syntax ()
              (let ((*print-escape* nil))
@@ -643,21 +647,21 @@ reader binds it to KEYWORD while it reads the feature expression of #+."
   (let ((package (current-package)))
     (if (eq package (find-package "KEYWORD")) **user-package** package)))
 
-(defvar *capturing* nil
+(defvar *capturing-error* nil
   "True while this thread describes an error: its message, restarts, slots and frames. The description calls the user's
 printing methods, which may fail in turn.")
 
-(defun capture (type report condition find-frame)
+(defun capture-error (type report condition find-frame)
   "Push the description of an error. TYPE is the name of its type, a string. REPORT is a function that pushes its message.
 Push the restarts for CONDITION and, if CONDITION is not NIL, its slots. FIND-FRAME is a function that returns the
-innermost frame to push. Return the frames as USER-FRAMES does. If the frames must not be pushed before the stack has been
-unwound, also return a function that pushes them; else NIL."
+innermost frame to push. Return two values: the list of frames that USER-FRAMES returns; and, if the frames must not be
+pushed before the stack has been unwound, a function that pushes them, else NIL."
   (declare (type function report find-frame) (dynamic-extent report find-frame))
   (let ((frame (funcall find-frame))
         (*package* (report-package)))
     (with-quiet-debugger ()
-      (event *job-id* (event-code :error) (if *capturing* 1 0) type)
-      (let ((*capturing* t))
+      (event *job-id* (event-code :error) (if *capturing-error* 1 0) type)
+      (let ((*capturing-error* t))
         (when (plusp *form-number*)
           (event *job-id* (event-code :form) *form-number* (with-server-syntax () (princ-to-string *form-start*))))
         (funcall report)
@@ -669,11 +673,11 @@ unwound, also return a function that pushes them; else NIL."
               (guarded (user-frames frame) (failure) (values '() 0)))
           (event *job-id* (event-code :frames) total)
           (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
-            (extend-machinery calls)
+            (mark-machinery-frames calls)
             ;; Printing calls the user's methods, which may need more stack than is left.
             (cond ((typep condition 'storage-condition)
                    (values frames (lambda ()
-                                    (let ((*capturing* t))
+                                    (let ((*capturing-error* t))
                                       (push-calls calls))
                                     nil)))
                   (t (push-calls calls)

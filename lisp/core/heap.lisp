@@ -4,59 +4,60 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +nursery+ (* 64 1024 1024)
+(defconstant +small-nursery-size+ (* 64 1024 1024)
   "The number of bytes allocated between two collections while few bytes survive them. By default, SBCL allocates a
-twentieth of the heap between collections. Most of it is memory never touched before, whose page faults cost more than
-frequent collections.")
+twentieth of the heap between collections. Most of this memory was never touched before, and its page faults cost more
+than frequent collections.")
 
-(declaim (type (unsigned-byte 64) **nursery** **largest-nursery**))
-(defglobal **nursery** 0
+(declaim (type (unsigned-byte 64) **nursery-size** **default-nursery-size**))
+(defglobal **nursery-size** 0
   "The number of bytes between two collections that LIMIT-NURSERY or ADAPT-NURSERY set last.")
-(defglobal **largest-nursery** 0
+(defglobal **default-nursery-size** 0
   "SBCL's default number of bytes between two collections, a twentieth of the heap.")
 
 (defun limit-nursery ()
-  "Make SBCL collect garbage after every +NURSERY+ bytes, or its default if that is less. ADAPT-NURSERY may change this
-after each collection."
-  (setf **largest-nursery** (sb-ext:bytes-consed-between-gcs)
-        **nursery** (min +nursery+ **largest-nursery**)
-        (sb-ext:bytes-consed-between-gcs) **nursery**))
+  "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or its default if that is less. ADAPT-NURSERY may change
+this after each collection."
+  (setf **default-nursery-size** (sb-ext:bytes-consed-between-gcs)
+        **nursery-size** (min +small-nursery-size+ **default-nursery-size**)
+        (sb-ext:bytes-consed-between-gcs) **nursery-size**))
 
-(defconstant +minimum-nursery+ (* 1024 1024)
+(defconstant +minimum-nursery-size+ (* 1024 1024)
   "The minimum number of bytes between two collections, even if the user sets fewer. SBCL uses the same minimum in
-coreparse.c. With fewer bytes, handling an exhausted stack would collect at every step, on the little stack that is
-left.")
+coreparse.c. With fewer bytes, the code that handles an exhausted stack would trigger a collection at every step, on the
+little stack that is left.")
 
-(declaim (type (or null (unsigned-byte 62)) **requested-nursery**))
-(defglobal **requested-nursery** nil
-  "The number of bytes between two collections that the user requested, if it is less than +MINIMUM-NURSERY+; else NIL.")
+(declaim (type (or null (unsigned-byte 62)) **requested-nursery-size**))
+(defglobal **requested-nursery-size** nil
+  "The number of bytes between two collections that the user requested, if less than +MINIMUM-NURSERY-SIZE+; else NIL.")
 
 (defun read-nursery (read)
-  "Return the number of bytes between two collections that READ, SBCL's BYTES-CONSED-BETWEEN-GCS, returns. If SET-NURSERY
-raised the number that the user requested, return the requested number instead."
+  "Call READ, SBCL's BYTES-CONSED-BETWEEN-GCS, and return its value, the number of bytes between two collections. If
+SET-NURSERY raised the number that the user requested, return the requested number instead."
   (let ((bytes (funcall (the function read))))
-    (or (and (eql bytes +minimum-nursery+) **requested-nursery**)
+    (or (and (eql bytes +minimum-nursery-size+) **requested-nursery-size**)
         bytes)))
 
 (defun set-nursery (set bytes)
-  "Set the number of bytes between two collections to BYTES, or to +MINIMUM-NURSERY+ if BYTES is less, and return BYTES.
+  "Set the number of bytes between two collections to BYTES, or to +MINIMUM-NURSERY-SIZE+ if BYTES is less, and return BYTES.
 SET is SBCL's function (SETF BYTES-CONSED-BETWEEN-GCS)."
-  (let ((few (and (typep bytes 'index) (< bytes +minimum-nursery+))))
-    (funcall (the function set) (if few +minimum-nursery+ bytes))
-    (setf **requested-nursery** (and few bytes))
+  (let ((few (and (typep bytes 'index) (< bytes +minimum-nursery-size+))))
+    (funcall (the function set) (if few +minimum-nursery-size+ bytes))
+    (setf **requested-nursery-size** (and few bytes))
     bytes))
 
 (defun nursery-set-by-user ()
   "Return the number of bytes between two collections if the user has set it, else NIL."
   (let ((bytes (sb-ext:bytes-consed-between-gcs)))
-    (and (/= bytes **nursery**) bytes)))
+    (and (/= bytes **nursery-size**) bytes)))
 
-(defglobal **kept-before-user-threads** 0
-  "The number of bytes in use when a user thread last started while there were no others.")
+(defglobal **kept-bytes-before-user-threads** 0
+  "The number of bytes in use when a user thread was last started while no other user thread existed.")
 
-(defun heap-limit (&optional (kept **kept-before-user-threads**))
-  "Return the maximum number of bytes that may be in use while work runs that started with KEPT bytes in use. By default,
-this work is the user's threads. The host computes the limit of an evaluation by the same formula."
+(defun heap-limit (&optional (kept **kept-bytes-before-user-threads**))
+  "Return the maximum number of bytes that may be in use while an evaluation, a call or the user's threads run. KEPT is the
+number of bytes that were in use when they began; the default is for the user's threads. The host computes the limit of an
+evaluation by the same formula."
   (let ((size (sb-ext:dynamic-space-size)))
     (max (* 2 (floor size 5)) (+ kept (floor size 6)))))
 
@@ -76,9 +77,9 @@ has just finished a collection.")
 
 (defun collect-recent-garbage (kept)
   "Collect the garbage that was allocated since KEPT bytes were in use. Always collect the two youngest generations, which
-contain most garbage. Earlier collections may have promoted garbage to older generations. Collect these one by one,
-while clearly more than KEPT bytes are in use and there is room to copy the objects in use: such a collection copies
-everything that the session keeps."
+contain most garbage. Earlier collections may have promoted garbage to older generations. Collect these generations one by
+one, while the bytes in use exceed KEPT by a twentieth of the heap but fill less than half of the heap: such a
+collection needs room to copy everything that the session keeps."
   (sb-thread:with-mutex (**collection-lock**)
     (sb-ext:gc :gen 2)
     (let ((size (sb-ext:dynamic-space-size)))
@@ -91,33 +92,34 @@ everything that the session keeps."
   (ceiling bytes 1000000))
 
 (defglobal **ending-threads** '()
-  "The threads that END-THREADS-FOR-HEAP has interrupted. They may still unwind, or their garbage may still be in the heap.")
+  "The threads that END-THREADS-FOR-HEAP has interrupted. They may still be unwinding, or their garbage may still be in the
+heap.")
 
-(defglobal **collected-after-threads** '()
+(defglobal **collected-ending-threads** '()
   "The value of **ENDING-THREADS** for which COLLECT-AFTER-THREADS last ran, so that it runs once for each value.")
 
-(defun nursery-for (kept)
+(defun next-nursery-size (kept)
   "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. If KEPT is
-less than +NURSERY+, the number is +NURSERY+ or SBCL's default, whichever is less. Otherwise it is SBCL's default, because
-with fewer bytes the kept objects would be copied too often. While threads that fill the heap are being ended, it is the
-whole rest of the heap: until they have unwound, there may be no room to copy their objects, and a collection without room
-ends the process."
-  (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery+ (- (sb-ext:dynamic-space-size) kept)))
-        ((< kept +nursery+) (min +nursery+ **largest-nursery**))
-        (t **largest-nursery**)))
+less than +SMALL-NURSERY-SIZE+, the number is +SMALL-NURSERY-SIZE+ or SBCL's default, whichever is less. Otherwise it is
+SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads that fill the heap are
+being ended, it is the whole rest of the heap: until they have unwound, there may be no room to copy their objects, and a
+collection without room ends the process."
+  (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery-size+ (- (sb-ext:dynamic-space-size) kept)))
+        ((< kept +small-nursery-size+) (min +small-nursery-size+ **default-nursery-size**))
+        (t **default-nursery-size**)))
 
 (defglobal **nursery-lock** (sb-thread:make-mutex :name "nursery")
-  "The lock that ADAPT-NURSERY holds, with interrupts off. Several threads may run ADAPT-NURSERY at the same time, and an
-interruption may end each of them at any time.")
+  "The lock that ADAPT-NURSERY holds, because several threads may run it at the same time. Interrupts are off meanwhile,
+because an interruption may end a thread at any time.")
 
 (defun adapt-nursery ()
   "Set the number of bytes to allocate before the next collection according to the bytes in use now. Do nothing if the user
 has set the number."
   (sb-thread::with-system-mutex (**nursery-lock**)
     (let* ((kept (sb-kernel:dynamic-usage))
-           (size (nursery-for kept)))
-      (unless (or (= size **nursery**) (nursery-set-by-user))
-        (setf **nursery** size
+           (size (next-nursery-size kept)))
+      (unless (or (= size **nursery-size**) (nursery-set-by-user))
+        (setf **nursery-size** size
               (sb-ext:bytes-consed-between-gcs) size
               ;; Without the new trigger, SIZE would take effect only after the next collection. The trigger minus SIZE
               ;; must be KEPT, because the host computes the kept bytes as this difference.
@@ -133,8 +135,8 @@ user."
       (adapt-nursery)
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "The heap was nearly used up (~D of ~D MB), so these were ended: ~A."
-                       (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list threads))))
+               (format nil "The heap was nearly used up (~D of ~D MB), so these threads were ended: ~A."
+                       (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list-text threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))
         ;; The finalizer thread runs COLLECT-AFTER-THREADS. Notify it again, because it may have checked before these
@@ -148,16 +150,16 @@ user."
   (event *job-id* (event-code :heap)))
 
 (defun heap-cleared-p ()
-  "Return true when the evaluation of this thread need not be ended for the heap: the heap is not full, or ended threads
-had filled it and collecting their garbage here makes room. From the evaluation's third collection on, do not collect here:
-an evaluation that fills the heap itself must end before its garbage is collected, as there may be no room to copy its
-objects."
+  "Return true when the heap does not require the end of this thread's evaluation: the heap is not full, or ended threads
+had filled it and collecting their garbage here makes room. From the evaluation's third collection on, do not collect
+here: an evaluation that fills the heap itself must end before its garbage is collected, because there may be no room to
+copy its objects."
   (or (not (heap-full-p))
       (and **ending-threads**
-           (< *collections* 3)
+           (< *collection-count* 3)
            (progn
              (await-threads **ending-threads**)
-             (collect-recent-garbage **kept-before-user-threads**)
+             (collect-recent-garbage **kept-bytes-before-user-threads**)
              (not (heap-full-p))))))
 
 (defun collect-and-report (kept part)
@@ -170,7 +172,7 @@ the evaluation that filled the heap, a string, or NIL."
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
              (format nil "The heap was nearly used up (~D of ~D MB~@[, most of it by ~A~]), so the evaluation was ~
-                          stopped. ~D MB are still in use now, by what the session holds on to."
+                          stopped. ~D MB are still in use by objects of the session."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size)) part
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
@@ -184,28 +186,28 @@ evaluation.")
 NIL.")
 
 (defun collect-after-part (part)
-  "Collect the garbage of a part of the evaluation that was ended for the heap. PART is the name of this part. End the
-evaluation if the heap is still full."
+  "Collect the garbage of a part of the evaluation that was ended because the heap was nearly full. PART is the name of
+this part, a string. End the evaluation if the heap is still full."
   (sb-sys:scrub-control-stack)
-  (collect-recent-garbage *kept-before-evaluation*)
+  (collect-recent-garbage *kept-bytes-before-evaluation*)
   (let ((*ended-part* part)
         (*end-part-for-heap* nil))
     (end-evaluation-for-heap)))
 
 (defun end-evaluation-for-heap ()
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, or only its current part (see *END-PART-FOR-HEAP*). Do
-nothing if the heap is no longer full. The host's interruption for the heap calls this function, and so does WATCH-HEAP
-after each collection."
+nothing if the heap is no longer full. This function is called when the host interrupts the thread because the heap is
+nearly full, and by WATCH-HEAP after each collection."
   (let ((job-id *job-id*)
-        (kept *kept-before-evaluation*)
+        (kept *kept-bytes-before-evaluation*)
         (part *ended-part*))
-    (when (and *abandon* (not (heap-cleared-p)))
+    (when (and *unwind-evaluation* (not (heap-cleared-p)))
       (when (and *end-part-for-heap* (not *failure-reason*))
         (funcall (the function *end-part-for-heap*) (frame-pointer-here))
         ;; The function returns only if the part is already being ended.
         (return-from end-evaluation-for-heap nil))
-      (unless (or *capturing-interruption* (eql job-id **ended-for-heap**))
-        (setf **ended-for-heap** job-id)
+      (unless (or *capturing-interruption* (eql job-id **job-ended-for-heap**))
+        (setf **job-ended-for-heap** job-id)
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))
       (abandon-evaluation :interrupted
                           (lambda ()
@@ -225,24 +227,24 @@ after each collection."
   "True while this thread runs WATCH-HEAP, which must not run again inside itself: its allocations may trigger further
 collections, each in a signal handler nested in the previous one, and SBCL supports only eight nested handlers.")
 
-(declaim (type (or null (unsigned-byte 62)) *kept-before-call*))
-(defvar *kept-before-call* nil
-  "The number of bytes that the last collection before the embedding program's current call on this thread had left; NIL
+(declaim (type (or null (unsigned-byte 62)) *kept-bytes-before-call*))
+(defvar *kept-bytes-before-call* nil
+  "The number of bytes that survived the last collection before the embedding program's current call on this thread; NIL
 outside a call.")
 
 (defun fail-call-for-heap ()
-  "Signal HEAP-NEARLY-EXHAUSTED if, during a call of the program on this thread, more bytes are in use than HEAP-LIMIT
-allows for the call."
-  (let ((kept *kept-before-call*)
+  "Signal HEAP-NEARLY-EXHAUSTED if this thread runs a call of the embedding program and more bytes are in use than
+HEAP-LIMIT allows for the call."
+  (let ((kept *kept-bytes-before-call*)
         (used (sb-kernel:dynamic-usage)))
     (when (and kept (> used (heap-limit kept)))
       (let ((*watching-heap* nil))
         (error 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))))
 
 (defun collect-after-call ()
-  "Collect the garbage of a call that was ended for the heap."
+  "Collect the garbage of a call of the embedding program that was ended because the heap was nearly full."
   (sb-sys:scrub-control-stack)
-  (collect-recent-garbage (or *kept-before-call* 0)))
+  (collect-recent-garbage (or *kept-bytes-before-call* 0)))
 
 (defun watch-heap ()
   "If the heap is nearly full, end the user's threads, this thread's evaluation, and the program's call on this thread.
@@ -253,13 +255,13 @@ this function."
   (unless (sb-thread:holding-mutex-p **collection-lock**)
     (when (> (sb-kernel:dynamic-usage) (heap-limit))
       (end-threads-for-heap))
-    (when *abandon*
-      (incf *collections*)
+    (when *unwind-evaluation*
+      (incf *collection-count*)
       (end-evaluation-for-heap))
     (fail-call-for-heap)))
 
 (defun watch-after-collection (post-gc)
-  "Call POST-GC, SBCL's function, and then WATCH-HEAP."
+  "Call POST-GC, SBCL's function, and then WATCH-HEAP, unless WATCH-HEAP is already running in this thread."
   (funcall (the function post-gc))
   (unless *watching-heap*
     (let ((*watching-heap* t))
@@ -268,9 +270,9 @@ this function."
 (defun collect-after-threads ()
   "Collect the garbage of threads that END-THREADS-FOR-HEAP has ended. SBCL calls this function after each collection, in
 its finalizer thread."
-  (when (and **ending-threads** (not (eq **ending-threads** **collected-after-threads**)))
-    (setf **collected-after-threads** **ending-threads**)
+  (when (and **ending-threads** (not (eq **ending-threads** **collected-ending-threads**)))
+    (setf **collected-ending-threads** **ending-threads**)
     (await-threads **ending-threads**)
-    (collect-recent-garbage **kept-before-user-threads**)
+    (collect-recent-garbage **kept-bytes-before-user-threads**)
     (setf **ending-threads** (remove-if-not #'sb-thread:thread-alive-p **ending-threads**)
-          **collected-after-threads** **ending-threads**)))
+          **collected-ending-threads** **ending-threads**)))

@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ (declared-number "SBCL_HOST_CONTRACT")
+(defconstant +contract-version+ (declared-number "SBCL_HOST_CONTRACT")
   "The version of the contract between Lisp and the host, ffi/sbcl_host.h.")
 
 (defconstant +evaluation-lane+ (declared-number "SBCL_LANE_EVALUATION"))
@@ -34,23 +34,23 @@
   "The job kinds, keywords, indexed by their numbers in the C enum sbcl_job_kind.")
 
 (defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
-  "Flag of :EVALUATE: measure time and allocation.")
+  "The flag of an :EVALUATE job that must measure time and allocation.")
 (defconstant +evaluate-hold+ (declared-number "SBCL_EVALUATE_HOLD")
-  "Flag of :EVALUATE: hold the evaluation where it fails.")
+  "The flag of an :EVALUATE job whose evaluation must be held where it fails.")
 (defconstant +evaluate-record-errors+ (declared-number "SBCL_EVALUATE_RECORD_ERRORS")
-  "Flag of :EVALUATE: record the errors that the code handles itself.")
+  "The flag of an :EVALUATE job that must record all errors that are signalled, including errors that the code handles.")
 (defconstant +evaluate-detached+ (declared-number "SBCL_EVALUATE_DETACHED")
-  "Flag of :EVALUATE: the evaluation may be in the background when it ends.")
+  "The flag of an :EVALUATE job whose evaluation may be in the background when it ends.")
 (defconstant +evaluate-background+ (declared-number "SBCL_EVALUATE_BACKGROUND")
-  "Flag of :EVALUATE: the evaluation starts in the background.")
+  "The flag of an :EVALUATE job whose evaluation starts in the background.")
 (defconstant +describe-source+ (declared-number "SBCL_DESCRIBE_SOURCE")
-  "Flag of :DESCRIBE: include the text of definitions.")
+  "The flag of a :DESCRIBE job that must include the text of definitions.")
 (defconstant +interrupt-timeout+ (declared-number "SBCL_INTERRUPT_TIMEOUT")
-  "Flag of :INTERRUPT: the time limit has passed.")
+  "The reason in an :INTERRUPT job when the time limit of the job to interrupt has passed.")
 (defconstant +interrupt-cancel+ (declared-number "SBCL_INTERRUPT_CANCEL")
-  "Flag of :INTERRUPT: the client cancelled the call.")
+  "The reason in an :INTERRUPT job when the client has cancelled the call.")
 (defconstant +interrupt-heap+ (declared-number "SBCL_INTERRUPT_HEAP")
-  "Flag of :INTERRUPT: the heap is nearly used up.")
+  "The reason in an :INTERRUPT job when the heap is nearly full.")
 
 (defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
   "The flag that is added to the job number of an event about an error that was signalled and that the code may still
@@ -63,19 +63,19 @@ handle.")
   "A string in UTF-32, the representation that Lisp and the host share."
   '(simple-array character (*)))
 
-(declaim (type (unsigned-byte 64) **next-job** **event**))
-(defglobal **next-job** 0
+(declaim (type (unsigned-byte 64) **next-job-address** **event-address**))
+(defglobal **next-job-address** 0
   "The address of the host's function next_job.")
-(defglobal **event** 0
+(defglobal **event-address** 0
   "The address of the host's function event.")
 
 (defun host-started-p ()
   "Return true once this image serves a host."
-  (plusp **event**))
+  (plusp **event-address**))
 
 (defmacro with-host-float-modes (form)
   "Evaluate FORM, a call of the host, with float traps masked, because Lisp's traps would make foreign code fail. On
-x86-64, evaluate only FORM: there the host masks the traps itself. SBCL's macro also masks the traps of the x87 unit,
+x86-64, the host masks the traps itself, so just evaluate FORM: SBCL's macro would also mask the traps of the x87 unit,
 which takes longer than the rest of a call."
   #+x86-64 form
   #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
@@ -86,37 +86,37 @@ which takes longer than the rest of a call."
 host's frames would be undefined behaviour."
   `(without-interrupts (with-host-float-modes ,form)))
 
-(defun call-event (job kind number address length)
+(defun push-event-at-address (job kind number address length)
   "Push an event of KIND, an event code, for the job numbered JOB, with NUMBER and a text: the LENGTH characters at
 ADDRESS. Return true when the host replies 1. The reply to a text means that the host wants no more of the text; the reply
 to a question (see sbcl_event) means yes. When this image serves no host, do nothing and return NIL."
   (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
            (type (signed-byte 64) number) (type system-area-pointer address))
-  (and (plusp **event**)
+  (and (plusp **event-address**)
        (eql 1 (calling-host
-               (alien-funcall (sap-alien (int-sap **event**)
+               (alien-funcall (sap-alien (int-sap **event-address**)
                                          (function (signed 32) (unsigned 64) (unsigned 32) (signed 64)
                                                    system-area-pointer (unsigned 64)))
                               job kind number address length)))))
 
-(defun event-text (job kind number text start end)
+(defun push-event-text (job kind number text start end)
   "Push an event of KIND with the characters of TEXT, any string, from START below END. JOB, KIND, NUMBER and the value are
-as in CALL-EVENT."
+as in PUSH-EVENT-AT-ADDRESS."
   (declare (type string text) (type index start end))
   (if (typep text 'text)
       (with-pinned-objects (text)
-        (call-event job kind number (sap+ (vector-sap text) (* 4 start)) (- end start)))
+        (push-event-at-address job kind number (sap+ (vector-sap text) (* 4 start)) (- end start)))
       (let ((copy (make-string (- end start))))
         (replace copy text :start2 start :end2 end)
-        (event-text job kind number copy 0 (length copy)))))
+        (push-event-text job kind number copy 0 (length copy)))))
 
 (defun event (job kind &optional (number 0) (text ""))
   "Push an event of KIND, an event code, with NUMBER and TEXT for the job numbered JOB. Return true when the host replies 1,
-as CALL-EVENT does."
+as PUSH-EVENT-AT-ADDRESS does."
   (declare (type string text))
   (if (zerop (length text))
-      (call-event job kind number (int-sap 0) 0)
-      (event-text job kind number text 0 (length text))))
+      (push-event-at-address job kind number (int-sap 0) 0)
+      (push-event-text job kind number text 0 (length text))))
 
 (defstruct (job (:copier nil) (:predicate nil))
   "A job, copied from the host's struct sbcl_job, which describes the slots. KIND is an element of *JOB-KINDS*."
@@ -140,8 +140,8 @@ as CALL-EVENT does."
     text))
 
 (defun next-job (lane &optional (held 0))
-  "Wait for the next job of LANE and return it. Return NIL when the host ends the lane. HELD is the number of this thread's
-last job if the thread holds an evaluation, else 0."
+  "Wait for the next job of LANE, a lane's number, and return it. Return NIL when the host wants this thread to end. HELD is
+the number of this thread's last job if the thread holds an evaluation, else 0."
   (let ((words (make-array (/ (structure-size "sbcl_job") 8) :element-type '(unsigned-byte 64) :initial-element 0)))
     (macrolet ((word (field)
                  `(aref words (/ (field-offset "sbcl_job" ,field) 8)))
@@ -151,7 +151,7 @@ last job if the thread holds an evaluation, else 0."
       (setf (word "id") held)
       (when (eql 1 (with-pinned-objects (words)
                      (calling-host
-                      (alien-funcall (sap-alien (int-sap **next-job**)
+                      (alien-funcall (sap-alien (int-sap **next-job-address**)
                                                 (function (signed 32) (unsigned 32) system-area-pointer))
                                      lane (vector-sap words)))))
         (make-job :id (word "id")

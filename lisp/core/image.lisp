@@ -7,7 +7,7 @@
 systems and packages of the core. All systems and packages that are loaded later count as the user's."
   (check-assumptions)
   (preload-contribs)
-  (forget-build-paths)
+  (replace-build-paths)
   (setf **core-systems** (already-loaded-systems)
         **system-packages** (remove **user-package** (list-all-packages))))
 

@@ -2,9 +2,8 @@
 
 (in-package "SBCL-HOST")
 
-;;; Abandoning
-
-(defvar *abandon* nil
+;;; Abandoning an evaluation
+(defvar *unwind-evaluation* nil
   "A function without arguments that unwinds to the end of the evaluation; NIL when this thread runs no evaluation that
 could be abandoned.")
 
@@ -16,20 +15,20 @@ evaluation has not failed. Cleanup forms that stop the unwinding do not reset it
 (defvar *after-unwinding* nil
   "A function without arguments to call once a failed evaluation has unwound, or NIL.")
 
-(declaim (type fixnum *collections*))
-(defvar *collections* 0
+(declaim (type fixnum *collection-count*))
+(defvar *collection-count* 0
   "The number of garbage collections that this thread has caused during its evaluation, apart from the collections of
 COLLECT-RECENT-GARBAGE.")
 
 (defun kept-bytes ()
-  "Return the number of bytes that survived the last collection. The host computes it in the same way, from the trigger of
-the next collection."
+  "Return the number of bytes that survived the last collection. Like the host, compute this number from the trigger of the
+next collection."
   (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
         (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
     (if (< step trigger (ash 1 62)) (- trigger step) 0)))
 
-(declaim (type (unsigned-byte 64) *kept-before-evaluation*))
-(defvar *kept-before-evaluation* 0
+(declaim (type (unsigned-byte 64) *kept-bytes-before-evaluation*))
+(defvar *kept-bytes-before-evaluation* 0
   "The number of bytes that survived the last collection before this evaluation.")
 
 (defvar *capturing-interruption* nil
@@ -40,12 +39,12 @@ the next collection."
 function to call after the unwinding, or NIL."
   (setf *failure-reason* reason
         *after-unwinding* finish)
-  (funcall (the function *abandon*)))
+  (funcall (the function *unwind-evaluation*)))
 
-(defun check-failure ()
+(defun resume-failure-unwinding ()
   "If the evaluation has failed, but a cleanup form has stopped its unwinding, continue the unwinding."
   (when *failure-reason*
-    (funcall (the function *abandon*))))
+    (funcall (the function *unwind-evaluation*))))
 
 (defun call-until-abandoned (function)
   "Call FUNCTION, which evaluates user code. Return its value and true; or NIL and NIL when it failed."
@@ -53,13 +52,13 @@ function to call after the unwinding, or NIL."
   (let ((*on-debugger* nil)
         (*failure-reason* nil)
         (*after-unwinding* nil)
-        (*collections* 0)
-        (*kept-before-evaluation* (kept-bytes))
+        (*collection-count* 0)
+        (*kept-bytes-before-evaluation* (kept-bytes))
         (*capturing-interruption* nil))
     (block evaluation
       (flet ((abandon () (return-from evaluation)))
         (declare (dynamic-extent #'abandon))
-        (let* ((*abandon* #'abandon)
+        (let* ((*unwind-evaluation* #'abandon)
                (value (funcall function)))
           (unless *failure-reason*
             (return-from call-until-abandoned (values value t))))))
@@ -72,13 +71,13 @@ function to call after the unwinding, or NIL."
   (values nil nil))
 
 (defun unwind-from-stack-end ()
-  "End this thread's evaluation, or the thread if it runs none, because the control stack is exhausted again while the
-first exhaustion is being handled. Little room is left on the stack. If the cleanup forms use it up, too, this function is
-called again."
-  (unless *abandon*
+  "End this thread's evaluation, or the thread itself if it runs no evaluation. Called when the control stack is exhausted
+again while the first exhaustion is being handled. Little room is left on the stack. If the cleanup forms use it up, too,
+this function is called again."
+  (unless *unwind-evaluation*
     (sb-thread:abort-thread))
   (if *failure-reason*
-      (funcall (the function *abandon*))
+      (funcall (the function *unwind-evaluation*))
       (abandon-evaluation
        :error
        (lambda ()
@@ -86,24 +85,23 @@ called again."
          (event *job-id* (event-code :error-text) 0
                 "Control stack exhausted again while the first exhaustion was being handled: handlers have little room.")))))
 
-;;; Interrupting
-
-(declaim (type (unsigned-byte 64) **ended-for-heap**))
-(defglobal **ended-for-heap** 0
+;;; Interrupting an evaluation
+(declaim (type (unsigned-byte 64) **job-ended-for-heap**))
+(defglobal **job-ended-for-heap** 0
   "The number of the job whose evaluation was most recently ended because the heap was nearly full, or 0.")
 
 (defun capture-interruption (reason hook)
   "Push an error for the interruption of this evaluation, with the frames of the interrupted code, and return the values of
-CAPTURE. REASON is the flag of the interruption, such as +INTERRUPT-TIMEOUT+. HOOK is the frame pointer of the function
-that the interruption called."
+CAPTURE-ERROR. REASON is a value of the C enum sbcl_interrupt, such as +INTERRUPT-TIMEOUT+. HOOK is the frame pointer of the
+function that the interruption called."
   (let ((*on-debugger* nil)
         (*capturing-interruption* t))
     ;; Allow interrupts, because printing an argument might never end. An interruption that arrives here unwinds without
     ;; capturing frames again.
     (with-interrupts
-      (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
-                     ((eql reason +interrupt-cancel+) "CANCELLED")
-                     (t "HEAP-EXHAUSTED"))
-               (lambda ())
-               nil
-               (lambda () (interrupted-frame hook))))))
+      (capture-error (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
+                           ((eql reason +interrupt-cancel+) "CANCELLED")
+                           (t "HEAP-EXHAUSTED"))
+                     (lambda ())
+                     nil
+                     (lambda () (interrupted-frame hook))))))

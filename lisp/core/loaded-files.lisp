@@ -1,4 +1,5 @@
-;;;; The definitions of each loaded file, so that a file that is loaded again can be compared with its previous version.
+;;;; Records the definitions of each loaded file, so that a file that is loaded again can be compared with its previous
+;;;; version.
 
 (in-package "SBCL-HOST")
 
@@ -38,8 +39,8 @@ LOADED-FILE that were bound before the load.")
 :EVALUATION for code that was evaluated outside any file.")
 
 (defun note-file-definition (kind name &optional (value t))
-  "Record that the file being loaded has defined NAME as KIND. VALUE is the details for the LOADED-FILE. When no file is
-being loaded or compiled, record evaluated code as the definer."
+  "Record that the file being loaded has defined NAME as KIND. VALUE is the definition's details, as in LOADED-FILE. When no
+file is being loaded or compiled, record evaluated code as the definer."
   (let ((key (cons kind name)))
     (cond (*file-definitions*
            (setf (gethash key *file-definitions*) value
@@ -94,7 +95,7 @@ list of the names of its specializers. An EQL specializer has the name (EQL obje
 
 (defun slot-functions (class)
   "Return the names of the reader functions of CLASS's direct slots; and as a second value the names of the writer
-functions. CLASS is a standard class or a condition class; for others return NIL."
+functions. For a class that is neither a standard class nor a condition class, return NIL."
   (typecase class
     (sb-pcl::condition-class
      (let ((slots (sb-kernel::condition-classoid-slots (sb-kernel:find-classoid (class-name class)))))
@@ -142,9 +143,9 @@ makes."
 ;;; DEFVAR and DEFGLOBAL, which do not reassign a bound variable
 
 (defun defvar-forms (text)
-  "Return an alist from the names, strings, of the variables that DEFVAR and DEFGLOBAL forms in TEXT define to the text of
-their initial value forms. TEXT is the text of a file. Only forms with nothing but whitespace before them in their line
-are found."
+  "Return an alist of the variables that DEFVAR and DEFGLOBAL forms in TEXT, the text of a file, define. Keys are the names
+of the variables, strings; values are the texts of their initial value forms. Only forms with nothing but whitespace
+before them in their line are found."
   (let ((forms '()))
     (loop for start = 0 then (1+ position)
           for position = (search "(def" text :start2 start :test #'char-equal)
@@ -153,17 +154,17 @@ are found."
                (when (and (not (find-if-not #'whitespace-p text :start (if line (1+ line) 0) :end position))
                           (member (catch 'scan-failed (token-name text (1+ position))) '("DEFVAR" "DEFGLOBAL")
                                   :test #'equal))
-                 (let ((map (map-form text position)))
+                 (let ((map (form-map text position)))
                    (when (and (consp map) (integerp (third map)) (fourth map))
                      (let* ((begin (form-position (fourth map)))
-                            (end (nth-value 1 (map-form text begin))))
+                            (end (nth-value 1 (form-map text begin))))
                        (when end
                          (push (cons (token-name text (third map)) (subseq text begin end)) forms))))))))
     forms))
 
 (defun variable-forms (namestring definitions)
-  "Return an alist from the DEFVAR and DEFGLOBAL variables among DEFINITIONS, which are as in LOADED-FILE, to the text of
-their initial value forms in the source file NAMESTRING."
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that DEFVAR and DEFGLOBAL forms in the
+source file NAMESTRING define. Keys are symbols; values are the texts of the initial value forms in the file."
   (when (find :variable definitions :key #'caar)
     (let* ((octets (file-octets namestring))
            (forms (and octets (guarded (defvar-forms (octets-text octets 0 (length octets))) (failure) '()))))
@@ -174,8 +175,7 @@ their initial value forms in the source file NAMESTRING."
                                  (assoc (symbol-name name) forms :test #'string=))
                  when form collect (cons name (cdr form)))))))
 
-;;; Loading
-
+;;; Recording the definitions while a file is loaded
 (defun current-loaded-file (namestring)
   "Return a LOADED-FILE with the definitions that the file being loaded has made so far. NAMESTRING is the native namestring
 of the file."
@@ -196,7 +196,7 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
                           :variables (merged (loaded-file-variables now) (loaded-file-variables before)))
         now)))
 
-(defun call-noting-definitions (namestring function)
+(defun call-recording-definitions (namestring function)
   "Call FUNCTION, record the definitions that it makes as the file's, and return its values. FUNCTION loads a source file
 or its fasl. NAMESTRING is the native namestring of the source file. If FUNCTION unwinds, record the definitions made so
 far in addition to those of the previous load."
@@ -217,20 +217,20 @@ far in addition to those of the previous load."
             (failure)
           nil)))))
 
-(defun load-noting-definitions (load stream arguments)
+(defun load-recording-definitions (load stream arguments)
   "Call LOAD, SBCL's LOAD-AS-SOURCE, with STREAM and ARGUMENTS. If STREAM reads a file, record the file's state and its
 definitions."
   (declare (type function load))
   (let ((file (guarded (and (typep stream 'file-stream) (sb-ext:native-namestring (truename stream))) (failure) nil)))
     (flet ((load-stream () (apply load stream arguments)))
       (when file
-        (note-loaded-state file (guarded (file-state file) (failure) nil)))
+        (note-loaded-file-state file (guarded (file-state file) (failure) nil)))
       (if file
-          (call-noting-definitions file #'load-stream)
+          (call-recording-definitions file #'load-stream)
           (load-stream)))))
 
 (defun component-system-name (component)
-  "Return the name of the primary system to which COMPONENT, an ASDF component, belongs; or NIL if there is none."
+  "Return the name of the primary system to which COMPONENT, an ASDF component, belongs; or NIL if it cannot be determined."
   (guarded (asdf:primary-system-name component) (failure) nil))
 
 (defun component-file (component)

@@ -1,5 +1,5 @@
-;;;; Names as users write them: finds packages by name and suggests similar names. This file also tells the Lisp side's own
-;;;; packages from others.
+;;;; Names as users write them: finds packages by name and suggests similar names. This file also distinguishes the Lisp
+;;;; side's own packages from others.
 
 (in-package "SBCL-HOST")
 
@@ -28,13 +28,13 @@ into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance tab
         (let ((distance (aref row (length b))))
           (and (<= distance limit) distance))))))
 
-(defconstant +max-near-name+ 100
+(defconstant +max-near-name-length+ 100
   "The maximum length of a name for which similar names are looked for.")
 
 (defun near-names (name candidates)
   "Return up to five strings of CANDIDATES that are similar to NAME, most similar first."
   (let* ((limit (case (length name) ((0 1 2) 0) ((3 4 5) 1) (t 2)))
-         (near (when (<= (length name) +max-near-name+)
+         (near (when (<= (length name) +max-near-name-length+)
                  (loop for candidate in candidates
                        for distance = (edit-distance name candidate limit)
                        when distance collect (cons distance candidate)))))
@@ -46,14 +46,14 @@ into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance tab
           repeat 5
           collect candidate)))
 
-(defconstant +max-near-symbols+ 20000
-  "The maximum number of symbols accessible in a package for NEAR-SYMBOL-NAMES to compare all of them with a name.")
+(defconstant +max-compared-symbols+ 20000
+  "The number of accessible symbols in a package above which NEAR-SYMBOL-NAMES compares only some of them with a name.")
 
 (defun many-symbols-p (package)
-  "Return true when more than +MAX-NEAR-SYMBOLS+ symbols are accessible in PACKAGE."
+  "Return true when more than +MAX-COMPARED-SYMBOLS+ symbols are accessible in PACKAGE."
   (let ((count 0))
     (do-symbols (symbol package)
-      (when (> (incf count) +max-near-symbols+)
+      (when (> (incf count) +max-compared-symbols+)
         (return t)))))
 
 (defun near-symbol-names (name package test)
@@ -62,7 +62,7 @@ NAME, most similar first. To save time in a package with many symbols, consider 
   (declare (type function test))
   (let ((candidates '())
         (many (many-symbols-p package)))
-    (when (<= (length name) +max-near-name+)
+    (when (<= (length name) +max-near-name-length+)
       (do-symbols (symbol package)
         (let ((candidate (symbol-name symbol)))
           (when (and (<= (abs (- (length candidate) (length name))) 2)
@@ -87,7 +87,7 @@ NAME, most similar first. To save time in a package with many symbols, consider 
   "Return the packages of the Lisp side."
   (remove-if-not #'host-package-p (list-all-packages)))
 
-(defun user-package (name)
+(defun find-package-leniently (name)
   "Return the package that NAME, as a user writes it, designates; or NIL. If no package has exactly this name, strip spaces
 and #: from NAME, and convert it to upper case unless it is in vertical bars: `foo` means FOO."
   (or (find-package name)
@@ -97,10 +97,10 @@ and #: from NAME, and convert it to upper case unless it is in vertical bars: `f
                           (subseq bare 1 end)
                           (string-upcase bare))))))
 
-(defun find-user-package (name)
-  "Return the package that NAME, as a user writes it, designates. If there is none, signal an error that suggests similar
-names."
-  (or (user-package name)
+(defun find-package-or-suggest (name)
+  "Return the package that NAME, as a user writes it, designates. If there is no such package, signal an error that suggests
+similar names."
+  (or (find-package-leniently name)
       (error 'sb-kernel:simple-package-error
              :package name
              :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"

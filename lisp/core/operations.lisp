@@ -1,6 +1,6 @@
-;;;; Requests of the host: jobs, which are found by kind, and queries and operations, which are found by name. The
-;;;; inspection lane answers queries, even while the user's code runs. Operations run as evaluations. Queries and operations
-;;;; answer with records of named fields; src/session/operation.rs is the Rust side of queries and operations.
+;;;; Dispatches the host's requests. Jobs are found by kind, queries and operations by name. The threads of the inspection
+;;;; lane answer queries, even while the user's code runs. Operations run as evaluations. The answers to queries and
+;;;; operations are records of named fields; src/session/operation.rs is the Rust side of queries and operations.
 
 (in-package "SBCL-HOST")
 
@@ -14,8 +14,8 @@
   "The functions that run jobs, by kind, a keyword.")
 
 (defmacro define-job (kind (job) documentation &body body)
-  "Define the function that runs jobs of KIND. JOB is the name of its parameter. BODY returns true on success. It is called
-with interrupts disabled, and must enable them around user code only."
+  "Define the function that runs jobs of KIND. JOB is the name of its parameter. BODY returns true on success. BODY runs with
+interrupts disabled, and must enable them only around user code."
   `(setf (gethash ,kind **job-functions**)
          (sb-int:named-lambda (job ,kind) (,job)
            ,documentation
@@ -23,11 +23,12 @@ with interrupts disabled, and must enable them around user code only."
            ,@body)))
 
 (defun run-guarded-inspection (function)
-  "Call FUNCTION, which answers a query, and return true. When FUNCTION fails, push the error and return false."
+  "Call FUNCTION, which inspects the image and pushes the result, and return true. When FUNCTION fails, push the error and
+return NIL."
   (nth-value 1 (call-until-abandoned
                 (lambda ()
                   (with-interrupts
-                    (with-boundary ()
+                    (with-user-code-boundary ()
                       (funcall (the function function))))))))
 
 (defmacro define-query (name lambda-list documentation &body body)
@@ -100,7 +101,7 @@ PUSH-FIELD. A kind or field that records.sexp does not list is an error at compi
 
 (define-operation :restore-form (evaluate &key package)
   "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current
-package. If it does not exist, signal an error: in any other package, the form's names would be different symbols."
+package. If PACKAGE does not exist, signal an error: in any other package, the form's names would be different symbols."
   (setf *package* (or (find-package package)
                       (error 'sb-kernel:simple-package-error
                              :package package

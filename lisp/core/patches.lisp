@@ -4,8 +4,7 @@
 
 (in-package "SBCL-HOST")
 
-;;; Assumptions
-
+;;; Declaring and checking assumptions
 (defvar *assumptions* '()
   "The assumptions about SBCL, newest first, as lists of three elements: a name; a function that returns true where the
 assumption holds; and true if calling the function may corrupt memory where the assumption does not hold.")
@@ -15,8 +14,8 @@ assumption holds; and true if calling the function may corrupt memory where the 
   `(push (list ,name (lambda () ,@body) nil) *assumptions*))
 
 (defmacro define-dangerous-assumption (name &body body)
-  "Define an assumption as DEFINE-ASSUMPTION does, but one whose BODY may corrupt memory where the assumption does not
-hold. The build tests these dangerous assumptions after all others."
+  "Make the build check that BODY returns true, as DEFINE-ASSUMPTION does. BODY may corrupt memory where the assumption does
+not hold, so the build tests dangerous assumptions after all others."
   `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
 (defun assumption-problem (name holds-p)
@@ -49,8 +48,7 @@ hold. The build tests these dangerous assumptions after all others."
           collect (string (loop while (consp parameter) do (setf parameter (first parameter))
                                 finally (return parameter)))))
 
-;;; Patches
-
+;;; Declaring and installing patches
 (defvar *patches* '()
   "The patches, newest first: lists of a function's name, an encapsulation tag and the wrapper.")
 
@@ -77,8 +75,7 @@ function need different tags."
   (loop for (function tag) in *patches*
         do (sb-int:unencapsulate function tag)))
 
-;;; Definitions
-
+;;; Recording definitions
 (defmacro define-definers (&rest definers)
   "Patch functions that make or remove definitions, so that the session's definitions are recorded. Each of DEFINERS is a
 list of a function's name; the kind of definition that the function makes, or a list of the kinds that it removes; the
@@ -125,7 +122,8 @@ count as the file's, because SBCL does not make them every time."
   (sb-impl::%deftype :type name)
   (sb-impl::%defpackage :package name)
   (make-package :package name)
-  ;; Removals and changes of kind :OTHER: not listed as definitions, but repeated when the image is restored.
+  ;; The functions below make removals, and changes of kind :OTHER. Lists of definitions do not contain these changes, but
+  ;; the forms that make them are evaluated again when the image is restored.
   (fmakunbound (:function :macro) name)
   (delete-package (:package) package-designator)
   (unintern (:function :macro :variable :class :type) symbol)
@@ -166,7 +164,7 @@ count as the file's, because SBCL does not make them every time."
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
-      (sb-ext:atomic-push method **methods**)
+      (sb-ext:atomic-push method **session-methods**)
       (note-file-method method)
       method))
   'methods)
@@ -177,12 +175,11 @@ count as the file's, because SBCL does not make them every time."
       (note-proclamation form))))
 
 (define-patch asdf:perform-with-restarts (operation component)
-  #'perform-for-system)
+  #'perform-recording-definitions)
 
-;;; Changes on disk
-
+;;; Detecting changed source files
 (define-patch asdf:perform (operation component)
-  #'perform-noting-files)
+  #'perform-recording-file-states)
 
 (define-patch asdf/action:compute-action-stamp (plan- operation component just-done)
   (lambda (compute plan operation component &key just-done)
@@ -196,13 +193,13 @@ count as the file's, because SBCL does not make them every time."
 (define-assumption "the dates and sizes of files, to the nanosecond"
   (let* ((file sb-ext:*core-pathname*)
          (state (file-state (sb-ext:native-namestring file))))
-    (and (eql (file-write-date file) (floor (file-state-written state) 1000000000))
+    (and (eql (file-write-date file) (floor (file-state-mtime state) 1000000000))
          (eql (with-open-file (in file :element-type '(unsigned-byte 8)) (file-length in))
               (file-state-size state))
-         (>= (file-state-changed state) (content-date state)))))
+         (>= (file-state-ctime state) (content-date state)))))
 
-;; Refuse to delete COMMON-LISP-USER. SBCL itself keeps a reference to this package, and would return to it after the
-;; deletion.
+;; Refuse to delete COMMON-LISP-USER. SBCL itself keeps a reference to this package, and would make it the current package
+;; again after the deletion.
 (define-patch delete-package (package-designator)
   (lambda (delete-package package)
     (when (eq (find-package package) **user-package**)
@@ -211,14 +208,13 @@ count as the file's, because SBCL does not make them every time."
              :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
     (funcall delete-package package)))
 
-;;; SAVE-LISP-AND-DIE, in a child process that has only one thread
-
+;;; Saving a core in a child process that has only one thread
 (define-patch sb-alien::try-reopen-shared-object (obj)
-  #'reopen-or-skip)
+  #'reopen-shared-object-or-skip)
 
 (define-patch sb-impl::finalizer-thread-stop ()
   (lambda (stop)
-    (unless *saving*
+    (unless *saving-image*
       (funcall stop))))
 
 (define-assumption "the threads and mutexes that a child process has to reset"
@@ -236,12 +232,12 @@ count as the file's, because SBCL does not make them every time."
 (define-patch warn (datum arguments)
   (lambda (warn &rest arguments)
     (if arguments
-        (warn-recorded warn 'warning 'simple-warning (first arguments) (rest arguments))
+        (signal-recorded-warning warn 'warning 'simple-warning (first arguments) (rest arguments))
         (funcall warn))))
 
 (define-patch sb-int:style-warn (datum arguments)
   (lambda (style-warn datum &rest arguments)
-    (warn-recorded style-warn 'style-warning 'sb-int:simple-style-warning datum arguments)))
+    (signal-recorded-warning style-warn 'style-warning 'sb-int:simple-style-warning datum arguments)))
 
 (define-patch sb-c::print-compiler-message (stream format-string format-args)
   (lambda (print stream control arguments)
@@ -261,13 +257,14 @@ count as the file's, because SBCL does not make them every time."
     (declare (type function compile))
     (flet ((compile-form () (apply compile form lexenv arguments)))
       (declare (dynamic-extent #'compile-form))
-      (call-in-unit lexenv #'compile-form))))
+      (call-in-compilation-unit lexenv #'compile-form))))
 
-;; Definitions made during COMPILE-FILE or LOAD come from a file, so the form that called the function is not their source.
+;; Definitions made during COMPILE-FILE or LOAD come from a file, so the evaluated form that called COMPILE-FILE or LOAD is
+;; not their source.
 (macrolet ((define (function)
              `(define-patch ,function *
                 (lambda (function &rest arguments)
-                  (let ((sb-c::*source-plist* (without-evaluation sb-c::*source-plist*)))
+                  (let ((sb-c::*source-plist* (plist-without-evaluated-form sb-c::*source-plist*)))
                     (apply (the function function) arguments))))))
   (define compile-file)
   (define load))
@@ -280,7 +277,7 @@ count as the file's, because SBCL does not make them every time."
 
 (define-patch sb-fasl::load-as-source (stream verbose print context)
   (lambda (load stream &rest arguments)
-    (load-noting-definitions load stream arguments)))
+    (load-recording-definitions load stream arguments)))
 
 (define-patch sb-debug::frame-call (frame method-frame-style argument-limit replace-dynamic-extent-objects)
   (lambda (frame-call frame &rest options)
@@ -308,7 +305,7 @@ count as the file's, because SBCL does not make them every time."
 ;;; Threads, the heap, programs, the user's home
 
 (define-patch sb-thread::start-thread (thread function arguments)
-  #'start-thread-of-job)
+  #'start-job-thread)
 
 (define-patch sb-thread::primitive-join (thread dispose)
   #'join-ended-thread)
@@ -327,10 +324,11 @@ count as the file's, because SBCL does not make them every time."
 
 (define-patch sb-ext:run-program *
   (lambda (run-program program arguments &rest options)
-    (note-shared-output options)
+    (notify-shared-output options)
     (apply run-program program arguments options)))
 
-;; ASDF does not work without a home directory. Where SBCL finds none and signals an error, return **SCRATCH-DIRECTORY**.
+;; ASDF does not work without a home directory. When SBCL finds no home directory and signals an error, return
+;; **SCRATCH-DIRECTORY** instead.
 (define-patch sb-impl::user-homedir-namestring (username)
   (lambda (function &rest arguments)
     (if (and **scratch-directory** (null (first arguments)))
@@ -404,7 +402,7 @@ count as the file's, because SBCL does not make them every time."
            (eq 'no-such-function-for-the-probe (sb-c::undefined-warning-name undefined))))))
 
 (defun frame-name (frame)
-  "Return the name of the function that FRAME calls."
+  "Return the name of the function of which FRAME is a call."
   (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
 
 (defun frames-at-error (function &optional (key #'frame-name))

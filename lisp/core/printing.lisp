@@ -69,8 +69,8 @@ FAILURE with the variable CONDITION bound to the condition, and return their val
   (or (guarded (class-name (class-of object)) (c) nil) t))
 
 (defglobal **user-package** (find-package "COMMON-LISP-USER")
-  "The package COMMON-LISP-USER, the initial value of *PACKAGE*. Type names are printed with this package as the current
-one.")
+  "The package COMMON-LISP-USER, the initial value of *PACKAGE*. Type names are printed with *PACKAGE* bound to this
+package.")
 
 (defun current-package ()
   "Return *PACKAGE*. If the user has deleted that package, set *PACKAGE* to COMMON-LISP-USER first."
@@ -120,7 +120,7 @@ of PUSH-TEXT, which is :ENOUGH when the limit is reached."
                 (apply #'concatenate 'string (nreverse parts)))
             result)))
 
-(defun printed (object limit)
+(defun bounded-prin1-text (object limit)
   "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
 more; or a substitute when OBJECT cannot be printed."
   (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
@@ -137,7 +137,8 @@ more; or a substitute when OBJECT cannot be printed."
   (typep object '(or number symbol character string pathname package function)))
 
 (defun push-value (value)
-  "Push VALUE, printed under the user's printer variables, with circle detection and bounded length and depth."
+  "Push VALUE, printed under the user's printer variables, with circle detection and bounded length and depth. If VALUE
+cannot be printed, push a substitute."
   (event *job-id* (event-code :value))
   (let ((*print-readably* nil)
         (*print-escape* t)
@@ -155,8 +156,8 @@ more; or a substitute when OBJECT cannot be printed."
     (let ((*print-escape* nil))
       (flet ((report (stream) (princ condition stream)))
         (let ((result (push-text kind #'report)))
-          ;; The report is very long, perhaps because of a circle. Print it again from the beginning, with circle detection
-          ;; so that it ends, and to its end so that the host can count the omitted characters.
+          ;; If the report is very long, perhaps because of a circle, print it again from the beginning: with circle
+          ;; detection, so that it ends, and without a limit, so that the host can count the omitted characters.
           (when (eq result :enough)
             (event *job-id* kind 1)
             (setf result (let ((*print-circle* t)) (push-text kind #'report nil))))

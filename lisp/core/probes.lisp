@@ -1,5 +1,5 @@
-;;;; Probes of SBCL's behaviour. sbcl-internals.sexp lists the names in SBCL that this project uses, and what each names;
-;;;; the probes check further behaviour on which the Lisp side relies. The build runs these probes and the probes in each
+;;;; Probes of SBCL's behaviour. The build checks that the internal names of SBCL in sbcl-internals.sexp are unchanged. The
+;;;; probes check further behaviour on which the Lisp side relies. The build runs these probes and the probes in each
 ;;;; patches.lisp.
 
 (in-package "SBCL-HOST")
@@ -26,7 +26,7 @@
 
 (define-assumption "the writers of a stream (COUT, SOUT and BOUT) are called with a character, with a string and bounds, and with a byte"
   (let* ((text "")
-         (*output* (make-thread-output))
+         (*thread-output* (make-thread-output))
          (*on-output* (lambda (string start end)
                         (setf text (concatenate 'string text (subseq string start end)))))
          (stream (make-standard-stream (event-code :stdout) 0)))
@@ -53,14 +53,14 @@
          (progn (sb-thread:release-mutex mutex)
                 (eql 0 (sb-thread::mutex-state mutex))))))
 
-(define-assumption "the slots of an ended thread that FORGET-THREADS sets"
+(define-assumption "the slots of an ended thread that MARK-MISSING-THREADS-DEAD sets"
   (let ((thread (sb-thread:make-thread (lambda ()) :name "probe")))
     (sb-thread:join-thread thread)
     (and (eql -1 (sb-thread::thread-%visible thread))
          (not (sb-thread:thread-alive-p thread))
          (eql 0 (sb-thread::thread-primitive-thread thread)))))
 
-(define-assumption "the tree of threads with one thread in it"
+(define-assumption "a tree of threads that contains one thread"
   (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
 
 (define-assumption "an interruption is passed to *INTERRUPT-HANDLER* if that is a function, and otherwise called"
@@ -75,7 +75,7 @@
         (interrupt :called)))
     (equal '(:called :handed :handler) calls)))
 
-(define-assumption "a binding of *DEADLINE* to NIL suspends the deadline outside"
+(define-assumption "a binding of *DEADLINE* to NIL suspends the outer deadline"
   (handler-case (sb-sys:with-deadline (:seconds 0)
                   (let ((sb-impl::*deadline* nil))
                     (not (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout 0.001))))
@@ -88,7 +88,7 @@
 
 ;;; Handlers and restarts
 
-(define-assumption "a binding of *HANDLER-CLUSTERS* to the initial ones hides the handlers outside"
+(define-assumption "a binding of *HANDLER-CLUSTERS* to the initial ones hides the outer handlers"
   (handler-case (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
                   (signal 'simple-condition)
                   t)
@@ -112,11 +112,11 @@
 
 ;;; Frames
 
-(define-assumption "where a frame keeps the frame pointer and the return address of its caller"
+(define-assumption "the places of the caller's frame pointer and return address in a frame"
   (let* ((frame (sb-di:top-frame))
          (caller (sb-di:frame-down frame)))
     (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
-         (equal (frame-name caller) (frame-name (frame-below (frame-address frame)))))))
+         (equal (frame-name caller) (frame-name (caller-frame (frame-address frame)))))))
 
 (define-assumption "the context of a compiler warning contains the form that the warning is about"
   (let ((forms '()))

@@ -10,18 +10,32 @@
   "Record the process group of a program that this evaluation started, and drop groups that no longer exist. PROCESS-ID is
 the process ID of the program and also the number of its group."
   (when *evaluation*
-    (sb-ext:atomic-update (evaluation-groups *evaluation*)
+    (sb-ext:atomic-update (evaluation-process-groups *evaluation*)
                           (lambda (groups)
                             (cons process-id (remove-if-not #'process-group-p groups))))))
 
+(defun child-process-p (process-id)
+  "Return true when the process with this ID is a child of this process that nothing has waited for."
+  (with-alien ((information (array char 128)))
+    ;; 1 is P_PID. The options are WEXITED, WNOHANG and WNOWAIT: the call neither blocks nor removes a child that has ended.
+    (zerop (alien-funcall (extern-alien "waitid" (function int int unsigned-int (* t) int))
+                          1 process-id (addr information) (logior 4 1 #x1000000)))))
+
 (defun end-programs ()
   "Kill the programs that this evaluation started, and all other processes in their process groups."
-  (dolist (group (and *evaluation* (evaluation-groups *evaluation*)))
-    ;; A group has the process ID of its first process as its number, and may outlive this process. If a process with this
-    ;; ID exists and is not a child that SBCL knows, then the group has ended and its number was reused.
-    (when (or (find group sb-impl::*active-processes* :key #'sb-ext:process-pid)
-              (minusp (sb-unix:unix-kill group 0)))
-      (sb-unix:unix-killpg group 9))))
+  (when *evaluation*
+    ;; First count, then look: a program that is being started is either found here, or SPAWN-IN-GROUP sees the new count.
+    (sb-ext:atomic-incf (evaluation-program-kills *evaluation*))
+    (dolist (group (evaluation-process-groups *evaluation*))
+      ;; A group has the process ID of its first process as its number, and may outlive this process. If a process with
+      ;; this ID exists and is not a child of this process, then the group has ended and its number was reused.
+      (when (or (child-process-p group) (minusp (sb-unix:unix-kill group 0)))
+        (kill-group group)))))
+
+(defun kill-group (group)
+  "Kill the processes of the process group GROUP and the process with this ID, which may not have made its group yet."
+  (sb-unix:unix-kill group 9)
+  (sb-unix:unix-killpg group 9))
 
 (defun shared-output-p (options)
   "Return true when OPTIONS, keyword arguments of RUN-PROGRAM, make the program share stdout or stderr of this process."
@@ -29,20 +43,25 @@ the process ID of the program and also the number of its group."
           thereis (and (member key '(:output :error)) (eq value t))))
 
 (defun spawn-in-group (spawn program arguments stdin &rest more)
-  "Start PROGRAM by SPAWN, SBCL's function, and record the process group of the program. SBCL makes a process group
+  "Start PROGRAM with SPAWN, SBCL's function, and record the program's process group. SBCL makes a process group
 (src/runtime/run-program.c) unless STDIN is negative, which means that the program shares this process's standard input.
-If the standard input is not a terminal, pass it as descriptor 0 instead: the program sees no difference, but gets a group.
+If the standard input is not a terminal, pass it as descriptor 0 instead: the program reads the same input, but gets a
+process group of its own.
 ARGUMENTS, STDIN and MORE are SPAWN's further arguments."
-  (let ((process-id (apply (the function spawn) program arguments
-                           (if (and (minusp stdin) (zerop (sb-unix:unix-isatty 0))) 0 stdin)
-                           more)))
+  (let* ((kills (and *evaluation* (evaluation-program-kills *evaluation*)))
+         (process-id (apply (the function spawn) program arguments
+                            (if (and (minusp stdin) (zerop (sb-unix:unix-isatty 0))) 0 stdin)
+                            more)))
     (when (plusp process-id)
-      (record-process-group process-id))
+      (record-process-group process-id)
+      ;; If the evaluation's programs were killed meanwhile, END-PROGRAMS may have missed this program.
+      (unless (eql kills (and *evaluation* (evaluation-program-kills *evaluation*)))
+        (kill-group process-id)))
     process-id))
 
-(defun note-shared-output (options)
+(defun notify-shared-output (options)
   "Notify the user, once per evaluation, that the output of a program is not captured. OPTIONS are the keyword arguments of
-RUN-PROGRAM. Do nothing if they do not share this process's output."
+RUN-PROGRAM. Do nothing if the program does not share this process's output."
   (when (and *evaluation* (shared-output-p options)
              (not (shiftf (evaluation-output-warning-given *evaluation*) t)))
     (push-notice "Output of a program run with :output t or :error t is not captured: it goes to the server's stderr. To ~

@@ -24,7 +24,7 @@
   "Return true when CHARACTER can be part of a token in standard syntax."
   (not (or (whitespace-p character) (find character "\"'(),;`"))))
 
-(defun scan-failed ()
+(defun fail-scan ()
   "Abort the scan, because the text is not in standard syntax or ends too early."
   (throw 'scan-failed nil))
 
@@ -34,7 +34,7 @@
   (let ((depth 0))
     (loop
       (let ((next (and (< (1+ position) (length text)) (schar text (1+ position)))))
-        (unless next (scan-failed))
+        (unless next (fail-scan))
         (cond ((and (char= (schar text position) #\#) (char= next #\|))
                (incf depth)
                (incf position 2))
@@ -46,10 +46,10 @@
 
 (defun delimited-end (text position delimiter)
   "Return the position after the next DELIMITER in TEXT, from POSITION on, that no backslash precedes. The scan fails if
-there is none."
+TEXT contains no such DELIMITER."
   (declare (type source-text text) (type index position))
   (loop
-    (when (>= position (length text)) (scan-failed))
+    (when (>= position (length text)) (fail-scan))
     (let ((character (schar text position)))
       (incf position)
       (cond ((char= character delimiter) (return position))
@@ -67,19 +67,19 @@ there is none."
             (t (return position))))))
 
 (defun feature-p (text form)
-  "Return true when FORM, the map of a feature expression in TEXT, holds in this image."
+  "Return true when a feature expression in TEXT holds in this image. FORM is its map (see FORM-MAP)."
   (flet ((name (form)
            (let ((token (subseq text form (token-end text form))))
              (string-upcase (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))))
     (if (integerp form)
         (member (name form) *features* :test #'string=)
         (destructuring-bind (&optional operator &rest operands) (rest form)
-          (unless (integerp operator) (scan-failed))
+          (unless (integerp operator) (fail-scan))
           (let ((operator (name operator)))
             (cond ((string= operator "AND") (every (lambda (operand) (feature-p text operand)) operands))
                   ((string= operator "OR") (some (lambda (operand) (feature-p text operand)) operands))
                   ((string= operator "NOT") (notany (lambda (operand) (feature-p text operand)) operands))
-                  (t (scan-failed))))))))
+                  (t (fail-scan))))))))
 
 (defun form-start (text position depth)
   "Return the start of the next form or closing parenthesis of TEXT, from POSITION on. Skip whitespace, comments, and
@@ -101,13 +101,13 @@ forms that #+ or #- excludes. Return the length of TEXT when nothing follows. DE
             (t (return position))))))
 
 (defun scan-elements (text position depth)
-  "Return the maps of the elements of a list in TEXT, and the position after the closing parenthesis of the list. POSITION
-is the position after the opening parenthesis. DEPTH is the nesting depth of the elements."
+  "Return the maps (see FORM-MAP) of the elements of a list in TEXT, and the position after the closing parenthesis of the
+list. POSITION is the position after the opening parenthesis. DEPTH is the nesting depth of the elements."
   (declare (type source-text text) (type index position depth))
   (let ((elements '()))
     (loop
       (let ((start (form-start text position depth)))
-        (when (>= start (length text)) (scan-failed))
+        (when (>= start (length text)) (fail-scan))
         (cond ((char= (schar text start) #\))
                (return (values (nreverse elements) (1+ start))))
               ((and (char= (schar text start) #\.) elements (= (token-end text start) (1+ start)))
@@ -115,7 +115,7 @@ is the position after the opening parenthesis. DEPTH is the nesting depth of the
                ;; as a list, its elements are elements of the whole list.
                (multiple-value-bind (tail end) (scan-form text (1+ start) depth)
                  (let ((close (form-start text end depth)))
-                   (unless (and (< close (length text)) (char= (schar text close) #\))) (scan-failed))
+                   (unless (and (< close (length text)) (char= (schar text close) #\))) (fail-scan))
                    (return (values (nreconc elements (if (consp tail) (rest tail) '())) (1+ close))))))
               (t (multiple-value-bind (element end) (scan-form text start depth)
                    (push element elements)
@@ -124,13 +124,13 @@ is the position after the opening parenthesis. DEPTH is the nesting depth of the
 (defvar *source-package* nil
   "The package in which SBCL probably read the text that is scanned, or NIL if it is unknown.")
 
-(defvar *values-read* '()
+(defvar *read-time-values* '()
   "The lists that #. has produced so far in the form that is scanned. SBCL numbers the conses of each list only once.")
 
-(defun scan-read-value (text position start)
-  "Return the map of the value that the reader gets from #. in TEXT. START is the position of #. and POSITION that of the
-form after it. If this form is a variable that now holds a list, such as a list of declarations, return the map of the
-list, in which every position is START. Otherwise take the value for an atom, whose map is START."
+(defun scan-read-time-value (text position start)
+  "Return the map (see FORM-MAP) of the value that the reader gets from #. in TEXT. START is the position of #. and POSITION
+is the position of the form after it. If this form is a variable that now holds a list, such as a list of declarations,
+return the map of the list, in which every position is START. Otherwise assume that the value is an atom, and return START."
   (let* ((name (and (< position (length text)) (constituent-p (schar text position)) (token-name text position)))
          (symbol (and name *source-package* (find-symbol name *source-package*)))
          (value (and symbol (boundp symbol) (symbol-value symbol)))
@@ -139,14 +139,15 @@ list, in which every position is START. Otherwise take the value for an atom, wh
                (if (and (consp value) (ignore-errors (list-length value)) (plusp (decf left)))
                    (cons start (mapcar #'represent value))
                    start)))
-      (cond ((or (atom value) (member value *values-read* :test #'eq)) start)
-            (t (push value *values-read*)
+      (cond ((or (atom value) (member value *read-time-values* :test #'eq)) start)
+            (t (push value *read-time-values*)
                (represent value))))))
 
-(defun scan-dispatching (text start depth)
-  "Return the map and the end of the form that begins with # at START in TEXT. DEPTH is its nesting depth."
+(defun scan-sharpsign-form (text start depth)
+  "Return the map (see FORM-MAP) and the end of the form that begins with # at START in TEXT. DEPTH is the form's nesting
+depth."
   (declare (type source-text text) (type index start depth))
-  (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (scan-failed)))
+  (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (fail-scan)))
          (next (1+ position)))
     (flet ((atom-of (text position)
              (values start (nth-value 1 (scan-form text position depth)))))
@@ -156,51 +157,54 @@ list, in which every position is START. Otherwise take the value for an atom, wh
                (values (list start start form) end)))
         (#\( (values start (nth-value 1 (scan-elements text next depth))))
         ((#\: #\*) (values start (token-end text next)))
-        (#\. (values (scan-read-value text next start) (nth-value 1 (scan-form text next depth))))
+        (#\. (values (scan-read-time-value text next start) (nth-value 1 (scan-form text next depth))))
         ((#\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
         (#\= (scan-form text next depth))
         (#\# (values start next))
-        ((#\) #\< #\Space #\Tab #\Newline #\Return #\Page) (scan-failed))
+        ((#\) #\< #\Space #\Tab #\Newline #\Return #\Page) (fail-scan))
         (#\" (values (list start) (delimited-end text next #\")))
         ;; Most other dispatching macros read one form: #L(foo !1), #?"text", #8@(1 2).
         (t (values (list start) (nth-value 1 (scan-form text next depth))))))))
 
 (defun opaque-form-p (form)
-  "Return true when FORM, a map, represents a form that begins with a reader macro of the user's."
+  "Return true when FORM, a map (see FORM-MAP), represents a form that begins with a reader macro of the user's."
   (and (consp form) (null (rest form))))
 
 (defun scan-form (text position depth)
-  "Return the map and the end of the first form that begins at or after POSITION in TEXT. DEPTH is its nesting depth."
+  "Return the map (see FORM-MAP) and the end of the first form that begins at or after POSITION in TEXT. DEPTH is the form's
+nesting depth. The scan fails if there is no such form, if its syntax is not standard, or if it is nested too deeply."
   (declare (type source-text text) (type index position depth))
-  (when (> depth +max-nesting+) (scan-failed))
+  (when (> depth +max-nesting+) (fail-scan))
   (let ((start (form-start text position depth))
         (depth (1+ depth)))
-    (when (>= start (length text)) (scan-failed))
+    (when (>= start (length text)) (fail-scan))
     (flet ((prefixed (length)
              (multiple-value-bind (form end) (scan-form text (+ start length) depth)
                (values (list start start form) end))))
       (case (schar text start)
         (#\( (multiple-value-bind (elements end) (scan-elements text (1+ start) depth)
                (values (if elements (cons start elements) start) end)))
-        (#\) (scan-failed))
+        (#\) (fail-scan))
         (#\" (values start (delimited-end text (1+ start) #\")))
         ((#\' #\`) (prefixed 1))
         (#\, (prefixed (if (and (< (1+ start) (length text)) (find (schar text (1+ start)) "@.")) 2 1)))
-        (#\# (scan-dispatching text start depth))
+        (#\# (scan-sharpsign-form text start depth))
         (t (values start (token-end text start)))))))
 
-(defun map-form (text &optional (start 0))
-  "Return the map and the end of the first form in TEXT at or after START; or NIL when the scan fails."
-  (let ((*values-read* '()))
+(defun form-map (text &optional (start 0))
+  "Return the map and the end of the first form in TEXT at or after START; or NIL when the scan fails. A map represents a
+form by positions in TEXT: an atom by the position where it begins, a list by a list of its position and the maps of its
+elements (see the beginning of this file)."
+  (let ((*read-time-values* '()))
     (catch 'scan-failed (scan-form text start 0))))
 
 (defun form-position (form)
-  "Return the position at which the form with the map FORM begins."
+  "Return the position at which a form begins. FORM is its map (see FORM-MAP)."
   (if (consp form) (first form) form))
 
 (defun position-at-path (map path)
-  "Return the position of the subform at PATH in the form with the map MAP. PATH is a list of indices, outermost first. If
-there is no such subform, return the position of the innermost form on the path."
+  "Return the position of the subform at PATH in the form with the map MAP (see FORM-MAP). PATH is a list of indices,
+outermost first. If there is no such subform, return the position of the innermost form on the path."
   (let ((form map))
     (dolist (index path (form-position form))
       (let ((element (and (consp form) (nth index (rest form)))))
@@ -208,13 +212,14 @@ there is no such subform, return the position of the innermost form on the path.
             (setf form element)
             (return (form-position form)))))))
 
-(defun position-of-number (map number)
-  "Return the position of the subform to which the compiler gave NUMBER in the form with the map MAP, or NIL. The compiler
-numbers conses from 0, outer conses before inner ones (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp)."
+(defun position-of-form-number (map number)
+  "Return the position of the subform to which the compiler gave NUMBER in a form, or NIL. MAP is the map of the form (see
+FORM-MAP). The compiler numbers conses from 0, outer conses before the conses in them (SUB-FIND-SOURCE-PATHS in
+src/compiler/ir1tran.lisp)."
   (labels ((visit (form depth)
              (when (consp form)
                (when (zerop number)
-                 (return-from position-of-number (first form)))
+                 (return-from position-of-form-number (first form)))
                (decf number)
                (when (< depth 100)
                  (dolist (element (rest form))
@@ -236,8 +241,7 @@ Ignore case."
                   (or (= end (length text)) (char= #\| (schar text end)) (not (constituent-p (schar text end)))))
           return found))
 
-;;; Lines
-
+;;; Lines and columns
 (defvar *submitted-code* ""
   "The code that the client submitted to this evaluation.")
 
@@ -248,21 +252,21 @@ Ignore case."
     (values (1+ (count #\Newline text :end end))
             (if newline (- end newline) (1+ end)))))
 
-(defconstant +max-shown-line+ 100
+(defconstant +max-shown-line-length+ 100
   "The maximum number of characters shown of a line of source.")
 
 (defun line-at (text position)
   "Return the line of TEXT that contains POSITION, without whitespace at both ends. Of a line that is longer than
-+MAX-SHOWN-LINE+, return the part from POSITION on, truncated to that length."
++MAX-SHOWN-LINE-LENGTH+, return the part from POSITION on, truncated to that length."
   (flet ((trim (start end) (string-trim '(#\Space #\Tab #\Return) (subseq text start end)))
-         (cut (line) (if (> (length line) +max-shown-line+)
-                         (concatenate 'string (subseq line 0 (1- +max-shown-line+)) "…")
+         (cut (line) (if (> (length line) +max-shown-line-length+)
+                         (concatenate 'string (subseq line 0 (1- +max-shown-line-length+)) "…")
                          line)))
     (let* ((position (min position (length text)))
            (start (let ((newline (position #\Newline text :end position :from-end t))) (if newline (1+ newline) 0)))
            (end (or (position #\Newline text :start position) (length text)))
            (line (trim start end)))
-      (cut (if (> (length line) +max-shown-line+) (trim position end) line)))))
+      (cut (if (> (length line) +max-shown-line-length+) (trim position end) line)))))
 
 ;;; Code that was evaluated
 
@@ -272,7 +276,7 @@ Ignore case."
                                               (format stream "evaluation ~D, line ~D"
                                                       (evaluated-evaluation form) (evaluated-line form))))))
   "A top-level form that was evaluated. SB-C::*SOURCE-PLIST* contains this structure during the evaluation, so SBCL records
-it with the form's definitions. TEXT is NIL for a form longer than +MAX-KEPT-FORM+."
+it with the form's definitions. TEXT is NIL for a form longer than +MAX-KEPT-FORM-LENGTH+."
   (evaluation 0 :type index)
   ;; The position at which the form began in the submitted code.
   (start 0 :type index)
@@ -280,7 +284,7 @@ it with the form's definitions. TEXT is NIL for a form longer than +MAX-KEPT-FOR
   (text nil :type (or null simple-string))
   form)
 
-(defconstant +max-kept-form+ 50000
+(defconstant +max-kept-form-length+ 50000
   "The maximum number of characters in a top-level form whose text is kept with its definitions.")
 
 (defvar *evaluated-forms* '()
@@ -301,8 +305,8 @@ it with the form's definitions. TEXT is NIL for a form longer than +MAX-KEPT-FOR
         count (char= #\Newline (schar text position))))
 
 (defun form-line (code start)
-  "Return the line, from 1, of the form that begins at START in CODE, the submitted code. Count from the form evaluated
-before, because counting from the beginning would take quadratic time for many forms."
+  "Return the line, from 1, of the form that begins at START in CODE, the submitted code. Count from the previously
+evaluated form, because counting from the beginning of CODE would take quadratic time for many forms."
   (declare (type text code) (type index start))
   (let ((before (first *evaluated-forms*)))
     (if (and before (<= (evaluated-start before) start))
@@ -317,28 +321,28 @@ START below END in CODE. NUMBER is the number of the evaluation."
                     :evaluation number
                     :start start
                     :line (form-line code start)
-                    :text (when (<= (- end start) +max-kept-form+) (compact-subseq code start end))
+                    :text (when (<= (- end start) +max-kept-form-length+) (compact-subseq code start end))
                     :form form)))
     (push evaluated *evaluated-forms*)
     (list :evaluation evaluated)))
 
-(defun without-evaluation (plist)
-  "Return the property list PLIST without the properties at its end that NOTE-EVALUATED-FORM returned."
+(defun plist-without-evaluated-form (plist)
+  "Return PLIST, a value of SB-C::*SOURCE-PLIST*, without the properties at its end that NOTE-EVALUATED-FORM returned."
   (ldiff plist (loop for tail on plist by #'cddr
                      when (typep (second tail) 'evaluated-form) return tail)))
 
-(defun plist-evaluation (plist)
+(defun plist-evaluated-form (plist)
   "Return the EVALUATED-FORM in PLIST, a value of SB-C::*SOURCE-PLIST*, or NIL."
   (let ((evaluated (getf plist :evaluation)))
     (and (typep evaluated 'evaluated-form) evaluated)))
 
-(defun conses-at-path (form path)
+(defun conses-along-path (form path)
   "Follow PATH, a list of indices, from FORM to a subform, the target. Return a list of the conses passed on the way,
 innermost first, each as (CONS . REST), where REST is the path from CONS to the target."
   (let ((conses '()))
     (loop
       (loop while (sb-int:comma-p form)
-            do (unless (eql 1 (pop path)) (return-from conses-at-path conses))
+            do (unless (eql 1 (pop path)) (return-from conses-along-path conses))
                (setf form (sb-int:comma-expr form)))
       (unless (consp form) (return conses))
       (push (cons form path) conses)
@@ -347,9 +351,9 @@ innermost first, each as (CONS . REST), where REST is the path from CONS to the 
         (setf form (and (consp tail) (car tail)))))))
 
 (defun path-to-conses (conses form)
-  "Return the path in FORM to the target of CONSES, a value of CONSES-AT-PATH, and true. The target may be a part of a macro
-expansion and not of FORM, so the path leads through the first cons of CONSES, the innermost, that is a part of FORM. If no
-cons of CONSES is a part of FORM, return NIL and NIL."
+  "CONSES is a list that CONSES-ALONG-PATH returned. Return two values: the path in FORM to the target of CONSES, and true.
+The target may be a part of a macro expansion and not of FORM, so the path leads through the innermost cons in CONSES that
+is a part of FORM. If no cons in CONSES is a part of FORM, return NIL and NIL."
   (let ((best nil) (best-path '()) (steps 0))
     (labels ((visit (form path depth)
                (when (sb-int:comma-p form)
@@ -370,7 +374,7 @@ cons of CONSES is a part of FORM, return NIL and NIL."
           (values (revappend best-path (cdr (first best))) t)
           (values '() nil)))))
 
-;;; Files
+;;; Places in source files
 
 (defconstant +max-file-octets+ 4000000
   "The maximum size of a source file that is read, in octets.")
@@ -380,8 +384,8 @@ next file is added.")
 
 (defvar *source-files* '()
   "The cache of the files read for this report. The entry of a file is a list of its namestring; its write date; its octets,
-or NIL if it could not be read; a list of START, END and the values of the last call of SCAN-FILE, or NIL; and the value of
-SCAN-START-POSITIONS, or NIL.")
+or NIL if it could not be read; a list of the arguments START and END and the values of the last call of SCAN-FILE for the
+file, or NIL; and the value of SCAN-START-POSITIONS, or NIL.")
 (defvar *known-places* nil
   "The cache of places found for this report: a hash table from SB-DI:DEBUG-FUNs to alists from program counters to
 places; :NONE before the first place is found; NIL outside a report.")
@@ -425,14 +429,14 @@ on."
         while (and next (< next (length text)))
         do (when (char= #\) (schar text next))
              (return nil))
-           (setf position (or (nth-value 1 (map-form text next)) (length text)))
+           (setf position (or (nth-value 1 (form-map text next)) (length text)))
         finally (return t)))
 
 (defun toplevel-form-p (before text map end whole)
-  "Return true when TEXT can begin with a top-level form. At a position that SBCL recorded it does, unless the file has
-changed. The text of a top-level form begins right after the previous form. BEFORE is the character before TEXT, or NIL at
-the beginning of the file. MAP is the map of the first form in TEXT, or NIL, and END is the end of this form. WHOLE is true
-when TEXT must contain nothing else."
+  "Return true when TEXT, a part of a file, can begin with a top-level form. If TEXT begins at a position that SBCL recorded,
+it does, unless the file has changed. The text of a top-level form begins right after the previous form. BEFORE is the
+character before TEXT, or NIL at the beginning of the file. MAP is the map of the first form in TEXT (see FORM-MAP), or NIL,
+and END is the end of this form. WHOLE is true when TEXT must contain nothing but this form."
   (declare (type source-text text))
   (and (or (member before '(nil #\) #\"))
            (and (plusp (length text)) (whitespace-p (schar text 0))))
@@ -443,12 +447,12 @@ when TEXT must contain nothing else."
 
 (defun scan-file (entry octets start end)
   "Decode OCTETS, the contents of a file, from START below END, or to the end when END is NIL. Return the text; the map and
-the end of the first form in it; and the value of TOPLEVEL-FORM-P for it. ENTRY is the file's entry in *SOURCE-FILES*, in
-which the values are cached, or NIL."
+the end of the first form in the text, as FORM-MAP does; and the value of TOPLEVEL-FORM-P for the text. ENTRY is the file's
+entry in *SOURCE-FILES*, in which the values are cached, or NIL."
   (let ((known (fourth entry)))
     (unless (and known (eql start (first known)) (eql end (second known)))
       (let ((text (octets-text octets start (or end (length octets)))))
-        (multiple-value-bind (map form-end) (map-form text)
+        (multiple-value-bind (map form-end) (form-map text)
           (setf known (list start end text map form-end
                             (toplevel-form-p (if (zerop start) nil (code-char (aref octets (1- start))))
                                              text map form-end (and end t))))))
@@ -473,12 +477,12 @@ which the values are cached, or NIL."
 (defstruct (place (:copier nil) (:predicate nil))
   "A place in a source file or in evaluated code."
   ;; The name of the file or evaluation, such as `src/a.lisp` or `evaluation 3`.
-  (in "" :type string)
+  (source-name "" :type string)
   ;; The line and the column from 1, or 0 if unknown.
   (line 0 :type index)
   (column 0 :type index)
   ;; The text of the line, or NIL.
-  (code nil :type (or null string))
+  (line-text nil :type (or null string))
   ;; The text that contains the top-level form, or NIL, and the position of the place in that text.
   (text nil :type (or null source-text))
   (position 0 :type index))
@@ -486,21 +490,22 @@ which the values are cached, or NIL."
 (defun changed-file-place (namestring)
   "Return a place without a line for code in the file with the native namestring NAMESTRING, which has changed since the code
 was compiled or loaded."
-  (make-place :in (concatenate 'string (shown-path namestring) " (changed since)")))
+  (make-place :source-name (concatenate 'string (shown-path namestring) " (changed since)")))
 
 (defun file-place (namestring created start end find &optional name)
   "Return the place of a subform in the file with the native namestring NAMESTRING. START and END are the offsets, in octets,
-between which its top-level form lies, or NIL if unknown. FIND is a function of a map that returns the position of the
-subform. CREATED is the write date of the version of the file to which START and END refer, or NIL when the file certainly
-is this version. Equal dates prove nothing, as the file may have changed within the same second, so also check that a form
-which defines NAME can be there. NAME is the name of the function that contains the subform, a string, or NIL."
+between which the subform's top-level form lies, or NIL if unknown. FIND is a function that is called with the map of the
+top-level form (see FORM-MAP) and returns the position of the subform, or NIL. CREATED is the write date of the version of
+the file to which START and END refer, or NIL when the file certainly is this version. NAME is the name of the function
+that contains the subform, a string, or NIL. The file may have changed although its write date is CREATED, within the same
+second, so also check that a form at START can define NAME."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
-      (cond ((null octets) (make-place :in in))
+      (cond ((null octets) (make-place :source-name in))
             ((and created (source-changed-p namestring created date)) (changed-file-place namestring))
-            ((null start) (make-place :in in))
-            ((> start (length octets)) (if created (changed-file-place namestring) (make-place :in in)))
+            ((null start) (make-place :source-name in))
+            ((> start (length octets)) (if created (changed-file-place namestring) (make-place :source-name in)))
             (t
              (multiple-value-bind (text map form-end toplevel) (scan-file entry octets start end)
                (let ((position (or (and map (funcall find map))
@@ -512,20 +517,20 @@ which defines NAME can be there. NAME is the name of the function that contains 
                                         (< (or (token-position name text) form-end) form-end)))))
                      (changed-file-place namestring)
                      (multiple-value-bind (line column) (line-and-column text position)
-                       (make-place :in in
+                       (make-place :source-name in
                                    :line (+ line (count 10 octets :end start))
-                                   :column (+ column (if (eql line 1) (characters-before octets start) 0))
-                                   :code (line-at text position)
+                                   :column (+ column (if (eql line 1) (column-at-octet octets start) 0))
+                                   :line-text (line-at text position)
                                    :text text
                                    :position position))))))))))
 
-(defun characters-before (octets position)
-  "Return the number of characters between the beginning of the line and POSITION, an offset in OCTETS."
+(defun column-at-octet (octets position)
+  "Return the number of characters between POSITION, an offset in OCTETS, and the beginning of its line."
   (let ((newline (position 10 octets :end position :from-end t)))
     (length (octets-text octets (if newline (1+ newline) 0) position))))
 
 (defun system-file-p (namestring)
-  "Return true when NAMESTRING names a source file of SBCL's own."
+  "Return true when NAMESTRING names a source file of SBCL's own or of the Lisp side."
   (eql 4 (mismatch "SYS:" namestring)))
 
 (defun code-source (code)
@@ -534,13 +539,12 @@ which defines NAME can be there. NAME is the name of the function that contains 
     (and (typep info 'sb-c::compiled-debug-info)
          (sb-c::debug-info-source info))))
 
-;;; Code locations
-
+;;; Places of code locations
 (defun nearest-known-location (location)
   "Return the code location LOCATION, or the location at the beginning of its block if SBCL has no more precise information."
   (sb-debug::maybe-block-start-location location))
 
-(defun path-of-number (form number)
+(defun path-of-form-number (form number)
   "Return the path, a list of indices, to the subform of FORM to which the compiler gave NUMBER, and true; or NIL and NIL.
 Count as SBCL's SUB-FIND-SOURCE-PATHS does. SBCL's FORM-NUMBER-TRANSLATIONS counts a subform that occurs twice only once."
   (let ((seen (make-hash-table :test 'eq))
@@ -549,7 +553,7 @@ Count as SBCL's SUB-FIND-SOURCE-PATHS does. SBCL's FORM-NUMBER-TRANSLATIONS coun
                (unless (gethash form seen)
                  (setf (gethash form seen) t)
                  (when (eql count number)
-                   (return-from path-of-number (values (reverse path) t)))
+                   (return-from path-of-form-number (values (reverse path) t)))
                  (when (< depth 100)
                    (loop for index of-type index from 0
                          for tail = form then (cdr tail)
@@ -569,13 +573,13 @@ Count as SBCL's SUB-FIND-SOURCE-PATHS does. SBCL's FORM-NUMBER-TRANSLATIONS coun
       (values '() nil))))
 
 (defun source-form-conses (source number)
-  "Return the value of CONSES-AT-PATH for the subform numbered NUMBER in the form of SOURCE, an SB-DI:DEBUG-SOURCE of
-evaluated code."
+  "Return the conses on the path to a subform of evaluated code, as CONSES-ALONG-PATH does, or NIL if there is no such
+subform. SOURCE is the code's SB-DI:DEBUG-SOURCE, and NUMBER is the number that the compiler gave to the subform."
   (let ((root (sb-di::core-debug-source-form source)))
-    (multiple-value-bind (path found) (path-of-number root number)
-      (and found (conses-at-path root path)))))
+    (multiple-value-bind (path found) (path-of-form-number root number)
+      (and found (conses-along-path root path)))))
 
-(defun name-package (name)
+(defun function-name-package (name)
   "Return the package of the first symbol in NAME, a function name, whose package is not COMMON-LISP, KEYWORD or one of
 SBCL's; or NIL."
   (typecase name
@@ -586,7 +590,7 @@ SBCL's; or NIL."
                    (not (eq package (find-package "KEYWORD")))
                    (not (eql 3 (mismatch "SB-" (package-name package))))
                    package)))
-    (cons (or (name-package (car name)) (name-package (cdr name))))))
+    (cons (or (function-name-package (car name)) (function-name-package (cdr name))))))
 
 (defun scan-start-positions (octets)
   "Return a vector of the positions of the top-level forms in OCTETS, the contents of a file. As SBCL does, let each form
@@ -615,12 +619,12 @@ yet, so scan the file."
                 positions))))))
 
 (defun source-form-place (source toplevel number name)
-  "Return the place of the subform numbered NUMBER in the top-level form numbered TOPLEVEL (NIL if unknown) of SOURCE, an
-SB-DI:DEBUG-SOURCE. NAME is the name of the function that contains the subform. Return NIL when the code is SBCL's own or
-its place is unknown."
+  "Return the place of a subform of a top-level form, or NIL when the code is SBCL's own or its place is unknown. SOURCE is
+the code's SB-DI:DEBUG-SOURCE. TOPLEVEL is the number of the top-level form, or NIL if unknown. NUMBER is the number that
+the compiler gave to the subform. NAME is the name of the function that contains the subform."
   (let ((file (sb-di:debug-source-namestring source))
-        (evaluated (plist-evaluation (sb-c::debug-source-plist source)))
-        (*source-package* (name-package name)))
+        (evaluated (plist-evaluated-form (sb-c::debug-source-plist source)))
+        (*source-package* (function-name-package name)))
     (cond ((and (null file) evaluated)
            (evaluated-place evaluated
                              ;; With very little debug information, the source has no form.
@@ -635,7 +639,7 @@ its place is unknown."
                (file-place namestring
                            (sb-di:debug-source-created source)
                            (start toplevel) (and toplevel (start (1+ toplevel)))
-                           (lambda (map) (position-of-number map number))
+                           (lambda (map) (position-of-form-number map number))
                            (and (symbolp name) (symbol-name name)))))))))
 
 (defun find-location-place (location)
@@ -664,32 +668,32 @@ the place in *KNOWN-PLACES*."
             place)))))
 
 (defun evaluated-place (evaluated conses)
-  "Return the place, in EVALUATED, an EVALUATED-FORM, of the target of CONSES, a value of CONSES-AT-PATH. If no cons of
-CONSES is a part of the form, return the place of the whole form."
+  "Return the place of a subform of EVALUATED, an EVALUATED-FORM. The subform is the target of CONSES, a list that
+CONSES-ALONG-PATH returned. If no cons in CONSES is a part of the form, return the place of the whole form."
   (let* ((text (and (evaluated-text evaluated) (coerce (evaluated-text evaluated) 'source-text)))
          (position (or (multiple-value-bind (path found) (path-to-conses conses (evaluated-form evaluated))
                          (when (and found text)
-                           (let ((map (map-form text)))
+                           (let ((map (form-map text)))
                              (and map (position-at-path map path)))))
                        0)))
-    (make-place :in (format nil "evaluation ~D" (evaluated-evaluation evaluated))
+    (make-place :source-name (format nil "evaluation ~D" (evaluated-evaluation evaluated))
                 :line (+ (evaluated-line evaluated) (if text (count #\Newline text :end position) 0))
-                :code (and text (line-at text position))
+                :line-text (and text (line-at text position))
                 :text text
                 :position position)))
 
 (defun place-label (place)
   "Return the text that names PLACE: `src/a.lisp:12`, `evaluation 3, line 2`, or only the file if the line is unknown."
-  (let ((in (place-in place)))
+  (let ((in (place-source-name place)))
     (cond ((zerop (place-line place)) in)
           ((eql 11 (mismatch "evaluation " in)) (format nil "~A, line ~D" in (place-line place)))
           (t (format nil "~A:~D" in (place-line place))))))
 
-;;; Definitions
+;;; Places of definitions
 
 (defun read-name (text)
-  "Return the symbol name that the reader with the standard readtable makes of the token TEXT; and the position in TEXT of
-the first colon after the package prefix, or NIL."
+  "Return the symbol name that the reader makes of the token TEXT under the standard readtable; and the position in TEXT of
+the first colon after the package prefix, or NIL if TEXT has no package prefix."
   (let ((name (make-array (length text) :element-type 'character :fill-pointer 0))
         (colon nil)
         (barred nil)
@@ -708,27 +712,29 @@ the first colon after the package prefix, or NIL."
     (values (coerce name 'text) colon)))
 
 (defun token-name (text position)
-  "Return the symbol name that the reader with the standard readtable makes of the token at POSITION in TEXT."
+  "Return the symbol name that the reader makes of the token at POSITION in TEXT under the standard readtable."
   (values (read-name (subseq text position (or (catch 'scan-failed (token-end text position)) position)))))
 
 (defun definition-form-p (form text)
-  "Return true when the form in TEXT with the map FORM looks like a definition: its operator's name begins with DEF."
+  "Return true when the form in TEXT with the map FORM (see FORM-MAP) looks like a definition: its operator's name begins
+with DEF."
   (and (consp form) (integerp (second form))
        (eql 3 (mismatch "DEF" (token-name text (second form))))))
 
 (defun defines-p (form text name)
-  "Return true when the form in TEXT with the map FORM looks like a definition of NAME, a string, or of (SETF NAME)."
+  "Return true when the form in TEXT with the map FORM (see FORM-MAP) looks like a definition of NAME, a string, or of
+(SETF NAME)."
   (and (definition-form-p form text)
        (let* ((named (third form))
               (first (if (consp named) (second named) named)))
          (flet ((named-p (form) (and (integerp form) (string= name (token-name text form)))))
            (or (named-p first)
-               ;; The definition of (SETF NAME).
+               ;; NAMED may be the map of (SETF NAME).
                (and (consp named) (named-p (third named))))))))
 
 (defun defines-only-name-p (map text)
-  "Return true when the top-level form in TEXT with the map MAP is a form such as DEFUN, which defines nothing except the
-name that it contains."
+  "Return true when the top-level form in TEXT with the map MAP (see FORM-MAP) is a form, such as DEFUN or IN-PACKAGE, that
+defines at most one name: its first argument."
   (and (consp map) (integerp (second map))
        (member (token-name text (second map))
                '("DEFUN" "DEFMACRO" "DEFGENERIC" "DEFMETHOD" "DEFVAR" "DEFPARAMETER" "DEFCONSTANT" "DEFTYPE"
@@ -736,10 +742,10 @@ name that it contains."
                :test #'string=)))
 
 (defun definition-position (map text name &key exactly method)
-  "Return the position of the definition of NAME, a string, in the top-level form of TEXT with the map MAP: the position of
-a subform that looks like the definition. If METHOD is given, prefer the method with this signature. Without such a
-subform, return NIL if EXACTLY is true. Otherwise return the position of the whole form if it looks like a definition that
-may define further names, else NIL."
+  "Return the position of the definition of NAME, a string, in the top-level form of TEXT with the map MAP (see FORM-MAP):
+the position of a subform that looks like the definition. If METHOD is given, prefer the method with this signature (see
+METHOD-SIGNATURE). If no subform looks like the definition, return NIL if EXACTLY is true. Otherwise return the position
+of the whole form if it looks like a definition that may define further names, else NIL."
   (labels ((visit (form depth key)
              (when (and (consp form) (< depth 20))
                (when (and (defines-p form text name)
@@ -753,9 +759,9 @@ may define further names, else NIL."
     (and (not exactly) (definition-form-p map text) (not (defines-only-name-p map text)) (first map))))
 
 (defun method-signature (qualifiers specializers)
-  "Return the signature that distinguishes a method from others of its generic function. The signature consists of two
-lists: the names of the QUALIFIERS, and the names of the SPECIALIZERS except T. The name is NIL for a qualifier that is no
-symbol and for a specializer that is no named class."
+  "Return the signature that distinguishes a method from the other methods of its generic function: a list of two lists, the
+names of the QUALIFIERS and the names of the SPECIALIZERS except T. The name is NIL for a qualifier that is not a symbol
+and for a specializer that is not a class with a name."
   (flet ((name (thing) (and (symbolp thing) (symbol-name thing))))
     (list (mapcar #'name qualifiers)
           (loop for specializer in specializers
@@ -764,8 +770,8 @@ symbol and for a specializer that is no named class."
                   collect (and class (name class))))))
 
 (defun form-signature (form text)
-  "If the form in TEXT with the map FORM is a DEFMETHOD form, return the signature of its method, as METHOD-SIGNATURE does;
-else NIL."
+  "If the form in TEXT with the map FORM (see FORM-MAP) is a DEFMETHOD form, return the signature of its method, as
+METHOD-SIGNATURE does; else NIL."
   (when (and (consp form) (integerp (second form)) (string= "DEFMETHOD" (token-name text (second form))))
     (let* ((rest (nthcdr 3 form))
            (lambda-list (position-if #'consp rest)))
@@ -779,7 +785,7 @@ else NIL."
 
 (defun form-text (text position)
   "Return the text of the form at POSITION in TEXT, or NIL when its syntax is not understood."
-  (multiple-value-bind (map end) (map-form text position)
+  (multiple-value-bind (map end) (form-map text position)
     (and map (subseq text position end))))
 
 (defun toplevel-start (text number)
@@ -805,13 +811,14 @@ understood."
     (coerce (nreverse starts) 'simple-vector)))
 
 (defun definition-place (source name &optional method)
-  "Return the place of the definition of NAME, a string; if METHOD is given, preferably of the method of NAME with this
-signature. SOURCE is the definition source that SB-INTROSPECT returns for it. Return NIL when the place is unknown."
-  (let ((evaluated (plist-evaluation (sb-introspect:definition-source-plist source)))
+  "Return the place of the definition of NAME, a string. If METHOD, a value of METHOD-SIGNATURE, is given, prefer the method
+of NAME with this signature. SOURCE is the definition source that SB-INTROSPECT returns for the definition. Return NIL
+when the place is unknown."
+  (let ((evaluated (plist-evaluated-form (sb-introspect:definition-source-plist source)))
         (file (sb-introspect:definition-source-pathname source)))
     (cond (file
            (if (system-file-p (namestring file))
-               (make-place :in (namestring file))
+               (make-place :source-name (namestring file))
                (file-definition-place (sb-ext:native-namestring file)
                                       (first (sb-introspect:definition-source-form-path source))
                                       (sb-introspect:definition-source-file-write-date source)
@@ -819,33 +826,34 @@ signature. SOURCE is the definition source that SB-INTROSPECT returns for it. Re
           (evaluated
            (let* ((place (evaluated-place evaluated '()))
                   (text (place-text place))
-                  (map (and text (map-form text)))
+                  (map (and text (form-map text)))
                   (position (or (and map (definition-position map text name :method method)) 0)))
              (when text
                (setf (place-position place) position
-                     (place-code place) (line-at text position)
+                     (place-line-text place) (line-at text position)
                      (place-line place) (+ (evaluated-line evaluated) (count #\Newline text :end position))))
              place)))))
 
 (defun file-definition-place (namestring number created name method)
-  "Return the place of the definition of NAME, a string, in the file NAMESTRING; if METHOD is not NIL, prefer the method of
-NAME with this signature. NUMBER is the number of the top-level form, or NIL if unknown. CREATED is the write date of the
-version that was loaded, or NIL if unknown; then only a form that defines exactly NAME counts."
+  "Return the place of the definition of NAME, a string, in the file with the native namestring NAMESTRING. If METHOD, a
+value of METHOD-SIGNATURE, is not NIL, prefer the method of NAME with this signature. NUMBER is the number of the top-level
+form, or NIL if unknown. CREATED is the write date of the version that was loaded. If CREATED is NIL, because this date is
+unknown, only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
         (changed-file-place namestring)
         (let* ((text (and octets number (octets-text octets 0 (length octets))))
                (start (and text (toplevel-start text number)))
-               (map (and start (< start (length text)) (map-form text start)))
+               (map (and start (< start (length text)) (form-map text start)))
                (position (and map (definition-position map text name :exactly (not created) :method method))))
           (cond (position
                  (multiple-value-bind (line column) (line-and-column text position)
-                   (make-place :in (shown-path namestring) :line line :column column
-                               :code (line-at text position) :text text :position position)))
-                ;; The form certainly defines another name, although the write dates are equal: the file was changed within
-                ;; the same second.
+                   (make-place :source-name (shown-path namestring) :line line :column column
+                               :line-text (line-at text position) :text text :position position)))
+                ;; If the form certainly defines another name although the write dates are equal, the file was changed
+                ;; within the same second.
                 ((and map created (defines-only-name-p map text)) (changed-file-place namestring))
-                (t (make-place :in (shown-path namestring))))))))
+                (t (make-place :source-name (shown-path namestring))))))))
 
 ;;; Places in files that are being compiled or loaded
 
@@ -898,15 +906,15 @@ if there is no definition; or NIL. CONTEXT is an SB-C::COMPILER-ERROR-CONTEXT."
     (when heading
       (with-server-syntax (:length 6 :level 3)
         (guarded (let ((text (princ-to-string (substitute #\Space #\Newline (prin1-to-string heading)))))
-                   (if (> (length text) +max-shown-line+)
-                       (concatenate 'string (subseq text 0 (1- +max-shown-line+)) "…")
+                   (if (> (length text) +max-shown-line-length+)
+                       (concatenate 'string (subseq text 0 (1- +max-shown-line-length+)) "…")
                        text))
             (failure)
           nil)))))
 
 (defun submitted-place (context)
-  "Return the place in the submitted code that CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT of code outside any file, is about;
-or NIL."
+  "Return the place, in the submitted code, of the form that CONTEXT is about; or NIL. CONTEXT is an
+SB-C::COMPILER-ERROR-CONTEXT of code outside any file."
   (let* ((form (sb-c::compiler-error-context-original-form context))
          (path (sb-c::compiler-error-context-original-source-path context))
          ;; The context of a warning at the end of the compilation unit was recorded earlier. The source information that
@@ -914,8 +922,8 @@ or NIL."
          (root (and sb-c::*source-info*
                     (not (eq context sb-c::*compiler-error-context*))
                     (guarded (values (sb-c::find-source-root (first (last path)) sb-c::*source-info*)) (failure) nil)))
-         (conses (or (conses-at-path root (reverse (butlast path)))
-                     (conses-at-path form '()))))
+         (conses (or (conses-along-path root (reverse (butlast path)))
+                     (conses-along-path form '()))))
     (dolist (evaluated *evaluated-forms* (and *evaluated-forms* (not (eq context sb-c::*compiler-error-context*))
                                               (evaluated-place (first *evaluated-forms*) '())))
       (when (nth-value 1 (path-to-conses conses (evaluated-form evaluated)))
@@ -953,7 +961,7 @@ place is unknown."
                       ((loader-frame) nil)
                       ((find #\Newline (the string *submitted-code*)) (submitted-place context)))))
     (and place
-         (list (and (pathnamep file) (place-in place))
+         (list (and (pathnamep file) (place-source-name place))
                (place-line place)
                (place-column place)
                (context-heading context)))))
@@ -976,29 +984,29 @@ or compiled; or NIL."
          (place (and frame
                      (case (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))
                        ((sb-int:load-as-source sb-c::sub-compile-file) (source-file-place))
-                       ;; The loader is between two top-level forms.
+                       ;; In this case, the loader is between two top-level forms.
                        (sb-fasl::load-as-fasl
                         (and *load-truename*
-                             (make-place :in (shown-path (sb-ext:native-namestring *load-truename*)))))
+                             (make-place :source-name (shown-path (sb-ext:native-namestring *load-truename*)))))
                        (t (location-place (sb-di:frame-code-location frame)))))))
     (and place
-         (list (place-in place) (place-line place) (place-column place)
+         (list (place-source-name place) (place-line place) (place-column place)
                (and (place-text place) (form-heading (place-text place)))))))
 
 (defconstant +max-located-warnings+ 300
-  "The maximum number of warnings of an evaluation whose places are determined. Reports show fewer warnings than this.")
+  "The maximum number of an evaluation's warnings for which places are determined. Reports show fewer warnings than this.")
 
-(defvar *located-warnings* 0
+(defvar *located-warning-count* 0
   "The number of warnings of this evaluation so far, not counting reader errors in files.")
 
 (defun warning-place (condition)
-  "Return the place that CONDITION, a warning that the compiler signals now, is about. Return four values: the file, or NIL
-for the submitted code; the line and the column, which are 0 if they are unknown or the submitted code has a single line;
-and the heading of the enclosing form, or NIL."
+  "Return the place of the code that CONDITION, a warning from the compiler, is about. Called while CONDITION is being
+signalled. Return four values: the file, or NIL for the submitted code; the line and the column, which are 0 if they are
+unknown or the submitted code has a single line; and the heading of the enclosing form, or NIL."
   (values-list
    (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
                        (multiple-value-list (unreadable-file-place condition)))
-                      ((<= (incf *located-warnings*) +max-located-warnings+) (or (compiler-place) (loading-place))))
+                      ((<= (incf *located-warning-count*) +max-located-warnings+) (or (compiler-place) (loading-place))))
            (failure)
          nil)
        '(nil 0 0 nil))))

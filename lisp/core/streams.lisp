@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 ;;; The numbers of operations of a stream's MISC function. SBCL's macro %STREAM-OPCODE (src/code/ansi-stream.lisp) does not
-;;; exist in the finished SBCL, so they are repeated here. A probe in patches.lisp checks them.
+;;; exist in the finished SBCL, so the numbers are repeated here. An assumption in patches.lisp checks them.
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +listen+ 0)
   (defconstant +force-output+ 2)
@@ -57,8 +57,8 @@ so their output is pushed in the order in which it was printed."
   ;; The column of each standard stream, indexed by STANDARD-STREAM-PLACE.
   (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2))))
 
-(declaim (type (or null thread-output) *output*))
-(defvar *output* nil
+(declaim (type (or null thread-output) *thread-output*))
+(defvar *thread-output* nil
   "The THREAD-OUTPUT of this thread; NIL in a thread that works for no job. The output of such a thread is not buffered.")
 
 (defstruct (standard-stream (:include sb-kernel:ansi-stream
@@ -74,7 +74,7 @@ do, it accepts octets as well as characters."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
   ;; The index of this stream's column in the slot COLUMNS of a THREAD-OUTPUT.
   (place 0 :type (integer 0 1) :read-only t)
-  ;; The column at which threads without a THREAD-OUTPUT print.
+  ;; The column of this stream for all threads without a THREAD-OUTPUT.
   (column 0 :type index))
 
 (declaim (type (or null function) *on-output*))
@@ -86,13 +86,13 @@ the start and end of the output in the string.")
 (defun push-output (stream string start end)
   "Push the characters of STRING from START below END, which were printed to STREAM."
   (declare (type standard-stream stream) (type string string) (type index start end))
-  (event-text *job-id* (standard-stream-event-kind stream) 0 string start end)
+  (push-event-text *job-id* (standard-stream-event-kind stream) 0 string start end)
   (when *on-output*
     (funcall *on-output* string start end)))
 
 (defun flush-output ()
   "Push the buffered output of this thread."
-  (let ((output *output*))
+  (let ((output *thread-output*))
     (when output
       (without-interrupts
         (let ((fill (thread-output-fill output)))
@@ -100,10 +100,10 @@ the start and end of the output in the string.")
             (setf (thread-output-fill output) 0)
             (push-output (thread-output-stream output) (the text (thread-output-buffer output)) 0 fill)))))))
 
-(defun finish-output-of-job ()
+(defun finish-job-output ()
   "Push the buffered output of this thread, discard an incomplete character, and set the columns to 0, because the next
 job's output starts a new line."
-  (let ((output *output*))
+  (let ((output *thread-output*))
     (when output
       (flush-output)
       (setf (thread-output-octets output) '())
@@ -119,8 +119,8 @@ job's output starts a new line."
 
 (declaim (inline prepare-output))
 (defun prepare-output (output stream count)
-  "Make room in the buffer of OUTPUT for COUNT characters, at most +BUFFER-SIZE+, for STREAM, and return the buffer. If the
-buffer is too full or has text of another stream, push it first."
+  "Make room in the buffer of OUTPUT for COUNT characters that are printed to STREAM, and return the buffer. If the buffer
+is too full or contains text of another stream, push its text first. COUNT must not exceed +BUFFER-SIZE+."
   (declare (type thread-output output) (type standard-stream stream) (type index count))
   (unless (and (eq stream (thread-output-stream output))
                (<= (+ (thread-output-fill output) count) +buffer-size+))
@@ -132,7 +132,7 @@ buffer is too full or has text of another stream, push it first."
 (defun print-character (stream character)
   "Implement WRITE-CHAR for the standard streams."
   (declare (type standard-stream stream) (type character character))
-  (let ((output *output*))
+  (let ((output *thread-output*))
     (if output
         (without-interrupts
           (when (thread-output-octets output)
@@ -151,7 +151,7 @@ buffer is too full or has text of another stream, push it first."
   "Implement WRITE-STRING for the standard streams."
   (declare (type standard-stream stream) (type string string) (type index start) (type (or index null) end))
   (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
-    (let ((output *output*)
+    (let ((output *thread-output*)
           (length (- end start)))
       (cond ((zerop length))
             ((null output)
@@ -159,8 +159,8 @@ buffer is too full or has text of another stream, push it first."
                    (column-after (standard-stream-column stream) string start end))
              ;; Push the program's output for +PROGRAM-JOB+. Push other output for no job (0), because the thread's job may
              ;; have ended.
-             (event-text (if (eql *job-id* +program-job+) *job-id* 0)
-                         (standard-stream-event-kind stream) 0 string start end))
+             (push-event-text (if (eql *job-id* +program-job+) *job-id* 0)
+                              (standard-stream-event-kind stream) 0 string start end))
             (t
              (without-interrupts
                (when (thread-output-octets output)
@@ -177,7 +177,7 @@ buffer is too full or has text of another stream, push it first."
                         (flush-output)))))))))
   string)
 
-(defun character-octets (octet)
+(defun utf-8-sequence-length (octet)
   "Return the number of octets of a UTF-8 character whose first octet is OCTET; 1 if no character begins with OCTET."
   (declare (type (unsigned-byte 8) octet))
   (cond ((<= #xC2 octet #xDF) 2)
@@ -200,7 +200,7 @@ buffer is too full or has text of another stream, push it first."
   (declare (type standard-stream stream))
   (unless (typep octet '(unsigned-byte 8))
     (error 'type-error :datum octet :expected-type '(unsigned-byte 8)))
-  (let ((output *output*))
+  (let ((output *thread-output*))
     (if output
         (without-interrupts
           (unless (eql 2 (ash octet -6))
@@ -208,7 +208,7 @@ buffer is too full or has text of another stream, push it first."
               (print-unfinished-character stream output)))
           (push octet (thread-output-octets output))
           (let ((octets (thread-output-octets output)))
-            (when (= (length octets) (character-octets (car (last octets))))
+            (when (= (length octets) (utf-8-sequence-length (car (last octets))))
               (setf (thread-output-octets output) '())
               (print-octets stream (reverse octets)))))
         (print-octets stream (list octet))))
@@ -220,7 +220,7 @@ because the next evaluation needs it."
   (declare (type standard-stream stream) (ignore argument))
   (case operation
     ((#.+force-output+ #.+finish-output+) (flush-output) nil)
-    (#.+charpos+ (let ((output *output*))
+    (#.+charpos+ (let ((output *thread-output*))
                    (if output
                        (column output stream)
                        (standard-stream-column stream))))
@@ -354,7 +354,7 @@ and the start and end of the text in the string. It returns true when it wants n
 wants no more text, throw to ENOUGH."
   (when (and (if *text-sink*
                  (funcall *text-sink* string start end)
-                 (event-text *job-id* (text-stream-event-kind stream) 0 string start end))
+                 (push-event-text *job-id* (text-stream-event-kind stream) 0 string start end))
              (text-stream-limited stream))
     (throw 'enough nil)))
 
@@ -414,7 +414,7 @@ wants no more text, throw to ENOUGH."
 
 (defun change-job (job-id)
   "Push the output of this thread's current job, and make the thread work for JOB-ID from now on."
-  (finish-output-of-job)
+  (finish-job-output)
   (setf *job-id* job-id))
 
 (defun push-done (success)

@@ -26,14 +26,14 @@ interruption would read SBCL's marker for no value. Bindings that FUNCTION makes
   (progv **thread-variables** (mapcar #'sb-ext:symbol-global-value **thread-variables**)
     (funcall function)))
 
-(defun call-as-thread-of-job (job-id evaluation observer function arguments)
-  "Call FUNCTION with ARGUMENTS as the work of a thread that an evaluation started. JOB-ID is the number of its job,
-EVALUATION its EVALUATION structure, and OBSERVER the value of *SIGNAL-OBSERVER* in the starting thread."
+(defun call-as-job-thread (job-id evaluation observer function arguments)
+  "Call FUNCTION with ARGUMENTS as the work of a thread that an evaluation started. JOB-ID is the number of the evaluation's
+job, EVALUATION is the EVALUATION structure, and OBSERVER is the value of *SIGNAL-OBSERVER* in the starting thread."
   (let ((*job-id* job-id)
         (*evaluation* evaluation)
         (*signal-observer* observer)
-        (*output* (make-thread-output)))
-    (unwind-protect (with-boundary ()
+        (*thread-output* (make-thread-output)))
+    (unwind-protect (with-user-code-boundary ()
                       (apply (the function function) arguments))
       (flush-output))))
 
@@ -43,7 +43,7 @@ EVALUATION its EVALUATION structure, and OBSERVER the value of *SIGNAL-OBSERVER*
 (defun unblock-signals ()
   "Unblock SBCL's deferrable signals and SIGALRM in this thread. SBCL starts its own threads with SIGALRM blocked. It starts
 the threads of timers from its SIGALRM handler, so they inherit all signals that the handler blocks. A thread with these
-signals blocked could not be interrupted (see DEFERRABLE in src/image/signals.rs)."
+signals blocked could not be interrupted (see DEFERRABLE_SIGNALS in src/image/signals.rs)."
   (sb-unix::unblock-deferrable-signals)
   (let ((set (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     (declare (dynamic-extent set))
@@ -59,11 +59,11 @@ out of heap or memory mappings and ends the process."
   (min 1000 (floor (sb-ext:dynamic-space-size) (* 512 1024))))
 
 (defun check-thread-limit ()
-  "Signal an error when the number of user threads has reached the limit. If there are none yet, record the bytes in use in
-**KEPT-BEFORE-USER-THREADS**."
+  "Signal an error when the number of user threads has reached the limit. If there are no user threads yet, record the bytes
+in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
   (let ((count (length (user-threads))))
     (when (zerop count)
-      (setf **kept-before-user-threads** (sb-kernel:dynamic-usage)))
+      (setf **kept-bytes-before-user-threads** (sb-kernel:dynamic-usage)))
     (when (>= count (thread-limit))
       (error "There are ~D threads already. Join or end some of them first~:[~;; reset-session ends them all~]."
              count **resets-available**))))
@@ -72,10 +72,10 @@ out of heap or memory mappings and ends the process."
   "Functions without arguments to call before a thread starts. They end work that is only correct while no other thread
 starts, such as a trace with breakpoints.")
 
-(defun start-thread-of-job (start thread function arguments)
-  "Start THREAD, which calls FUNCTION with ARGUMENTS, by START, SBCL's START-THREAD. A thread that an evaluation starts
-belongs to the evaluation and counts towards the thread limit, unless it is ephemeral, as a timer's thread is. The output of
-a thread that a call of the embedding program starts is the program's output."
+(defun start-job-thread (start thread function arguments)
+  "Start THREAD, which calls FUNCTION with ARGUMENTS. START is SBCL's START-THREAD. A thread that an evaluation starts
+belongs to the evaluation and counts towards the thread limit, unless it is ephemeral, as a timer's thread is. When a call
+of the embedding program starts a thread, the thread's output is the program's output."
   (let* ((job-id *job-id*)
          (evaluation *evaluation*)
          (observer *signal-observer*)
@@ -85,7 +85,7 @@ a thread that a call of the embedding program starts is the program's output."
       (funcall (the function function)))
     (when adopted
       (check-thread-limit)
-      ;; The new thread's output must come after the output so far.
+      ;; The output that this thread has printed so far must come before the new thread's output.
       (flush-output))
     (prog1 (funcall (the function start) thread
                     (lambda (&rest arguments)
@@ -94,22 +94,22 @@ a thread that a call of the embedding program starts is the program's output."
                       (call-with-thread-variables
                        (lambda ()
                          (if adopted
-                             (call-as-thread-of-job job-id evaluation observer function arguments)
+                             (call-as-job-thread job-id evaluation observer function arguments)
                              ;; Keep only the program's job number: the program outlives the thread, but the job of an
                              ;; evaluation may have ended.
                              (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
-                               (with-boundary ()
+                               (with-user-code-boundary ()
                                  (apply function arguments)))))))
                     arguments)
       (when adopted
-        (note-thread thread evaluation)))))
+        (note-started-thread thread evaluation)))))
 
 ;;; Threads that have ended
 
 (defglobal **unjoined-threads** '()
   "Threads that have ended for Lisp, but were still in C code when SBCL wanted to join them and free their memory.")
 
-(defconstant +exit-polls+ 40
+(defconstant +max-exit-polls+ 40
   "The maximum number of times that JOIN-ENDED-THREAD checks, 50 microseconds apart, whether a thread that has ended for
 Lisp has also ended for the operating system.")
 
@@ -123,10 +123,10 @@ NIL, so that SBCL waits for the thread."
   (progn thread nil))
 
 (defun join-ended-thread (join thread dispose)
-  "Join THREAD, which has ended for Lisp, by JOIN, SBCL's PRIMITIVE-JOIN. JOIN frees the thread's memory if DISPOSE is true,
+  "Join THREAD, which has ended for Lisp. JOIN is SBCL's PRIMITIVE-JOIN, which frees the thread's memory if DISPOSE is true,
 else returns the memory. JOIN waits for the thread's last steps in C, and no thread can be started meanwhile. A program's
-thread-local destructors can make these steps endless. So if the thread takes too long, return NIL and join it at a later
-call."
+thread-local destructors can make these steps endless. So if THREAD takes too long, return NIL, and let a later call of
+this function join it."
   (declare (type function join))
   (let ((unjoined **unjoined-threads**))
     (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))
@@ -134,7 +134,7 @@ call."
       (if (os-thread-alive-p other)
           (sb-ext:atomic-push other (symbol-value '**unjoined-threads**))
           (funcall join other t))))
-  (loop repeat +exit-polls+
+  (loop repeat +max-exit-polls+
         while (os-thread-alive-p thread)
         do (sb-unix:nanosleep 0 50000))
   (cond ((os-thread-alive-p thread)
@@ -146,9 +146,9 @@ call."
   ((embedded :initarg :embedded :reader embedded-p))
   (:report (lambda (condition stream)
              (write-string "EXIT was called: " stream)
-             (write-string (cond ((embedded-p condition) "the program that this image is part of goes on.")
+             (write-string (cond ((embedded-p condition) "the program that this image is part of continues.")
                                  (**resets-available**
-                                  "the server goes on, and so does the session. Use the tool reset-session for a fresh one.")
-                                 (t "the server goes on, and so does the session."))
+                                  "the server and the session continue. For a fresh session, use the tool reset-session.")
+                                 (t "the server and the session continue."))
                            stream)))
   (:documentation "User code tried to end the process, which belongs to a server or to a program that embeds the image."))

@@ -20,8 +20,8 @@
 ;;; Whether evaluation can continue from a frame
 
 (defun trapped-p (pc)
-  "Return true when the instruction before the address PC is SBCL's trap instruction, so that the code was not
-interrupted but stopped itself."
+  "Return true when the instruction before the address PC is SBCL's trap instruction. The code was then not interrupted
+but stopped itself."
   (declare (type sb-ext:word pc))
   #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
   ;; While an evaluation is held by an interruption, *CURRENT-INTERNAL-ERROR* is NIL.
@@ -29,8 +29,8 @@ interrupted but stopped itself."
 
 (defun stable-frame-p (frame)
   "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
-another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain what its
-code keeps there."
+another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain the values
+that its code keeps there."
   (let ((context (sb-di::compiled-frame-escaped frame)))
     (or (null context)
         (let ((pc (sap-int (sb-vm:context-pc context)))
@@ -45,8 +45,9 @@ code keeps there."
                 (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
                      ;; The PC is not between LEAVE and RET.
                      (not (member (sap-ref-8 (int-sap pc) 0) '(#xC3 #xF8 #xF9)))
-                     ;; A frame allocated for a call is no deeper than the call's arguments, and its return address is
-                     ;; just after the call instruction.
+                     ;; The frame pointer does not belong to a frame that was allocated for a call that has not begun.
+                     ;; The return address of such a frame is just after the call instruction, and the stack ends at
+                     ;; the call's arguments.
                      (not (< 0 (- return-address pc) 64))
                      (or (null place)
                          (<= (sb-vm:context-register context sb-vm::rsp-offset)
@@ -67,17 +68,17 @@ returns."
          (eq code (frame-code caller))
          #+x86-64
          (let ((return-address (sap-ref-word (sb-di::frame-pointer frame) 8)))
-           ;; A relative CALL whose target is in this code.
+           ;; The call was a relative CALL whose target is in this code.
            (and (eql #xE8 (sap-ref-8 (int-sap return-address) -5))
                 (let ((target (+ return-address (signed-sap-ref-32 (int-sap return-address) -4)))
                       (start (sap-int (sb-kernel:code-instructions code))))
                   (<= start target (+ start (sb-kernel:%code-text-size code)))))))))
 
-(defun why-not-unwindable (frame)
+(defun unwind-refusal-reason (frame)
   "Return a format control for the reason, worded as the end of a sentence, why evaluation cannot continue from FRAME.
 Return NIL if evaluation can continue."
   (cond ((undefined-function-frame-p frame)
-         "it stands for the call of an undefined function: once that is defined, the restart CONTINUE calls it")
+         "it is the call of an undefined function: once the function is defined, the restart CONTINUE calls it")
         ((bogus-frame-p frame) "it is not a call of a Lisp function")
         ((not (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
          (if (system-frame-p frame)
@@ -85,14 +86,14 @@ Return NIL if evaluation can continue."
              "its code was compiled without the needed debug information: evaluate (declaim (optimize (debug 2))) ~
               and reload its definition"))
         ((not (stable-frame-p frame))
-         "it was interrupted while its function was being entered or left, or called another")
+         "it was interrupted while its function was starting, returning or calling another function")
         ((called-directly-p frame)
          "it is a local function that the same compiled code calls directly, and that code relies on the return ~
           types that the compiler derived")))
 
 (defun declared-to-return-p (frame values)
-  "Return false when FRAME's function is declaimed to return types that VALUES, a list, do not have. Its callers may
-rely on the declaration."
+  "Return false when FRAME's function is declaimed to return types that VALUES, a list, do not have. The function's
+callers may rely on the declaration."
   (let* ((name (sb-debug::frame-call frame :argument-limit 0))
          (type (and (sb-int:legal-fun-name-p name)
                     (eq :declared (sb-int:info :function :where-from name))
@@ -179,7 +180,7 @@ an argument that the function does not use: it counts as NIL if UNUSED is true, 
 
 (defun entry-point (frame)
   "Return the simple function of which FRAME is a call. Return NIL if FRAME has no code, or if the function cannot be
-distinguished from others of its code component."
+distinguished from other functions of its code component."
   (let* ((code (frame-code frame))
          (function (and code (sb-di:frame-debug-fun frame)))
          (place (and code (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function))))
@@ -197,7 +198,7 @@ distinguished from others of its code component."
 code keep the closures that they are calls of. Code that a macro compiles meanwhile is not marked."
   (declare (type function compile))
   (let* ((marked (getf sb-c::*source-plist* :closures-kept))
-         (mark (evaluated-form-p lexenv))
+         (mark (submitted-code-lexenv-p lexenv))
          (sb-c::*source-plist* (cond ((eq marked mark) sb-c::*source-plist*)
                                      (t (list* :closures-kept mark sb-c::*source-plist*)))))
     (funcall compile)))
@@ -209,8 +210,8 @@ code keep the closures that they are calls of. Code that a macro compiles meanwh
          (getf (sb-c::debug-source-plist source) :closures-kept))))
 
 (defun frame-closure (frame)
-  "Return the function object without a global name of which FRAME is a call. Return NIL if the object is unknown: only
-frames of submitted code keep their function object."
+  "Return the function object of which FRAME is a call, if that object has no global name. Return NIL if the object is
+unknown: only frames of submitted code keep their function object."
   (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
     (when entry
       (let ((place (closure-place entry)))
@@ -219,12 +220,12 @@ frames of submitted code keep their function object."
                  (and closure
                       (eq entry (sb-kernel:%closure-fun closure))
                       closure)))
-              ;; The function closes over nothing.
+              ;; The code keeps its closures. Without a place for a closure, the function closes over nothing.
               ((closures-kept-p frame) entry))))))
 
 (defun closure-name (debug-fun-closure-name function frame)
   "Return the name of the closure of which FRAME, a frame of FUNCTION, is a call. Call DEBUG-FUN-CLOSURE-NAME, SBCL's
-function, unless FRAME may contain no closure: SBCL's function would then take any word on the stack for a closure."
+function, only where it finds the right word: it takes any word on the stack for a closure."
   (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
              (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
              (sb-di::all-args-available-p frame))
@@ -262,18 +263,19 @@ there is no such method; both are NIL if NAME names no generic function."
               function))))
 
 (defun call-effective-method (function methods arguments)
-  "Call the effective method that FUNCTION, a generic function, makes of METHODS, in their order, with ARGUMENTS."
+  "Combine METHODS, in the given order, into an effective method of FUNCTION, a generic function, and call it with
+ARGUMENTS."
   (sb-pcl::invoke-emf (sb-pcl::get-effective-method-function function methods) arguments))
 
 (defun next-methods (method function arguments)
-  "Return the list of next methods of METHOD of the generic FUNCTION for ARGUMENTS, in the form that its method function
-takes, and true; or NIL and NIL if they are unknown."
+  "Return the list of METHOD's next methods in a call of the generic FUNCTION with ARGUMENTS, as METHOD's function
+expects the list, and true. Return NIL and NIL if the next methods are unknown."
   (let* ((applicable (compute-applicable-methods function arguments))
          (place (member method applicable)))
     (flet ((aroundp (method) (equal '(:around) (method-qualifiers method))))
       (cond ((typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination)
              (values '() nil))
-            ;; The only method has no next methods, whatever the arguments, some of which SBCL may have lost.
+            ;; The only method has no next methods, whatever the arguments are. SBCL may have lost some of them.
             ((and (null (method-qualifiers method))
                   (null (rest (sb-mop:generic-function-methods function))))
              (values '() t))
@@ -295,8 +297,8 @@ takes, and true; or NIL and NIL if they are unknown."
   (refuse "Frame ~D cannot be called again: ~?" number control arguments))
 
 (defun frame-function (frame number)
-  "Return the current definition of the function of which FRAME, whose number is NUMBER, is a call, and the arguments to
-call it with again. Refuse if the function or an argument is unknown."
+  "Return a function and a list of arguments with which FRAME, whose number is NUMBER, can be restarted. The function is
+the current definition of the function of which FRAME is a call. Refuse if the function or an argument is unknown."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
          (methodp (method-name-p full-name))
          (global (and (not methodp)
@@ -307,7 +309,7 @@ call it with again. Refuse if the function or an argument is unknown."
     (multiple-value-bind (method generic-function) (frame-method full-name)
       (let ((function (or global (and method (method-fast-function method)) closure)))
         (cond ((null function)
-               (refuse-to-restart number (why-no-function full-name generic-function)))
+               (refuse-to-restart number (missing-function-reason full-name generic-function)))
               (t
                (multiple-value-bind (arguments all) (frame-arguments frame (same-code-p function frame))
                  (cond ((not all)
@@ -319,17 +321,17 @@ call it with again. Refuse if the function or an argument is unknown."
                           (if known
                               (values (sb-mop:method-function method) (list arguments next-methods))
                               (refuse-to-restart
-                               number "what comes next to ~S in its method combination is not known~:[: that depends on ~
+                               number "the next method after ~S in its method combination is not known~:[: that depends on ~
                                        arguments that SBCL no longer has~;~]."
                                full-name
                                (typep (sb-mop:generic-function-method-combination generic-function)
                                       'sb-pcl::long-method-combination)))))))))))))
 
-(defun why-no-function (name generic-function)
+(defun missing-function-reason (name generic-function)
   "Return a sentence that says why no function can be called again for a frame named NAME. GENERIC-FUNCTION is the generic
 function of a method's frame, or NIL."
   (format nil "~S ~@?" name
           (cond (generic-function "is no longer a method of its generic function.")
                 ((symbolp name) "no longer has a global definition.")
-                (t "has no global name, and only code that was sent to evaluate-lisp keeps the function object it was ~
-                    called as."))))
+                (t "has no global name, and its frame does not keep the function object: only code that was sent to ~
+                    evaluate-lisp does."))))

@@ -46,7 +46,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
         (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
     (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
                 (stringp (first arguments)))
-           ;; The package has no such symbol, has it as an internal symbol, or is locked.
+           ;; The package has no symbol of this name, or only an internal symbol, or the package is locked.
            (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
                                (near-symbols (first arguments) package
                                              (lambda (symbol)
@@ -74,7 +74,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
                         (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
 
 (defun redefined-structure (condition)
-  "Return the name of the structure that CONDITION says was redefined incompatibly, or NIL."
+  "Return the name of the structure if CONDITION reports an attempt to redefine a structure incompatibly; else NIL."
   (and (typep condition 'simple-error)
        (let ((control (simple-condition-format-control condition)))
          (and (stringp control)
@@ -112,9 +112,9 @@ string, then symbols with similar names that are accessible in PACKAGE."
     (simple-error
      (let ((name (redefined-structure condition)))
        (when name
-         (format nil "What there is of ~A was made by the old definition, with the slots ~A.~@
-                      CONTINUE takes the new definition: the old objects, and code compiled for them, become invalid.~@
-                      RECKLESSLY-CONTINUE takes it as if it fitted."
+         (format nil "The existing objects and functions of ~A have the old definition, with the slots ~A.~@
+                      CONTINUE installs the new definition: the old objects, and code compiled for them, become invalid.~@
+                      RECKLESSLY-CONTINUE installs it as if both definitions were compatible."
                  (symbol-text name)
                  (with-server-syntax (:length nil)
                    (prin1-to-string (mapcar #'sb-kernel:dsd-name
@@ -136,7 +136,7 @@ CONDITION reports the position itself, or if no form of the code is being read."
              (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
     (multiple-value-bind (line column) (line-and-column *submitted-code* (or (file-position *form-stream*) 0))
       (multiple-value-bind (start-line start-column) (line-and-column *submitted-code* *form-start*)
-        (format nil "~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
+        (format nil "~:[The reader stopped at line ~D, column ~D of the code, in the form that begins at ~
                      line ~D, column ~D.~;~
                      The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
                      a closing parenthesis or quote is missing.~]"

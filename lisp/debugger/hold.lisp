@@ -51,20 +51,20 @@ interruption on the way out of NEXT-JOB would lose the job."
       job)))
 
 (defun hold-evaluation (condition frames)
-  "Report the evaluation, which failed with CONDITION or, if CONDITION is NIL, was interrupted, as held. Perform the
-host's commands until one of them resumes or releases the evaluation. FRAMES is a value of USER-FRAMES. Return only if
-the evaluation is released. A non-local exit that does not come from a resuming command, but for example from a timer's
-function, is stopped here."
+  "Report that the evaluation is held because it failed with CONDITION or, if CONDITION is NIL, was interrupted. Perform
+the host's commands until one of them resumes or releases the evaluation. FRAMES is a value of USER-FRAMES. Return only
+if the evaluation is released. A non-local exit that does not come from a resuming command, but for example from a
+timer's function, is stopped here."
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
         (job nil)
         (leaving nil))
-    (forget-answers)
-    (keep-variables)
+    (forget-restart-answers)
+    (store-connection-variables)
     (announce-definitions)
-    (when *push-unfinished*
-      (funcall (the function *push-unfinished*)))
+    (when *push-unfinished-form*
+      (funcall (the function *push-unfinished-form*)))
     (event *job-id* (event-code :held))
     (flush-output)
     (push-done nil)
@@ -78,7 +78,7 @@ function, is stopped here."
                  (return))
                (let ((sb-thread::*interrupt-handler* nil))
                  (multiple-value-bind (success resume) (run-held-command job)
-                   ;; The command that resumes the evaluation does so under the evaluation's own handlers.
+                   ;; The function that resumes the evaluation runs under the evaluation's own handlers.
                    (when resume
                      (setf leaving t)
                      (when (eq resume :release)
@@ -90,7 +90,7 @@ function, is stopped here."
                    (setf job nil))))
           (unless leaving
             (when job
-              (refuse "Code of the session interrupted this, such as a timer.")
+              (refuse "Code of the session, such as a timer, interrupted this request.")
               (end-held-job nil)
               (setf job nil))
             (throw 'still-held nil))))))
@@ -117,15 +117,15 @@ system call. Foreign code may hold locks of its own, such as malloc's."
 forms rather than to the server's code between forms, and neither foreign code nor code with garbage collection
 inhibited may have been interrupted."
   (and (plusp *form-number*)
-       (< (frame-address frame) *boundary*)
+       (< (frame-address frame) *user-code-boundary*)
        (not sb-kernel:*gc-inhibit*)
        (not (in-foreign-code-p frame))))
 
 (defun hold-interrupted-evaluation (reason hook)
-  "Hold the evaluation, which was interrupted for REASON, with a restart that continues it. Only a timeout holds an
-evaluation. HOOK is the frame pointer of the function that was called for the interruption. Return true if the
-evaluation is to continue, or NIL if it cannot be held, in which case nothing was pushed. If the evaluation is released,
-unwind it."
+  "Hold the evaluation, which was interrupted for REASON, with a restart that continues it. Only an interruption for a
+timeout leads to a hold. HOOK is the frame pointer of the function that was called for the interruption. Return true if
+the evaluation is to continue, or NIL if it cannot be held, in which case nothing was pushed. If the evaluation is
+released, unwind it."
   (when (and (eql reason +interrupt-timeout+)
              *hold-errors*
              (not *failure-reason*)
@@ -140,32 +140,32 @@ unwind it."
 
 (defun end-held-job (success)
   "Notify the host that a job is done, successfully if SUCCESS is true, and that the evaluation is still held."
-  (finish-output-of-job)
+  (finish-job-output)
   (event *job-id* (event-code :held) 1)
   (push-done success))
 
 (defun run-held-command (job)
-  "Perform JOB so that an interruption ends only JOB, not the held evaluation. Return the two values of HELD-COMMAND."
+  "Perform JOB so that an interruption ends only JOB, not the held evaluation. Return the values of DISPATCH-HELD-COMMAND."
   (let* ((resume nil)
          (success (call-until-abandoned
                    (lambda ()
                      (with-protected-hold ()
                        (with-interrupts
-                         (multiple-value-bind (success next) (held-command job)
+                         (multiple-value-bind (success next) (dispatch-held-command job)
                            (setf resume next)
                            success)))))))
     (values success resume)))
 
-(defun held-command (job)
+(defun dispatch-held-command (job)
   "Perform JOB. Return true if JOB succeeded. The second value says how to proceed: it is a function that resumes the
 evaluation, or :RELEASE, or NIL to keep the evaluation held."
   (case (job-kind job)
-    (:invoke-restart (restart-command job))
-    (:frame-locals (locals-command job))
-    (:eval-in-frame (eval-command job))
-    (:return-from-frame (return-command job))
+    (:invoke-restart (invoke-restart-command job))
+    (:frame-locals (frame-locals-command job))
+    (:eval-in-frame (eval-in-frame-command job))
+    (:return-from-frame (return-from-frame-command job))
     (:restart-frame (restart-frame-command job))
-    (t (refuse "This cannot be asked of a held evaluation."))))
+    (t (refuse "A held evaluation does not accept this request."))))
 
 (defmacro do-held-forms ((form text result &optional (end (gensym "END"))) &body body)
   "Evaluate BODY for each form in TEXT, with FORM bound to the form and END to the form's end position. Return RESULT.
@@ -177,7 +177,7 @@ An error in BODY is not held."
             (*form-number* 0)
             (*form-start* 0)
             (,stream (make-string-input-stream *submitted-code*)))
-       (loop for ,form = (read-form ,stream ,stream (whitespace-end ,stream))
+       (loop for ,form = (read-form ,stream ,stream (skip-to-next-form ,stream))
              for ,end = (file-position ,stream)
              until (eq ,form ,stream)
              do (progn ,@body)
@@ -188,7 +188,7 @@ An error in BODY is not held."
 (defun find-held-restart (number name)
   "Return the restart with NUMBER, counted from 1, or the first restart called NAME if NUMBER is 0. Refuse if there is
 no such restart."
-  (let ((restarts (restarts-for *held-condition*)))
+  (let ((restarts (applicable-restarts *held-condition*)))
     (or (if (plusp number)
             (nth (1- number) restarts)
             (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))
@@ -205,7 +205,7 @@ second value false."
        (lambda ()
          (let ((arguments '()))
            (do-held-forms (form text (nreverse arguments))
-             (push (with-boundary () (eval form)) arguments)))))
+             (push (with-user-code-boundary () (eval form)) arguments)))))
     (unless success
       (push-notice "`values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
@@ -280,7 +280,7 @@ valid, push the reason."
                 (or (<= minimum count (or maximum count))
                     (refuse-arguments restart minimum maximum count)))))))
 
-(defun assertion-places (restart)
+(defun assertion-place-count (restart)
   "If RESTART is the CONTINUE restart of a failed ASSERT, return the number of places for which it asks new values; else
 NIL. Only the restart's report shows the places: `Retry assertion with new values for A, (CAR B).'"
   (let* ((report (with-server-syntax ()
@@ -290,31 +290,32 @@ NIL. Only the restart's report shows the places: `Retry assertion with new value
                (eql (mismatch "Retry assertion" report) 15))
       (if places
           (with-input-from-string (stream report :start (+ places 5) :end (1- (length report)))
-            ;; With *READ-SUPPRESS*, READ creates no objects, above all interns no symbols, and ignores the commas.
+            ;; With *READ-SUPPRESS*, READ creates no objects, interns no symbols, and ignores the commas.
             (with-standard-io-syntax
               (let ((*read-suppress* t))
                 (loop until (eq stream (read stream nil stream)) count t))))
           0))))
 
-(defun next-answer ()
-  "Return the next value for a restart that asks for values. TYPE-ANSWERS types calls of this function as the input."
-  (pop *answers*))
+(defun next-restart-answer ()
+  "Return the next value for a restart that asks for values. The input that PROVIDE-RESTART-ANSWERS supplies contains
+calls of this function."
+  (pop *restart-answers*))
 
-(defun type-answers (answers count)
+(defun provide-restart-answers (answers count)
   "Provide input on *QUERY-IO* for the COUNT places for which ASSERT asks new values. The first places get the values in
 ANSWERS, a list, and the other places keep their values."
-  (setf *answers* answers
+  (setf *restart-answers* answers
         *saved-tty* sb-sys:*tty*
         sb-sys:*tty* (make-two-way-stream
                       (make-string-input-stream
-                       (format nil "~{~:[n~;y~%(|SBCL-HOST/DEBUGGER|::|NEXT-ANSWER|)~]~%~}"
+                       (format nil "~{~:[n~;y~%(|SBCL-HOST/DEBUGGER|::|NEXT-RESTART-ANSWER|)~]~%~}"
                                (loop repeat count collect (and answers (progn (pop answers) t)))))
                       sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
-  "Return true and a function that invokes RESTART, the CONTINUE restart of an assertion with PLACES places. The first
-places get the values of the expressions in TEXT. If an expression fails, or if there are more values than places, push
-the reason and return NIL."
+  "Return true and a function that invokes RESTART, the CONTINUE restart of a failed ASSERT. PLACES is the number of
+places for which ASSERT asks new values; the first places get the values of the expressions in TEXT. If an expression
+fails, or if there are more values than places, push the reason and return NIL."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
           ((> (length new) places)
@@ -322,16 +323,16 @@ the reason and return NIL."
           (t
            (values t
                    (lambda ()
-                     (type-answers new places)
+                     (provide-restart-answers new places)
                      (invoke-restart restart)))))))
 
-(defun restart-command (job)
+(defun invoke-restart-command (job)
   "Return true and a function, for HOLD-EVALUATION to call, that invokes the restart that JOB names. If the restart
 aborts the evaluation, return :RELEASE in place of the function. If there is no such restart or its arguments are not
 valid, push the reason; the first value is NIL."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
-      (let ((places (assertion-places restart)))
+      (let ((places (assertion-place-count restart)))
         (if places
             (continue-assertion restart places (job-text job))
             (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
@@ -351,9 +352,9 @@ valid, push the reason; the first value is NIL."
       (refuse "There is no frame ~D. Frames are numbered from 0 to ~D."
               number (or (car (car (last *held-frames*))) 0))))
 
-(defun locals-command (job)
-  "Push the local variables of several frames, beginning with the frame whose number is JOB's argument. JOB's flags are
-the number of frames, which is limited to +FRAMES-WITH-LOCALS+."
+(defun frame-locals-command (job)
+  "Push the local variables of several frames, beginning with the frame whose number is JOB's argument. JOB's flags
+contain the number of frames, which +FRAMES-WITH-LOCALS+ limits."
   (with-inspection-syntax ()
     (let ((*package* (current-package)))
       (loop repeat (min (job-flags job) +frames-with-locals+)
@@ -387,13 +388,13 @@ form, and true unless a form failed."
                                                              *form-start* end)))
               (setf values
                     (multiple-value-list
-                     (with-boundary ()
+                     (with-user-code-boundary ()
                        (if (frame-has-variables-p frame)
                            (sb-di:eval-in-frame frame form)
                            (evaluate-in-lexenv form)))))
               (funcall defined form *form-start* end package)))))))))
 
-(defun eval-command (job)
+(defun eval-in-frame-command (job)
   "Evaluate JOB's code in its frame and push the values. The code is an evaluation of its own: its definitions do not
 count as definitions of the held evaluation."
   (let ((frame (find-held-frame (job-argument job)))
@@ -401,31 +402,31 @@ count as definitions of the held evaluation."
         (definitions 0))
     (when frame
       (unless (frame-has-variables-p frame)
-        (push-notice "The frame has no variables that SBCL knows of: the code was evaluated globally."))
+        (push-notice "SBCL knows no variables of the frame, so the code was evaluated globally."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
                              (lambda (form start end package)
-                               (when (/= definitions (evaluation-definitions *evaluation*))
-                                 (setf definitions (evaluation-definitions *evaluation*))
+                               (when (/= definitions (evaluation-change-count *evaluation*))
+                                 (setf definitions (evaluation-change-count *evaluation*))
                                  (push-defining-form form (job-text job) start end package))
                                (forget-changes)))
         (announce-definitions)
         (when (evaluation-threads *evaluation*)
-          (push-running-threads))
+          (notify-running-threads))
         (and success
              (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
 
 (defun unwindable-p (frame number)
   "Return true when evaluation can continue from FRAME, whose number is NUMBER. Otherwise push the reason and return
 NIL."
-  (let ((why-not (why-not-unwindable frame)))
+  (let ((why-not (unwind-refusal-reason frame)))
     (or (not why-not)
         (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which it can unwind is ~D.~]" number why-not
                 (car (find-if (lambda (entry)
-                                (and (> (car entry) number) (not (why-not-unwindable (cdr entry)))))
+                                (and (> (car entry) number) (not (unwind-refusal-reason (cdr entry)))))
                               *held-frames*))))))
 
-(defun return-command (job)
+(defun return-from-frame-command (job)
   "Evaluate JOB's code in its frame. Return true and a function that returns the values from the frame. If the code
 fails, SBCL cannot unwind to the frame, or the values contradict the declared type of the frame's function, push the
 reason and return NIL."
@@ -435,7 +436,7 @@ reason and return NIL."
         (cond ((not success)
                (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
               ((not (declared-to-return-p frame values))
-               (refuse "Frame ~D cannot return this: its function is declaimed to return something else."
+               (refuse "Frame ~D cannot return these values: its function is declaimed to return other types."
                        (job-argument job)))
               (t
                (values t
@@ -456,5 +457,5 @@ the frame, or if the function or an argument is unknown, push the reason and ret
                                                          (declare (optimize (debug 0)))
                                                          (apply (the function function) arguments))))))))))
 
-(provide-hook hold #'hold-evaluation)
+(provide-hook hold-failed-evaluation #'hold-evaluation)
 (provide-hook hold-interruption #'hold-interrupted-evaluation)

@@ -3,7 +3,8 @@
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun push-item (kind label function)
-  "Push an item of KIND, an item code, with LABEL and the text that FUNCTION prints to the stream it is called with."
+  "Push an item of KIND, an item code, with LABEL and a text. FUNCTION prints the text to the stream with which it is
+called."
   (event *job-id* (event-code :item) kind label)
   (push-text (event-code :item-text) function))
 
@@ -37,7 +38,7 @@ text before it."
     (:type (write-string " (type)" stream))
     (:variable
      (when (boundp name)
-       (push-argument (symbol-value name) stream)))))
+       (print-value-as-argument (symbol-value name) stream)))))
 
 (defun print-lambda-list (lambda-list stream)
   "Print LAMBDA-LIST to STREAM without package prefixes, which would only make it longer."
@@ -49,12 +50,12 @@ text before it."
     (let ((*print-gensym* nil) (*print-length* nil) (*print-level* nil) (*print-circle* nil))
       (prin1 (bare lambda-list) stream))))
 
-(defun push-argument (value stream)
+(defun print-value-as-argument (value stream)
   "Print VALUE to STREAM in the way that arguments of frames are printed, and return NIL."
   (print-argument value stream)
   nil)
 
-(defun accessors-of (name)
+(defun class-function-names (name)
   "Return the names of the functions that the definition of the class NAME defines: accessors and, for a structure, also
 the constructors, copier and predicate."
   (let ((class (find-class name nil)))
@@ -147,13 +148,13 @@ each system's name, the number of its definitions, and the number of packages th
   "Push the session's definitions whose item code is ITEM, or definitions of all kinds if ITEM is 0. Unless PACKAGE-NAME
 is empty, push only definitions in that package. Push no more than LIMIT definitions, and the number of further ones.
 Accessors are listed with their class, and the definitions of each system are only counted."
-  (let* ((package (and (plusp (length package-name)) (find-user-package package-name)))
+  (let* ((package (and (plusp (length package-name)) (find-package-or-suggest package-name)))
          (accessors (make-hash-table :test 'equal)))
     (with-inspection-syntax ()
       (multiple-value-bind (definitions counted) (listed-definitions package)
         (loop for (kind name) in definitions
               when (eq kind :class)
-                do (dolist (accessor (accessors-of name))
+                do (dolist (accessor (class-function-names name))
                      (setf (gethash accessor accessors) name)))
         (let* ((own (remove-if (lambda (entry)
                                  (or (and (eq (first entry) :function) (gethash (second entry) accessors))
@@ -175,7 +176,7 @@ Accessors are listed with their class, and the definitions of each system are on
                                        name
                                        (remove-if-not (lambda (accessor)
                                                         (nth-value 1 (gethash (list :function accessor) **definitions**)))
-                                                      (accessors-of name))
+                                                      (class-function-names name))
                                        stream)
                                       (print-definition kind name stream))))))
           (when (> (length sorted) limit)
@@ -215,9 +216,9 @@ name and package that were searched. Signal a package error if the package does 
       (let ((package (cond ((null colon)
                             (if (string= package-name "")
                                 (current-package)
-                                (find-user-package package-name)))
+                                (find-package-or-suggest package-name)))
                            ((eql colon 0) (find-package "KEYWORD"))
-                           (t (find-user-package (string-left-trim "#" (subseq text 0 colon))))))
+                           (t (find-package-or-suggest (string-left-trim "#" (subseq text 0 colon))))))
             (as-written (if colon (string-left-trim ":" (subseq text colon)) text)))
         (multiple-value-bind (symbol status) (find-symbol name package)
           (if status
@@ -235,7 +236,8 @@ name and package that were searched. Signal a package error if the package does 
     (push-detail label (lambda (stream) (write-string text stream)))))
 
 (defun push-role (symbol role &optional setf)
-  "Push a role of SYMBOL or, if SETF is true, of (SETF SYMBOL). ROLE is a string such as \"MACRO\"."
+  "Push a role of SYMBOL, as the title of the details that follow; if SETF is true, a role of (SETF SYMBOL). ROLE is a
+string such as \"MACRO\"."
   (push-item (item-code :role) ""
              (lambda (stream)
                (let ((package (symbol-package symbol)))
@@ -249,12 +251,12 @@ name and package that were searched. Signal a package error if the package does 
                            (string-left-trim "#:" (prin1-to-string symbol)))
                          role)))))
 
-(defvar *with-source* nil
+(defvar *include-source* nil
   "True when the client asked for the source text of definitions.")
 
 (defun push-source (name type)
-  "Push the location of the definition of NAME as TYPE, a definition type of SB-INTROSPECT, if it is known, and the
-source text if the client asked for it."
+  "Push the location of NAME's definition, if the location is known, and the source text if the client asked for it.
+TYPE is a definition type of SB-INTROSPECT, such as :MACRO."
   (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
                           (and source (definition-place source (symbol-name (function-name-symbol name)))))
                    (failure)
@@ -269,7 +271,7 @@ source text if the client asked for it."
 (defun push-place (place)
   "Push PLACE, the location of a definition, and the source text of the definition if the client asked for it."
   (push-text-detail "Source" (place-label place))
-  (when *with-source*
+  (when *include-source*
     (push-text-detail "Text" (let ((text (place-form-text place)))
                                (if text (format nil "~%~A" text) "not available")))))
 
@@ -291,7 +293,7 @@ source text if the client asked for it."
 
 (defun push-list (label items print)
   "Push a detail called LABEL. It contains the number of ITEMS, followed by one line for each of the first
-+MAX-LISTED-ITEMS+ items, which PRINT, a function of an item and a stream, prints."
++MAX-LISTED-ITEMS+ items. PRINT, a function of an item and a stream, prints the line for an item."
   (let ((count (length items)))
     (push-detail label
                  (lambda (stream)
@@ -315,17 +317,17 @@ source text if the client asked for it."
                                                           (symbol-name name) key)
                                    (failure)
                                  nil))
-                        (text (and place *with-source* (method-text place key))))
+                        (text (and place *include-source* (method-text place key))))
                    (when place
                      (format stream "  ~A" (place-label place)))
                    (when text
                      (format stream "~%  ~A" (indent-lines text))))))))
 
 (defun method-text (place key)
-  "Return the text of the DEFMETHOD form at PLACE if it defines the method with the METHOD-SIGNATURE KEY, else NIL."
+  "Return the text of the DEFMETHOD form at PLACE if it defines the method whose METHOD-SIGNATURE is KEY, else NIL."
   (let ((text (place-form-text place)))
     (and text
-         (guarded (equal key (form-signature (map-form text) text)) (failure) nil)
+         (guarded (equal key (form-signature (form-map text) text)) (failure) nil)
          text)))
 
 (defun indent-lines (text)
@@ -337,7 +339,8 @@ source text if the client asked for it."
                (write-string "  " stream)))))
 
 (defun all-slots (class)
-  "Return the slots of CLASS, its own first, as conses of a slot definition and the class that defines it."
+  "Return the slots of CLASS, beginning with those that CLASS itself defines, as conses of a slot definition and the
+class that defines the slot."
   (let ((slots '()))
     (labels ((add (owner)
                (dolist (slot (guarded (sb-mop:class-direct-slots owner) (failure) '()))
@@ -393,7 +396,7 @@ source text if the client asked for it."
          t)))
 
 (defun push-function (name &optional (symbol name) setf)
-  "Push a description of the function NAME. Its title is SYMBOL or, if SETF is true, (SETF SYMBOL)."
+  "Push a description of the function NAME. The title of the description is SYMBOL or, if SETF is true, (SETF SYMBOL)."
   (let ((generic (typep (fdefinition name) 'generic-function)))
     (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
     (push-arglist name)
@@ -451,15 +454,15 @@ Return NIL for other values."
 
 (defun push-contents (value)
   "Push the first parts of VALUE if its printed representation, such as #<HASH-TABLE>, does not show them."
-  (when (eql 2 (mismatch "#<" (printed value 2)))
+  (when (eql 2 (mismatch "#<" (bounded-prin1-text value 2)))
     (multiple-value-bind (parts count called) (guarded (value-parts value) (failure) nil)
       (when parts
         (push-detail "Contents"
                      (lambda (stream)
                        (format stream "~D ~@?" count called count)
                        (loop for (label . rest) in parts
-                             do (format stream "~%~A: ~A" (printed label 60)
-                                        (if rest (printed (first rest) 100) "unbound")))
+                             do (format stream "~%~A: ~A" (bounded-prin1-text label 60)
+                                        (if rest (bounded-prin1-text (first rest) 100) "unbound")))
                        (when (> count +max-previewed-parts+)
                          (format stream "~%... ~D more" (- count +max-previewed-parts+)))))))))
 
@@ -475,7 +478,7 @@ Return NIL for other values."
       (cond ((eq kind :macro)
              (push-detail "Expansion" (lambda (stream) (prin1 (macroexpand-1 symbol) stream))))
             ((boundp symbol)
-             (push-detail "Value" (lambda (stream) (push-argument (symbol-value symbol) stream)))
+             (push-detail "Value" (lambda (stream) (print-value-as-argument (symbol-value symbol) stream)))
              (push-contents (symbol-value symbol)))
             (t (push-text-detail "Value" "unbound")))
       (push-documentation symbol 'variable)
@@ -530,8 +533,8 @@ similar names in PACKAGE, and packages with similar names."
                                   :test #'string=))))))
     (format nil "Symbol ~A not found in package ~A (nor in the packages it uses).~
                  ~@[~%Other packages have it: ~{~A~^, ~}.~]~
-                 ~@[~%Near names: ~{~A~^, ~}.~]~
-                 ~@[~%Packages of near names: ~{~A~^, ~}.~]"
+                 ~@[~%Similar names: ~{~A~^, ~}.~]~
+                 ~@[~%Packages with similar names: ~{~A~^, ~}.~]"
             name (package-name package)
             (subseq elsewhere 0 (min 5 (length elsewhere)))
             near packages)))
@@ -541,7 +544,8 @@ similar names in PACKAGE, and packages with similar names."
   (push-item (item-code :not-found) "" (lambda (stream) (write-string (not-found-text name package) stream))))
 
 (defun push-package-role (package)
-  "Push a description of PACKAGE."
+  "Push a description of PACKAGE: its nicknames, the packages that it uses, the number of its external symbols, its
+documentation and the location of its definition."
   (push-item (item-code :role) "" (lambda (stream) (format stream "~A [PACKAGE]" (package-name package))))
   (flet ((names (label packages)
            (when packages
@@ -572,7 +576,7 @@ names. If WITH-SOURCE is true, include the source text of definitions."
         (sb-kernel:simple-package-error (condition)
           (push-item (item-code :not-found) "" (lambda (stream) (princ condition stream)))
           (return-from push-description)))
-    (let ((*with-source* with-source)
+    (let ((*include-source* with-source)
           (called (package-called text)))
       (with-source-files ()
         (with-inspection-syntax ()

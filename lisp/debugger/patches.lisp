@@ -24,7 +24,7 @@
            (handler-bind ((simple-error (compile nil '(lambda (condition) condition)))) (not (handled-by-system-p)))
            (not (system-handles-p condition sb-kernel::**initial-handler-clusters**))))))
 
-(define-assumption "where a method keeps its fast function"
+(define-assumption "the place of the fast function in a method"
   (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
     (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 
@@ -51,7 +51,7 @@
            (eq 'sb-pcl::fast-method (first (name-of (sb-pcl::safe-method-fast-function method))))
            (eq method (frame-method (name-of (method-fast-function method))))))))
 
-(define-assumption "how the effective method function of some methods is called, with the arguments as a list"
+(define-assumption "the call of the effective method function of some methods, with the arguments as a list"
   (let* ((function #'make-load-form)
          (arguments (list (find-class 'restart)))
          (methods (compute-applicable-methods function arguments)))

@@ -54,7 +54,7 @@ in OBSERVER are discarded. Observing a signal costs about as much as a function 
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
-         ;; The timer may fire late; only this thread sets RUNNING.
+         ;; The timer may fire after FUNCTION has returned. Its function runs in this thread, which has then cleared RUNNING.
          (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
                                    :thread sb-thread:*current-thread*)))
     (catch tag
@@ -73,7 +73,7 @@ code."
   (let* ((start (error-frame hook))
          (frame (or (loop for frame = start then (sb-di:frame-down frame)
                           repeat 50
-                          while (and frame (< (frame-address frame) *boundary*))
+                          while (and frame (< (frame-address frame) *user-code-boundary*))
                           unless (or (system-frame-p frame) (host-frame-p frame))
                             return frame)
                     start)))
@@ -88,11 +88,11 @@ code."
 (defconstant +max-observed-errors+ 10000
   "Maximum number of errors of one evaluation that are examined. Examining an error takes some 50 microseconds.")
 (defconstant +report-time-limit+ 1/2
-  "The time limit, in seconds, for the report of one error: a user's print method may not return.")
+  "The time limit, in seconds, for the report of one error: a user's print method might never return.")
 (defconstant +capture-time-limit+ 1
   "The time limit, in seconds, for capturing one error with its frames.")
 
-(defstruct (recorder (:copier nil) (:predicate nil))
+(defstruct (error-recorder (:copier nil) (:predicate nil))
   "The record of the errors that an evaluation signals."
   (lock (sb-thread:make-mutex :name "recorded errors") :read-only t)
   ;; The recorded errors, newest first: lists of condition, class and place.
@@ -109,67 +109,67 @@ code."
              (destructuring-bind (known class known-place) entry
                (or (eq known condition)
                    (and (eq class (class-of condition)) (equal known-place place)))))
-           (recorder-entries recorder)))
+           (error-recorder-entries recorder)))
 
 (defun record-signalled-error (recorder condition hook)
   "Push CONDITION, unless RECORDER holds an error of the same class from the same place, or a limit is reached. HOOK is
 the frame pointer with which the observer was called."
-  (cond ((recorder-limit-reported recorder))
-        ((or (= (recorder-count recorder) +max-recorded-errors+)
-             (= (recorder-observed recorder) +max-observed-errors+))
-         (setf (recorder-limit-reported recorder) t)
-         (push-notice "More errors were signalled than are recorded: the first ~D kinds and places among the first ~
-                       ~D errors."
+  (cond ((error-recorder-limit-reported recorder))
+        ((or (= (error-recorder-count recorder) +max-recorded-errors+)
+             (= (error-recorder-observed recorder) +max-observed-errors+))
+         (setf (error-recorder-limit-reported recorder) t)
+         (push-notice "Only some of the signalled errors were recorded: the first ~D that differ in type or place, among ~
+                       the first ~D."
                       +max-recorded-errors+ +max-observed-errors+))
         (t
-         (incf (recorder-observed recorder))
+         (incf (error-recorder-observed recorder))
          (let ((place (signalling-place hook)))
            (unless (known-error-p recorder condition place)
-             (push (list condition (class-of condition) place) (recorder-entries recorder))
-             (incf (recorder-count recorder))
+             (push (list condition (class-of condition) place) (error-recorder-entries recorder))
+             (incf (error-recorder-count recorder))
              (push-signalled-error condition hook))))))
 
 (defun push-bounded-report (condition)
-  "Push the report of CONDITION as PUSH-REPORT does, under a time limit: a user's print method may not return."
+  "Push the report of CONDITION as PUSH-REPORT does, under a time limit: a user's print method might never return."
   (unless (call-with-time-limit +report-time-limit+ (lambda () (push-report (event-code :error-text) condition) t))
     (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
 
 (defun push-signalled-error (condition hook)
   "Push CONDITION as an error that the code may handle. HOOK is the frame pointer with which the observer was called."
-  ;; Keep the order of this error and the output before it.
+  ;; The output that precedes the error must reach the host first.
   (flush-output)
   (let ((*job-id* (logior *job-id* +job-signalled+)))
     (call-with-time-limit
      +capture-time-limit+
      (lambda ()
-       (capture (type-name-text (class-name-of condition))
-                (lambda () (push-bounded-report condition))
-                condition
-                (lambda () (error-frame hook)))))))
+       (capture-error (type-name-text (class-name-of condition))
+                      (lambda () (push-bounded-report condition))
+                      condition
+                      (lambda () (error-frame hook)))))))
 
-(defvar *recorder* nil
-  "The RECORDER of this evaluation, or NIL when handled errors are not recorded.")
+(defvar *error-recorder* nil
+  "The ERROR-RECORDER of this evaluation, or NIL when handled errors are not recorded.")
 
 (defun call-with-recorded-errors (function)
   "Return the values of FUNCTION, and push the errors that it signals at the time when they are signalled. Only the
 first error of each class and place is pushed. Errors that SBCL, a contrib such as ASDF, or the server's Lisp side
 handles itself are not pushed."
-  (let* ((recorder (make-recorder))
-         (*recorder* recorder))
+  (let* ((recorder (make-error-recorder))
+         (*error-recorder* recorder))
     (call-with-signal-observer
      (lambda (condition hook clusters)
-       (unless (or (recorder-limit-reported recorder) (system-handles-p condition clusters))
-         (sb-thread:with-recursive-lock ((recorder-lock recorder))
+       (unless (or (error-recorder-limit-reported recorder) (system-handles-p condition clusters))
+         (sb-thread:with-recursive-lock ((error-recorder-lock recorder))
            (record-signalled-error recorder condition hook))))
      function)))
 
 (defun push-unhandled-error (condition)
   "Push an event that marks CONDITION, if it was recorded, as unhandled: CONDITION is reported separately as the error
 that ended the evaluation."
-  (when *recorder*
-    (let ((position (position condition (reverse (recorder-entries *recorder*)) :key #'first :test #'eq)))
+  (when *error-recorder*
+    (let ((position (position condition (reverse (error-recorder-entries *error-recorder*)) :key #'first :test #'eq)))
       (when position
         (event *job-id* (event-code :unhandled) position)))))
 
 (provide-hook call-recording-errors #'call-with-recorded-errors)
-(provide-hook push-unhandled #'push-unhandled-error)
+(provide-hook push-unhandled-condition #'push-unhandled-error)

@@ -1,5 +1,5 @@
-;;;; Calls between Lisp and the host's program. A call sends one message with the arguments and receives one with the
-;;;; result. The program calls Lisp through CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Calls in
+;;;; Calls between Lisp and the host's program. A call sends a message with the arguments and receives a message with
+;;;; the result. The program calls Lisp through CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Calls in
 ;;;; both directions nest. A non-local exit in Lisp never crosses the program's frames: CALL-FROM-PROGRAM stops the exit
 ;;;; and reports it to the program, the program returns, and CALL-PROGRAM resumes the unwinding.
 
@@ -25,19 +25,19 @@
   (:documentation "A panic of a function written in Rust."))
 
 ;;; Functions that every program has
-(defconstant +run+ (declared-number "SBCL_PROGRAM_RUN")
+(defconstant +program-run+ (declared-number "SBCL_PROGRAM_RUN")
   "The number of the program's function that runs a closure. Its argument is the closure's number.")
-(defconstant +ask+ (declared-number "SBCL_PROGRAM_ASK")
+(defconstant +program-ask+ (declared-number "SBCL_PROGRAM_ASK")
   "The number of the program's function that passes a condition to the handler of this thread's current call and returns
 the restart that the handler chooses.")
-(defconstant +read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
-  "The number of the program's function that returns the next characters of its standard input, or NIL at the end.")
-(defconstant +defined+ (declared-number "SBCL_PROGRAM_DEFINED")
+(defconstant +program-read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
+  "The number of the program's function that returns the next characters of standard input, or NIL at its end.")
+(defconstant +program-defined+ (declared-number "SBCL_PROGRAM_DEFINED")
   "The number of the program's function that records a definition. Its arguments are the number of the new function, and the
 number of the function that it replaces, or 0.")
 
-(declaim (type (unsigned-byte 64) **program**))
-(defglobal **program** 0
+(declaim (type (unsigned-byte 64) **program-call-address**))
+(defglobal **program-call-address** 0
   "The address of the program's function `call'; 0 when no program embeds this image.")
 
 (declaim (type simple-vector **program-threads**))
@@ -54,17 +54,17 @@ number of the function that it replaces, or 0.")
   "The non-local exit that is pending while the program's frames return: a list of the block to unwind to, the number of
 values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if no exit is pending.")
 
-(defconstant +room-for-program+ (* 256 1024)
+(defconstant +program-stack-bytes+ (* 256 1024)
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion
 of the stack.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that the control stack is exhausted unless +ROOM-FOR-PROGRAM+ bytes and MORE further bytes are free. Calls in
+  "Signal that the control stack is exhausted unless +PROGRAM-STACK-BYTES+ bytes and MORE further bytes are free. Calls in
 both directions check this, because Lisp and the program may call each other recursively."
   (declare (type index more))
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
-           (+ +room-for-program+ more))
+           (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 
 (defun check-stack-room-for-arguments (arguments)
@@ -121,10 +121,11 @@ above the first value, and the values follow downwards. FRAME is the frame point
                           collect (sap-ref-lispobj values (- (* 8 index))))))))))
 
 (defun resume-unwinding ()
-  "Resume the pending non-local exit on the outer side of the program's frames. Signal an error if the exit is :LOST."
+  "Resume the pending non-local exit, after the program's frames have returned. Signal an error if the exit is :LOST."
   (let ((unwinding (shiftf *pending-exit* nil)))
     (when (atom unwinding)
-      (error "A non-local exit of the debugger cannot cross functions of the program."))
+      (error "The debugger cannot unwind through a function of the embedding program: choose a restart or a frame inside ~
+              that function's call."))
     #+x86-64
     (destructuring-bind (next count &rest values) unwinding
       (declare (type index count))
@@ -196,19 +197,19 @@ undefined function."
   (if (system-frame-p frame)
       ""
       (guarded (let ((place (location-place (sb-di:frame-code-location frame))))
-                 (if place (format nil "~A:~D" (place-in place) (place-line place)) ""))
+                 (if place (format nil "~A:~D" (place-source-name place) (place-line place)) ""))
           (failure)
         "")))
 
 (defvar *thread-restarts* '()
-  "The restart clusters that were active when this thread began to work for the program. The restarts in them end the
-thread, so the program does not see them.")
+  "The restart clusters that were active when this thread began to work for the program. The program does not see the
+restarts in these clusters, because they end the thread.")
 
 (defun restart-descriptions (condition)
   "Return up to 20 restarts for CONDITION that the program may invoke, innermost first, as lists of a name and a
 description."
   (let ((*print-escape* nil))
-    (loop for restart in (restarts-for condition)
+    (loop for restart in (applicable-restarts condition)
           repeat 20
           while (restart-name restart)
           until (find-if (lambda (cluster) (member restart (the list cluster) :test #'eq)) *thread-restarts*)
@@ -230,7 +231,7 @@ was called in place of the debugger. After a storage condition, the restarts and
             (condition-message condition)
             (unless exhausted
               (guarded (restart-descriptions condition) (failure) '()))
-            ;; After a storage condition, too little stack may be left for this.
+            ;; After a storage condition, too little stack may be left to print the frames.
             (unless exhausted
               (guarded (let ((*known-places* nil))
                          (loop for (nil . frame) in (user-frames frame)
@@ -246,18 +247,18 @@ was called in place of the debugger. After a storage condition, the restarts and
 
 ;;; From Lisp to the program
 
-(defvar *interruptible* nil
-  "True when the code that called the program may be interrupted. In that case Lisp code that the program calls in turn
-may be interrupted, too.")
+(defvar *caller-interruptible* nil
+  "True when the code that called the program may be interrupted. If the program then calls Lisp, that Lisp code may be
+interrupted, too.")
 
 (declaim (inline call-program-function exchange-messages))
 (defun call-program-function (function buffer reply)
   "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that FUNCTION returns. REPLY
-is the address of two words, of which the caller sets the second to *ANSWERS-BEING-READ*. The call stores the address of
-the answer in the first word and the answer's number of words in the second. Interrupts must be off."
+is the address of two words. The caller sets the second word to *ANSWERS-BEING-READ*. The call stores the address of the
+answer in the first word and the answer's number of words in the second. Interrupts must be off."
   (declare (type (unsigned-byte 64) function) (type message-buffer buffer) (type system-area-pointer reply))
   (with-host-float-modes
-    (alien-funcall (sap-alien (int-sap **program**)
+    (alien-funcall (sap-alien (int-sap **program-call-address**)
                               (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
                    function (buffer-address buffer) (buffer-fill buffer) reply)))
 
@@ -274,7 +275,7 @@ longer exists), and the answer."
         (reply (make-array 2 :element-type '(unsigned-byte 64))))
     (declare (dynamic-extent reply) (type message-buffer buffer))
     (without-interrupts
-      (let ((*interruptible* allowed))
+      (let ((*caller-interruptible* allowed))
         (begin-message buffer)
         ;; Handlers of errors in WRITE may call the program, and need a message buffer of their own.
         (let ((*message-buffer* nil))
@@ -289,7 +290,7 @@ longer exists), and the answer."
             (cond ((or (> status (declared-number "SBCL_CALL_PANICKED")) (zerop count)) (values status nil))
                   ((integer-answer-p address count) (values status (read-integer-answer address)))
                   (t
-                   ;; This must be bound before interrupts are enabled: an interruption may call the program again.
+                   ;; Count the answer before interrupts are enabled: an interruption may call the program again.
                    (let ((*answers-being-read* (1+ *answers-being-read*)))
                      (values status
                              ;; Reading stays interruptible because WATCH-HEAP interrupts an evaluation that fills the heap.
@@ -309,7 +310,7 @@ is made."
       :interactive (lambda () (list (progn (write-string "Value: " *query-io*) (eval (read *query-io*)))))
       value)))
 
-(defun fail-without-function ()
+(defun fail-unknown-function ()
   "Signal that the program does not have the called function."
   (fail-program-call 'rust:host-error '("the program" "there is no such function")))
 
@@ -328,12 +329,12 @@ non-local exit. If the program no longer has FUNCTION, return the values of the 
         (#.(declared-number "SBCL_CALL_PANICKED") (fail-program-call 'rust:host-panic answer))
         (#.(declared-number "SBCL_CALL_MISSING") (funcall missing))))))
 
-(defun call-program (function write &optional (missing #'fail-without-function))
+(defun call-program (function write &optional (missing #'fail-unknown-function))
   "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes, and return its values.
 If the program no longer has FUNCTION, return the values of the function MISSING."
   (declare (type function write missing) (dynamic-extent write missing))
   (check-stack-room)
-  (when (zerop **program**)
+  (when (zerop **program-call-address**)
     (error "The program that defined this function is not running."))
   (if *message-buffer*
       (call-and-finish function write missing)
@@ -345,7 +346,7 @@ If the program no longer has FUNCTION, return the values of the function MISSING
 
 (defmacro with-outer-handlers-for-signals (() &body body)
   "Evaluate BODY so that handlers outside the program's frames see only conditions that are not serious. Serious
-conditions go to the program, which may pass them on."
+conditions go to the program instead, which may pass them on."
   `(let ((outer sb-kernel:*handler-clusters*))
      (flet ((body () ,@body))
        (declare (dynamic-extent #'body))
@@ -388,7 +389,7 @@ END."
                             (check-stack-room-for-arguments more)
                             (apply function first second third more)))))))))))
 
-(defvar *ask-program* nil
+(defvar *handler-available* nil
   "True when the program has a handler to which errors are passed at the point where they are signalled.")
 
 (declaim (type index *handler-depth*))
@@ -397,16 +398,16 @@ END."
 handler.")
 
 (defconstant +max-handler-depth+ 4
-  "Maximum value of *HANDLER-DEPTH*. Without this limit, a handler that calls Lisp through the handle whose errors it
+  "Maximum value of *HANDLER-DEPTH*. Without this limit, a handler that itself causes an error of the kind that it
 handles would be called for ever.")
 
 (defun ask-handler (report)
   "Pass the condition in REPORT to the program's handler, and invoke the restart that the handler chooses, if any. An
 error in the handler goes only to handlers of the calls that the handler itself makes. If the handler returned an error,
 return it; else return NIL."
-  (let* ((*ask-program* nil)
+  (let* ((*handler-available* nil)
          (*handler-depth* (1+ *handler-depth*))
-         (choice (guarded (call-program +ask+ (lambda (buffer) (put-report buffer report)))
+         (choice (guarded (call-program +program-ask+ (lambda (buffer) (put-report buffer report)))
                      (failure)
                    (return-from ask-handler (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
@@ -416,7 +417,7 @@ return it; else return NIL."
 
 (defun find-restart-named (name condition)
   "Return the innermost restart for CONDITION whose name, in any package, is the string NAME; or NIL."
-  (find name (restarts-for condition)
+  (find name (applicable-restarts condition)
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
 (defconstant +release-entry+ (declared-number "SBCL_ENTRY_RELEASE")
@@ -433,11 +434,11 @@ the condition and return SBCL_CALL_FAILED."
             (flet ((fail (condition)
                      (let* ((hook (frame-pointer-here))
                             (report (condition-report condition hook))
-                            (failure (and *ask-program* (< *handler-depth* +max-handler-depth+) (ask-handler report))))
+                            (failure (and *handler-available* (< *handler-depth* +max-handler-depth+) (ask-handler report))))
                        (return-from failed (if failure (condition-report failure hook) report)))))
               (declare (dynamic-extent #'fail))
               (let ((*on-debugger* #'fail)
-                    (*boundary* (frame-pointer-here)))
+                    (*user-code-boundary* (frame-pointer-here)))
                 (multiple-value-call
                     ;; MORE is allocated in the heap. A long list on the stack would be allocated in one step and could
                     ;; extend past the guard pages.
@@ -448,7 +449,7 @@ the condition and return SBCL_CALL_FAILED."
                               (let ((buffer *message-buffer*))
                                 (declare (type message-buffer buffer))
                                 (begin-message buffer)
-                                (put buffer (token (tag-number :values) (if one (1+ (length more)) 0)))
+                                (put-word buffer (token-word (tag-number :values) (if one (1+ (length more)) 0)))
                                 (cond ((and (null more) (typep value '(or null fixnum)))
                                        (when one
                                          (put-argument buffer value shape))
@@ -462,7 +463,7 @@ the condition and return SBCL_CALL_FAILED."
                         (when unwritable
                           ;; Treat the condition as an error of FUNCTION. If interruption is allowed, the program's
                           ;; handler must be interruptible too.
-                          (if *interruptible*
+                          (if *caller-interruptible*
                               (let ((*allow-with-interrupts* t))
                                 (with-interrupts (fail unwritable)))
                               (fail unwritable)))))
@@ -471,7 +472,7 @@ the condition and return SBCL_CALL_FAILED."
                     ;; below may hold one of the host's mutexes, so the stack must not be exhausted there.
                     (check-stack-room)
                     ;; An interrupted release would leak handles that the program no longer uses.
-                    (if (and *interruptible* (/= function +release-entry+))
+                    (if (and *caller-interruptible* (/= function +release-entry+))
                         ;; Interrupts are off again while the values are written: an interruption could write a message into
                         ;; the same buffer.
                         (let ((*allow-with-interrupts* t))

@@ -12,15 +12,15 @@
   (declare (type function function))
   (let ((*job-id* +program-job+)
         (*message-buffer* (acquire-message-buffer))
-        (*output* (make-thread-output))
+        (*thread-output* (make-thread-output))
         (*thread-restarts* sb-kernel:*restart-clusters*)
         (*standard-input* **program-input**)
         (*package* **user-package**)
         ;; Each thread binds the same readtable, because which thread serves a call is arbitrary.
         (*readtable* *readtable*)
-        (*interruptible* t)
+        (*caller-interruptible* t)
         (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
-        (sb-thread::*interrupt-handler* #'contain-short-interruption))
+        (sb-thread::*interrupt-handler* #'contain-single-interruption))
     (unwind-protect (funcall function)
       (flush-output)
       (release-message-buffer *message-buffer*))))
@@ -53,20 +53,20 @@ replaces it."
 (defconstant +max-program-threads+ 512
   "Maximum number of threads that work for the program. Equal to MAX_THREADS of src/image/program.rs.")
 
-(declaim (type (unsigned-byte 64) **serve-program**))
-(defglobal **serve-program** 0
+(declaim (type (unsigned-byte 64) **serve-program-address**))
+(defglobal **serve-program-address** 0
   "The address of the program's function `serve'.")
 
 (defun start-spare-thread (number)
-  "Start another thread for the program. NUMBER is the number of the thread."
-  (start-program-thread **serve-program** number)
+  "Start another thread for the program, with the number NUMBER."
+  (start-program-thread **serve-program-address** number)
   nil)
 
 (defun start-program-threads (count serve)
   "Start COUNT threads that work for the program, and the thread that interrupts them, number 0. SERVE is the address of
 the program's function `serve'."
   (setf **program-threads** (make-array (1+ +max-program-threads+) :initial-element nil)
-        **serve-program** serve)
+        **serve-program-address** serve)
   (dotimes (number (1+ count))
     (start-program-thread serve number)))
 
@@ -78,7 +78,8 @@ the program's function `serve'."
                           (:constructor make-program-input ())
                           (:copier nil)
                           (:predicate nil))
-  "The program's standard input, which all threads share."
+  "The program's standard input, which all threads share. TEXT is the part of the input that was read last, and POSITION
+is the index of the next character in TEXT. ENDED is true once the end of the input was reached."
   (text "" :type text)
   (position 0 :type index)
   (ended nil))
@@ -88,7 +89,7 @@ the program's function `serve'."
   (declare (type program-input stream))
   (let ((text (and (not (program-input-ended stream))
                    ;; An empty string means that the reading thread is being interrupted.
-                   (loop for text = (call-program +read-input+ (lambda (buffer) (declare (ignore buffer))))
+                   (loop for text = (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer))))
                          while (equal text "")
                          finally (return text)))))
     (if text
@@ -110,8 +111,8 @@ the program's function `serve'."
         (sb-impl::eof-or-lose stream end-of-file-error end-of-file-value))))
 
 (defun operate-program-input (stream operation argument)
-  "Perform OPERATION, the code of a stream operation, on STREAM: of LISTEN, UNREAD-CHAR (1), CLOSE, or the queries about
-the element type and external format."
+  "Perform a stream operation on STREAM. OPERATION is the code of the operation: LISTEN, UNREAD-CHAR (1), CLOSE, or a
+query for the element type or the external format. Other operations do nothing."
   (declare (type program-input stream) (ignorable argument))
   (case operation
     (#.+listen+ (cond ((< (program-input-position stream) (length (program-input-text stream))) t)
@@ -133,7 +134,7 @@ the call. The argument of the function is the reason.")
        (program-thread-p thread)
        (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
 
-(defun run-under-conditions (number closure &optional package ask variables values)
+(defun run-program-closure (number closure &optional package ask variables values)
   "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE unless
 PACKAGE is NIL, pass errors to the program's handler if ASK is true, and bind VARIABLES, a list of symbols, to VALUES.
 NUMBER identifies the call for interruptions, which end it. Return NIL, or the reason why the call was ended: the
@@ -142,18 +143,18 @@ integer that the interruption gave, or 0 for the restart ABORT."
     (flet ((end (reason)
              (return-from call reason))
            (run ()
-             (unwind-protect (call-program +run+ (lambda (buffer) (put-integer buffer closure)))
-               (finish-output-of-job))))
+             (unwind-protect (call-program +program-run+ (lambda (buffer) (put-integer buffer closure)))
+               (finish-job-output))))
       (declare (dynamic-extent #'end #'run))
-      (let ((*kept-before-call* (kept-bytes))
+      (let ((*kept-bytes-before-call* (kept-bytes))
             (*program-calls* (acons number #'end *program-calls*))
             ;; A call's own change of *PACKAGE* ends with the call: other calls run in the same thread.
             (*package* *package*)
             (sb-thread::*interrupt-handler* nil))
         (restart-case (if (or package ask variables)
-                          (let ((*ask-program* (or ask *ask-program*)))
+                          (let ((*handler-available* (or ask *handler-available*)))
                             (when package
-                              (setf *package* (find-user-package package)))
+                              (setf *package* (find-package-or-suggest package)))
                             (progv variables values
                               (run)))
                           (run))
@@ -164,7 +165,7 @@ integer that the interruption gave, or 0 for the restart ABORT."
 
 (defun interrupt-program-call (thread call reason)
   "Interrupt THREAD, a thread or the number of one of the program's threads, and end CALL, the number of a call, if
-THREAD is still in it. REASON is the integer that RUN-UNDER-CONDITIONS then returns. Notify the program when the thread
+THREAD is still in it. REASON is the integer that RUN-PROGRAM-CLOSURE then returns. Notify the program when the thread
 takes the interruption, and when the call begins to unwind."
   (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
     (guarded (sb-thread:interrupt-thread
@@ -176,14 +177,14 @@ takes the interruption, and when the call begins to unwind."
                     (event +program-job+ (event-code :unwinding) call)
                     (funcall (the function (cdr known)) reason)))))
         (failure)
-      ;; The thread has ended.
+      ;; The thread has ended, so no interruption will notify the program.
       (event +program-job+ (event-code :interrupted) call))
     nil))
 
 ;;; Evaluating and loading
 
 (defun call-reporting-warnings (function)
-  "Call FUNCTION, which compiles code. Report its warnings to the program, except redefinitions and compiler notes."
+  "Call FUNCTION, which compiles code. Report its warnings, except redefinitions, to the program. Muffle compiler notes."
   (declare (type function function))
   (handler-bind ((warning #'report-warning)
                  (sb-ext:compiler-note #'muffle-warning))
@@ -191,7 +192,7 @@ takes the interruption, and when the call begins to unwind."
       (funcall function))))
 
 (defun report-warning (warning)
-  "Report WARNING to the program, unless it is a redefinition or one that SBCL muffles, and print nothing."
+  "Report WARNING to the program, unless it only reports a redefinition or SBCL muffles it. Print nothing."
   (let ((restart (find-restart 'muffle-warning warning)))
     (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
       (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
@@ -200,7 +201,7 @@ takes the interruption, and when the call begins to unwind."
       (invoke-restart restart))))
 
 (defun evaluate-text (text)
-  "Evaluate the forms in TEXT in order and return the values of the last one."
+  "Evaluate the forms in TEXT in order and return the values of the last form."
   (let ((*package* *package*)
         (*readtable* *readtable*)
         (stream (make-string-input-stream text))
@@ -213,7 +214,7 @@ takes the interruption, and when the call begins to unwind."
     (values-list values)))
 
 (defun load-text (text)
-  "Load the forms in TEXT as LOAD loads those of a source file."
+  "Load the forms in TEXT as LOAD loads the forms of a source file."
   (call-reporting-warnings (lambda () (load (make-string-input-stream text))))
   (values))
 
@@ -230,7 +231,7 @@ look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; ot
   (multiple-value-bind (name colon) (read-name text)
     (let ((package (cond ((null colon) *package*)
                          ((zerop colon) (find-package "KEYWORD"))
-                         (t (find-user-package (subseq text 0 colon))))))
+                         (t (find-package-or-suggest (subseq text 0 colon))))))
       (if intern
           (intern name package)
           (multiple-value-bind (symbol status) (find-symbol name package)
@@ -241,7 +242,7 @@ look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; ot
                        :format-control "There is no symbol ~A in ~A."
                        :format-arguments (list name (package-name package)))))))))
 
-(defun function-name-in (text)
+(defun parse-function-name (text)
   "Return the function name that TEXT spells: a symbol, or a list (SETF symbol)."
   (let ((text (string-trim '(#\Space #\Newline #\Tab) text)))
     (if (eql 6 (mismatch "(setf " text :test #'char-equal))
@@ -249,15 +250,16 @@ look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; ot
         (symbol-named text))))
 
 (defun find-named-function (text)
-  "Return a function designator for the function that TEXT names. Calls through it follow redefinitions of the function."
-  (let ((name (function-name-in text)))
+  "Return a function designator for the function that TEXT names. Calls through the designator follow redefinitions of
+the function. Signal an error if TEXT names no function."
+  (let ((name (parse-function-name text)))
     (cond ((and (symbolp name) (or (macro-function name) (special-operator-p name)))
            (error "~A is ~:[a special operator~;a macro~], not a function." text (macro-function name)))
           ((not (fboundp name)) (error 'undefined-function :name name))
           ((symbolp name) name)
-          (t (caller-of name)))))
+          (t (make-function-caller name)))))
 
-(defun caller-of (name)
+(defun make-function-caller (name)
   "Return a function that calls the function that NAME, a list such as (SETF FOO), names at the time of the call."
   (lambda (&rest arguments)
     (apply (fdefinition name) arguments)))
@@ -266,12 +268,12 @@ look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; ot
   "Return the current thread."
   sb-thread:*current-thread*)
 
-(defun callee-of (object)
+(defun resolve-callee (object)
   "Return T when OBJECT is a function or a symbol, which can be called as it is. When OBJECT is a function name of the
 form (SETF symbol), return a function that calls it. Return NIL for any other object."
   (typecase object
     ((or function symbol) t)
-    ((cons (eql setf) (cons symbol null)) (caller-of object))))
+    ((cons (eql setf) (cons symbol null)) (make-function-caller object))))
 
 ;;; Functions that the program defines
 
@@ -306,9 +308,9 @@ the symbol of COMMON-LISP with the same name, if there is one."
                     (if (consp name) (second name) name))))
 
 (defstruct (program-function (:copier nil) (:predicate nil))
-  "A definition of one of the program's functions. NUMBER is the number of the function in the program. It is NIL once
-the function has been redefined, and in an image that was saved and booted again until the program defines the function
-there. FUNCTION is the function that Lisp calls."
+  "A definition of one of the program's functions. NUMBER is the number of the function in the program. It becomes NIL
+when the function is redefined, and when an image that contains the definition is booted. FUNCTION is the function that
+Lisp calls."
   (number nil :type (or null (unsigned-byte 62)))
   (function #'identity :type function))
 
@@ -322,11 +324,11 @@ there. FUNCTION is the function that Lisp calls."
   "Signal that the program that booted this image does not have the function NAME, a string, although the program that
 saved the image had it."
   (fail-program-call 'rust:host-error
-                     (list name "the program that saved this image defined it, and this program has not defined it yet")))
+                     (list name "the program that saved this image defined this function, but this program has not")))
 
 (defun forget-program-functions ()
-  "Clear the numbers of all program functions that were defined before this boot, so that none of them calls a function
-of the current program."
+  "Clear the numbers of all program functions that were defined before this boot: in the current program, these numbers
+may belong to other functions."
   (loop for function being the hash-values of **program-functions**
         do (setf (program-function-number function) nil))
   (setf **boot-token** (list nil)))
@@ -334,12 +336,12 @@ of the current program."
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the symbol that NAME, a string, spells as the program's function NUMBER, with the lambda list in the string
 LAMBDA-LIST and the documentation string DOCUMENTATION. SHAPES has a shape (see PUT-OBJECT) for each variable of the
-lambda list. Create the package that NAME mentions if it does not exist, and export the symbol. Notify the program when
-the function is defined."
+lambda list. Create the package that NAME mentions if it does not exist, and export the symbol unless its package is
+COMMON-LISP-USER. Notify the program when the function is defined."
   (let* ((colon (nth-value 1 (read-name name)))
          (package (cond ((null colon) *package*)
                         ((zerop colon) (find-package "KEYWORD"))
-                        (t (or (user-package (subseq name 0 colon))
+                        (t (or (find-package-leniently (subseq name 0 colon))
                                (make-package (read-name (subseq name 0 colon)) :use '())))))
          (lambda-list (read-lambda-list lambda-list package))
          (variables (parameter-variables lambda-list))
@@ -357,7 +359,7 @@ the function is defined."
         (let ((before (gethash symbol **program-functions**)))
           (setf (fdefinition symbol) (program-function-function cell)
                 (gethash symbol **program-functions**) cell)
-          (call-program +defined+
+          (call-program +program-defined+
                         (lambda (buffer)
                           (put-integer buffer number)
                           (put-integer buffer (or (and before (program-function-number before)) 0))))
@@ -368,7 +370,7 @@ the function is defined."
 
 (defun add-supplied-p-variables (lambda-list)
   "Return LAMBDA-LIST with a supplied-p variable for each optional and keyword parameter, and a list of forms. Each form
-evaluates to a list; these lists appended are the arguments with which the function was called."
+evaluates to a list; the concatenation of these lists contains the arguments with which the function was called."
   (let ((kind '&required)
         (forms '()))
     (flet ((parameter (parameter)
@@ -403,8 +405,8 @@ program no longer has the function: signal an error that mentions NAME."
 
 (defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
   "Return a function for SYMBOL, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number is
-in CELL, a PROGRAM-FUNCTION. It sends the values of VARIABLES, each in its shape from SHAPES. NAME is for the error
-message if the program no longer has the function."
+in CELL, a PROGRAM-FUNCTION. The returned function sends the values of VARIABLES, each in its shape from SHAPES. NAME is
+for the error message if the program no longer has the function."
   (multiple-value-bind (full-lambda-list arguments) (add-supplied-p-variables lambda-list)
     (multiple-value-bind (function warnings failure)
         (handler-bind ((warning #'muffle-warning)
@@ -458,16 +460,16 @@ function takes at least REQUIRED arguments and at most as many as there are shap
     (1 (equal one other))
     (2 (equalp one other))))
 
-(defun printed-for-program (object limit escape)
-  "Return OBJECT printed as by PRIN1, or as by PRINC unless ESCAPE is true, cut at LIMIT characters."
+(defun print-for-program (object limit escape)
+  "Return OBJECT printed as by PRIN1 if ESCAPE is true, else as by PRINC, and cut at LIMIT characters."
   (if escape
-      (with-server-syntax (:length nil :level nil) (printed object limit))
+      (with-server-syntax (:length nil :level nil) (bounded-prin1-text object limit))
       (with-server-syntax (:length nil :level nil)
         (let ((*print-escape* nil))
           (values (bounded-text limit (lambda (stream) (princ object stream))))))))
 
 (defun type-of-object (object)
-  "Return the type of OBJECT as source text."
+  "Return the type of OBJECT as source text in lower case."
   (string-downcase (type-name-text (type-of object))))
 
 (defun octet-count (object)
@@ -491,18 +493,18 @@ collections do not move the octets meanwhile."
   (declare (type (unsigned-byte 62) address length))
   (with-octets (octets count) object
     (unless (= length count)
-      (error "There are ~D octets, not ~D." count length))
+      (error "The vector has ~D octets, not ~D: it was changed meanwhile." count length))
     (sb-kernel:%byte-blt octets 0 (int-sap address) 0 length))
   (values))
 
 (defun borrow-octets (closure object place)
-  "Make the program run CLOSURE, the number of one of its closures, while the octets of OBJECT, a vector, stay in place.
-Store the address and the number of the octets in the two words at the address PLACE beforehand."
+  "Store the address and the number of the octets of OBJECT, a vector, in the two words at the address PLACE. Then make
+the program run CLOSURE, the number of one of its closures, while the octets stay in place."
   (declare (type (unsigned-byte 62) place))
   (with-octets (octets count) object
     (setf (sap-ref-64 (int-sap place) 0) (sap-int octets)
           (sap-ref-64 (int-sap place) 8) count)
-    (call-program +run+ (lambda (buffer) (put-integer buffer closure))))
+    (call-program +program-run+ (lambda (buffer) (put-integer buffer closure))))
   (values))
 
 (defun size-of-object (object)
@@ -536,7 +538,7 @@ strings."
         repeat 100
         when (slot-boundp object name)
           collect (list (string-downcase (symbol-name name))
-                        (with-server-syntax () (printed (slot-value object name) 1000)))))
+                        (with-server-syntax () (bounded-prin1-text (slot-value object name) 1000)))))
 
 (defun slots-as-list (object)
   "Return a property list of the bound slots of OBJECT, an instance, structure or condition. The indicators are keywords
@@ -573,7 +575,7 @@ which KEY may be an index; a hash table; or a property list or an association li
               (values value (and tail t))))))
     (t (error 'type-error :datum object :expected-type '(or list vector hash-table)))))
 
-(defun objects-of (&rest objects)
+(defun objects-as-values (&rest objects)
   "Return OBJECTS as values. The program calls this function to receive the objects of some handles in another shape."
   (values-list objects))
 
@@ -581,12 +583,12 @@ which KEY may be an index; a hash table; or a property list or an association li
   (macrolet ((entries (&rest functions)
                (let ((codes (enum-codes "sbcl_entry" "SBCL_ENTRY_")))
                  (loop for (entry) on functions by #'cddr
-                       unless (getf codes entry) do (error "~A is not an sbcl_entry." entry))
+                       unless (getf codes entry) do (error "The enum sbcl_entry has no ~A." entry))
                  `'(nil ,@(loop for (entry number) on codes by #'cddr
                                 for expected from 1
-                                unless (eql number expected) do (error "~A is not number ~D." entry expected)
-                                collect (or (getf functions entry) (error "Nothing is the sbcl_entry ~A." entry)))))))
-    (entries :run-under-conditions run-under-conditions
+                                unless (eql number expected) do (error "sbcl_entry ~A is not number ~D." entry expected)
+                                collect (or (getf functions entry) (error "sbcl_entry ~A has no function." entry)))))))
+    (entries :run-under-conditions run-program-closure
              :evaluate-text evaluate-text
              :load-text load-text
              :load-file load-program-file
@@ -594,7 +596,7 @@ which KEY may be an index; a hash table; or a property list or an association li
              :release release-handles
              :interrupt interrupt-program-call
              :define-function define-program-function
-             :print printed-for-program
+             :print print-for-program
              :type-of type-of-object
              :same same-objects-p
              :octet-count octet-count
@@ -603,13 +605,13 @@ which KEY may be an index; a hash table; or a property list or an association li
              :slot slot-of-object
              :slots slots-of-object
              :element element-of-object
-             :objects objects-of
+             :objects objects-as-values
              :symbol symbol-named
              :start-thread start-spare-thread
              :local-function make-local-function
              :borrow-octets borrow-octets
              :save save-for-program
-             :callee callee-of
+             :callee resolve-callee
              :current-thread current-thread))
   "The functions that the program calls through the first handles, in the order of enum sbcl_entry. Handle 0 is not
 used.")
@@ -622,8 +624,9 @@ used.")
     (call-from-program (word function) (word shape) (word address) (word count) (word reply))))
 
 (defun forget-program ()
-  "Forget the program that saved this image, if a program did."
-  (setf **program** 0
+  "Discard the state that belongs to an embedding program. This happens when the image is started, and before it is
+saved."
+  (setf **program-call-address** 0
         **program-threads** (vector)
         **handle-table** (vector)
         **free-handle** nil
@@ -632,7 +635,8 @@ used.")
 (pushnew 'forget-program **save-functions**)
 
 (defun start-for-program (library)
-  "Prepare this image for the program that LIBRARY, a struct sbcl_library, describes."
+  "Prepare this image for the program that LIBRARY, a struct sbcl_library, describes, and start the threads that work
+for the program."
   (declare (type system-area-pointer library))
   (setf **resets-available** nil)
   (forget-program-functions)
@@ -640,7 +644,7 @@ used.")
   (dolist (entry *program-entries*)
     (make-handle entry))
   (setf **program-input** (make-program-input)
-        **program** (sap-ref-64 library (field-offset "sbcl_library" "call"))
+        **program-call-address** (sap-ref-64 library (field-offset "sbcl_library" "call"))
         (sap-ref-64 library (field-offset "sbcl_library" "gate"))
         (sap-int (alien-sap (sb-alien:alien-callable-function 'sbcl-host-gate))))
   (start-program-threads (sap-ref-32 library (field-offset "sbcl_library" "threads"))

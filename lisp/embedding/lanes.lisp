@@ -34,19 +34,19 @@ thread that it runs in, and the threads that it made."
   (let ((left (remove-definitions)))
     (when left
       (event *job-id* (event-code :notice) 0
-             (format nil "Could not be removed: ~{~A~^, ~}." left))))
+             (format nil "The reset could not remove these definitions: ~{~A~^, ~}." left))))
   (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
     (when (plusp count)
       (event *job-id* (event-code :notice) 0
-             (format nil "Could not be ended: ~D evaluation~:P that did not react to being interrupted." count))))
-  (restore-user-variables)
+             (format nil "The reset could not end ~D evaluation~:P that did not respond to interrupts." count))))
+  (reset-variable-values)
   (install-standard-streams)
   t)
 
-(defun remember-user-variables ()
+(defun record-initial-variable-values ()
   "Record the current values of variables, such as those of the printer and the reader, as the values with which a
 session begins."
-  (setf **user-variables**
+  (setf **initial-variable-values**
         (mapcar (lambda (variable) (cons variable (symbol-value variable)))
                 '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
                   *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
@@ -55,23 +55,23 @@ session begins."
                   *break-on-signals* *macroexpand-hook* *gensym-counter* *features* sb-c::*policy*
                   *default-pathname-defaults*))))
 
-(defun restore-user-variables ()
-  "Reset the variables in **USER-VARIABLES** to the values with which a session begins."
-  (loop for (variable . value) in **user-variables**
+(defun reset-variable-values ()
+  "Reset the variables in **INITIAL-VARIABLE-VALUES** to the values with which a session begins."
+  (loop for (variable . value) in **initial-variable-values**
         do (setf (symbol-value variable)
                  (case variable
                    (*readtable* (copy-readtable nil))
                    (*print-pprint-dispatch* (copy-pprint-dispatch nil))
                    (t value)))))
 
-(defun thread-of-job (job-id)
+(defun find-job-thread (job-id)
   "Return the thread that performs the job with the number JOB-ID, or NIL. Wait up to 10 ms for such a thread, because
 the job may be about to begin."
   (loop repeat 10
         do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
              (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
                                          +job-signalled+))
-               (return-from thread-of-job thread)))
+               (return-from find-job-thread thread)))
            (sleep 0.001)))
 
 (defun run-interrupt (job)
@@ -84,12 +84,12 @@ user."
       (end-threads-for-heap))
     (unless (zerop target)
       (guarded (sb-thread:interrupt-thread
-                (or (thread-of-job target) (error "Job ~D has no thread." target))
+                (or (find-job-thread target) (error "Job ~D has no thread." target))
                 (lambda ()
                   (event target (event-code :interrupted))
                   (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
                         ;; The end of a garbage collection may already have ended this evaluation.
-                        ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))
+                        ((and (eql target *job-id*) (/= target **job-ended-for-heap**)) (end-evaluation-for-heap)))))
           (failure)
         (event target (event-code :interrupted))))))
 
@@ -103,7 +103,7 @@ user."
 (defun run-abandon (job)
   "Perform an :ABANDON job: withdraw the thread of the job that JOB names from its lane. If the lane is the inspection
 lane, start another thread for it."
-  (let ((thread (thread-of-job (job-argument job)))
+  (let ((thread (find-job-thread (job-argument job)))
         (lane (job-flags job)))
     (when thread
       (setf (sb-thread:thread-name thread) "abandoned")
@@ -115,7 +115,7 @@ lane, start another thread for it."
         (event (job-argument job) (event-code :refused) 0
                (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
 
-(defun world-mutexes ()
+(defun essential-mutexes ()
   "Return the SBCL mutexes without which no code can be compiled, no definition made, and no thread started."
   (list* sb-thread::*make-thread-lock* **collection-lock** (definition-mutexes)))
 
@@ -126,7 +126,7 @@ lane, start another thread for it."
                           ;; State 2 means that another thread waits for the mutex.
                           (and (eql 2 (sb-thread::mutex-state mutex))
                                (member (sb-thread:mutex-owner mutex) **abandoned-threads** :test #'eq)))
-                        (world-mutexes))))
+                        (essential-mutexes))))
     (event 0 (event-code :blocked) 0
            (if mutex
                (with-server-syntax () (format nil "the lock ~S" (sb-thread:mutex-name mutex)))
@@ -175,11 +175,11 @@ FUNCTION ends here, and an error is reported as an error of a thread."
            (let ((*on-debugger* (lambda (condition)
                                   (report-thread-error condition (frame-pointer-here))
                                   (return-from interruption))))
-             (with-boundary ()
+             (with-user-code-boundary ()
                (funcall (the function function))))
         (return-from interruption)))))
 
-(defun contain-short-interruption (function)
+(defun contain-single-interruption (function)
   "Call FUNCTION as CONTAIN-INTERRUPTION does. Another interruption waits until FUNCTION has returned, so that
 interruptions do not nest."
   (without-interrupts (contain-interruption function)))
@@ -191,18 +191,18 @@ run before this function returns: an interruption on the way out of NEXT-JOB wou
     (prog1 (next-job lane)
       (allow-with-interrupts (with-interrupts nil)))))
 
-(defvar *abandoned* nil
+(defvar *thread-abandoned* nil
   "True when this thread was abandoned and is to end.")
 
-(defun do-job (job)
+(defun run-and-report-job (job)
   "Perform JOB, and notify the host of its end and whether it succeeded."
   (let ((success nil)
         (*job-id* (job-id job)))
     ;; If the evaluation was held, the job whose end is reported here is the job that resumed it: see CHANGE-JOB.
     (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                       (setf success (run-job job)))
-      (finish-output-of-job)
-      (setf *abandoned* (push-done success)))))
+      (finish-job-output)
+      (setf *thread-abandoned* (push-done success)))))
 
 (defun begins-in-background-p (job)
   "Return true when JOB runs in the background from the start."
@@ -211,18 +211,18 @@ run before this function returns: an interruption on the way out of NEXT-JOB wou
 (defun run-lane (lane)
   "Perform the jobs of LANE until the host ends the thread. Between jobs, this thread can be interrupted only inside
 NEXT-LANE-JOB, so that no timer keeps it from reporting the end of a job and asking for the next."
-  (let ((*output* (when (eql lane +evaluation-lane+) (make-thread-output)))
-        (sb-thread::*interrupt-handler* #'contain-short-interruption))
+  (let ((*thread-output* (when (eql lane +evaluation-lane+) (make-thread-output)))
+        (sb-thread::*interrupt-handler* #'contain-single-interruption))
     (without-interrupts
       (allow-with-interrupts
-        (loop until *abandoned*
+        (loop until *thread-abandoned*
               do (let ((job (next-lane-job lane)))
                    (unless job (return))
                    (when (eql lane +evaluation-lane+)
                      (if (begins-in-background-p job)
                          (setf (sb-thread:thread-name sb-thread:*current-thread*) "background")
                          (become-main-thread)))
-                   (do-job job)))))))
+                   (run-and-report-job job)))))))
 
 (defun await-signals ()
   "Make the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
@@ -245,7 +245,7 @@ an evaluation thread is replaced only when the host asks for another thread."
       (cond ((eql lane +evaluation-lane+)
              (remove-evaluation-thread sb-thread:*current-thread*)
              (event 0 (event-code :thread-ended)))
-            ((not (or ended *abandoned*))
+            ((not (or ended *thread-abandoned*))
              (start-lane lane))))))
 
 (defun start-lane (lane)
@@ -263,7 +263,7 @@ an evaluation thread is replaced only when the host asks for another thread."
 (defun start-lanes ()
   "Start the threads of all lanes."
   (let ((thread (start-lane +evaluation-lane+)))
-    ;; Set both before any user code can ask for the main thread.
+    ;; Name the thread and make it the main thread before any user code can ask for the main thread.
     (setf (sb-thread:thread-name thread) "main thread"
           sb-thread::*initial-thread* thread))
   (mapc #'start-lane (list +inspection-lane+ +control-lane+ +signal-lane+)))

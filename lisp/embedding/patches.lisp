@@ -6,14 +6,14 @@
              `(define-patch ,function *
                 (lambda (exit &rest arguments)
                   (if (host-started-p)
-                      (error 'exit-refused :embedded (plusp **program**))
+                      (error 'exit-refused :embedded (plusp **program-call-address**))
                       (apply (the function exit) arguments))))))
   (define sb-ext:exit)
   (define sb-ext:quit))
 
-;; A timer interrupts the thread that made it. A thread of the program is usually in no call, and would handle the
-;; interruption only during its next call, which may have nothing to do with the timer. So the timer of an idle thread gets
-;; a new thread.
+;; A timer interrupts the thread for which it was made. A thread of the program is usually in no call, and would handle
+;; the interruption only during its next call, which may have nothing to do with the timer. Therefore the function of an
+;; idle thread's timer runs in a new thread.
 (define-patch sb-impl::run-timer (timer)
   (lambda (run timer)
     (if (idle-program-thread-p (sb-impl::%timer-thread timer))

@@ -13,15 +13,15 @@ given, also start the threads of the program that embeds the image."
   (limit-nursery)
   (prefer-large-pages)
   (install-standard-streams)
-  (name-runtime)
+  (set-runtime-pathnames)
   ;; Without this call, UIOP would use the streams and directories of the process that built the core.
   (guarded (uiop:call-image-restore-hook) (failure) nil)
-  (guarded (locate-compiled-files) (failure) nil)
+  (guarded (configure-asdf-cache) (failure) nil)
   (setf **start-directories** (current-directories))
   (cond (**saved-repl-state**
          (resume-from-checkpoint))
         (t
-         (remember-user-variables)
+         (record-initial-variable-values)
          (when user-init
            (guarded (load-user-init) (failure) nil))))
   (start-lanes)
@@ -44,10 +44,10 @@ the result."
                  (failure)
                (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
           (unless answer
-            (refuse "what starts them was left by a non-local exit."))
+            (refuse "a non-local exit ended their start."))
           (return-from start (eq answer :started)))))))
 
-(defun locate-compiled-files ()
+(defun configure-asdf-cache ()
   "Make ASDF keep compiled files in the user's cache directory or, if that directory is not writable, below
 **SCRATCH-DIRECTORY**."
   (let ((cache (uiop/configuration::compute-user-cache)))
@@ -66,9 +66,9 @@ the result."
              (not (equal directory (uiop:pathname-parent-directory-pathname directory)))
              (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
 
-(defun name-runtime ()
-  "Set SBCL's variables for the runtime and the core to the file name of this program, if the image was booted as
-/proc/self/exe or from a checkpoint."
+(defun set-runtime-pathnames ()
+  "If the image was booted as /proc/self/exe or from a checkpoint, set SBCL's variables for the files of the runtime and
+the core to the file of this program."
   (let ((program (and (or **saved-repl-state** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
                       (probe-file #P"/proc/self/exe"))))
     (when program
@@ -91,9 +91,9 @@ the result."
 core's contract version, or 0 if the start failed."
   (macrolet ((field (reader name)
                `(,reader host (field-offset "sbcl_host" ,name))))
-    (cond ((eql +contract+ (field sap-ref-32 "contract"))
-           (setf **next-job** (field sap-ref-64 "next_job")
-                 **event** (field sap-ref-64 "event"))
+    (cond ((eql +contract-version+ (field sap-ref-32 "contract"))
+           (setf **next-job-address** (field sap-ref-64 "next_job")
+                 **event-address** (field sap-ref-64 "event"))
            (if (start-image-or-refuse
                 :seed (field sap-ref-64 "seed")
                 :user-init (eql 1 (field sap-ref-64 "user_init"))
@@ -101,6 +101,6 @@ core's contract version, or 0 if the start failed."
                            (and (plusp length) (copy-text (field sap-ref-64 "scratch") length)))
                 :library (let ((library (field sap-ref-sap "library")))
                            (and (plusp (sap-int library)) library)))
-               +contract+
+               +contract-version+
                0))
-          (t +contract+))))
+          (t +contract-version+))))

@@ -72,13 +72,13 @@ of words written, and HANDLES the number of handles in the current message."
 
 (declaim (inline finish-message))
 (defun finish-message (buffer)
-  "Record that the program has received the message in BUFFER, and owns its handles."
+  "Record that the message in BUFFER is complete. From here on, the program owns the handles in the message."
   (declare (type message-buffer buffer))
   (setf (buffer-handles buffer) 0))
 
 (declaim (type (or null message-buffer) *message-buffer*))
 (defvar *message-buffer* nil
-  "The buffer in which this thread writes messages to the host's program. NIL while the thread exchanges none.")
+  "The buffer in which this thread writes messages to the host's program. NIL while the thread exchanges no messages.")
 
 (defglobal **free-message-buffers** '()
   "The message buffers that no thread uses.")
@@ -124,10 +124,11 @@ the size of its last message."
 
 (define-condition message-too-large (error)
   ()
-  (:report "The object is too large to be converted, or holds itself.")
-  (:documentation "An attempt to write a message of more than +MAX-MESSAGE-WORDS+ words or +MAX-MESSAGE-HANDLES+ handles."))
+  (:report "The object is too large to be converted, or contains itself.")
+  (:documentation "The error that is signalled for a message of more than +MAX-MESSAGE-WORDS+ words or
++MAX-MESSAGE-HANDLES+ handles, and for a circular list."))
 
-(defun refuse-message (buffer)
+(defun signal-message-too-large (buffer)
   "Signal that the message in BUFFER is too large."
   ;; Discard the message before the error: handlers may write their own messages into BUFFER.
   (discard-message buffer)
@@ -137,11 +138,11 @@ the size of its last message."
   "Make room for WORDS more words in BUFFER. Signal an error if the message would be too large."
   (let ((capacity (max (+ (buffer-fill buffer) words) (* 2 (buffer-capacity buffer)))))
     (when (> capacity +max-message-words+)
-      (refuse-message buffer))
+      (signal-message-too-large buffer))
     (resize-message-buffer buffer capacity)))
 
 (declaim (inline reserve put))
-(defun reserve (buffer words)
+(defun reserve-words (buffer words)
   "Reserve the next WORDS words of BUFFER and return their address. The caller writes them."
   (declare (type message-buffer buffer) (type index words))
   (let ((fill (buffer-fill buffer)))
@@ -150,10 +151,10 @@ the size of its last message."
     (setf (buffer-fill buffer) (+ fill words))
     (int-sap (ldb (byte 64 0) (+ (buffer-address buffer) (* 8 fill))))))
 
-(defun put (buffer word)
+(defun put-word (buffer word)
   "Write WORD into BUFFER."
   (declare (type (unsigned-byte 64) word))
-  (setf (sap-ref-64 (reserve buffer 1) 0) word))
+  (setf (sap-ref-64 (reserve-words buffer 1) 0) word))
 
 ;;; Tokens
 
@@ -174,12 +175,11 @@ handles."
   '(unsigned-byte 8))
 
 (defconstant +opaque+ 256
-  "The shape flag with which every object below the depth becomes a handle, so that the program can return the identical
-object. Only NIL, T, fixnums, floats and characters never become handles. A shape is a depth, or the sum of a depth and
-this flag.")
+  "A flag that is added to a depth to make a shape. With this flag, every object below the depth is written as a handle,
+so that the program can return the identical object. Only NIL, T, fixnums, floats and characters never become handles.")
 
 (declaim (inline token))
-(defun token (tag &optional (number 0))
+(defun token-word (tag &optional (number 0))
   "Return the first word of a token with TAG and NUMBER. The meaning of NUMBER depends on TAG."
   (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))
   (logior tag (ash number 8)))
@@ -188,17 +188,17 @@ this flag.")
   "Write INTEGER into BUFFER in two's complement, least significant word first."
   (declare (type bignum integer))
   (let ((words (sb-bignum:%bignum-length integer)))
-    (put buffer (token (tag-number :bignum) words))
+    (put-word buffer (token-word (tag-number :bignum) words))
     (dotimes (index words)
-      (put buffer (sb-bignum:%bignum-ref integer index)))))
+      (put-word buffer (sb-bignum:%bignum-ref integer index)))))
 
 (declaim (inline put-integer))
 (defun put-integer (buffer integer)
   "Write INTEGER, of any size, into BUFFER."
   (typecase integer
     ((signed-byte 64)
-     (let ((sap (reserve buffer 2)))
-       (setf (sap-ref-64 sap 0) (token (tag-number :integer))
+     (let ((sap (reserve-words buffer 2)))
+       (setf (sap-ref-64 sap 0) (token-word (tag-number :integer))
              (signed-sap-ref-64 sap 8) integer)))
     (t (put-bignum buffer integer))))
 
@@ -215,7 +215,7 @@ an error unless DATA contains all these elements."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
-         (error "A vector was adjusted while it was read."))
+         (error "Another thread adjusted a vector while it was being read."))
        ,@body)))
 
 (defun put-string (buffer string)
@@ -224,8 +224,8 @@ an error unless DATA contains all these elements."
   (with-vector-data (data start end) string
     (let* ((length (- end start))
            (sap (progn
-                  (put buffer (token (tag-number :string) length))
-                  (reserve buffer (ceiling length 2)))))
+                  (put-word buffer (token-word (tag-number :string) length))
+                  (reserve-words buffer (ceiling length 2)))))
       (typecase data
         ((simple-array character (*))
          (sb-kernel:%byte-blt (vector-sap data) (* 4 start) sap 0 (* 4 length)))
@@ -235,12 +235,12 @@ an error unless DATA contains all these elements."
                do (setf (sap-ref-32 sap offset) (char-code (char data index)))))))))
 
 (defun put-symbol (buffer symbol)
-  "Write SYMBOL into BUFFER as its package name and its name, or as uninterned if it has no package."
+  "Write SYMBOL into BUFFER: its name and, unless SYMBOL is a keyword or has no package, the name of its package."
   (let ((package (symbol-package symbol)))
     (cond ((keywordp symbol)
-           (put buffer (token (tag-number :keyword))))
+           (put-word buffer (token-word (tag-number :keyword))))
           (t
-           (put buffer (token (tag-number :symbol) (if package 1 0)))
+           (put-word buffer (token-word (tag-number :symbol) (if package 1 0)))
            (when package
              (put-string buffer (package-name package)))))
     (put-string buffer (symbol-name symbol))))
@@ -251,8 +251,8 @@ an error unless DATA contains all these elements."
   (with-vector-data (data start end) vector
     (let* ((length (- end start))
            (sap (progn
-                  (put buffer (token (tag-number :octets) length))
-                  (reserve buffer (ceiling length 8)))))
+                  (put-word buffer (token-word (tag-number :octets) length))
+                  (reserve-words buffer (ceiling length 8)))))
       (declare (type (simple-array (unsigned-byte 8) (*)) data))
       (sb-kernel:%byte-blt (vector-sap data) start sap 0 length))))
 
@@ -262,8 +262,8 @@ an error unless DATA contains all these elements."
   (with-vector-data (data start end) vector
     (let* ((length (- end start))
            (sap (progn
-                  (put buffer (token (tag-number :doubles) length))
-                  (reserve buffer length))))
+                  (put-word buffer (token-word (tag-number :doubles) length))
+                  (reserve-words buffer length))))
       (declare (type (simple-array double-float (*)) data))
       (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length)))))
 
@@ -284,8 +284,8 @@ an error unless DATA contains all these elements."
 error if LIST is circular."
   (multiple-value-bind (count tail) (list-extent list)
     (unless count
-      (refuse-message buffer))
-    (put buffer (if tail (token (tag-number :dotted) count) (token (tag-number :list) count)))
+      (signal-message-too-large buffer))
+    (put-word buffer (if tail (token-word (tag-number :dotted) count) (token-word (tag-number :list) count)))
     (loop for rest = list then (cdr rest)
           repeat count
           do (put-object buffer (car rest) shape))
@@ -296,7 +296,7 @@ error if LIST is circular."
   "Write the entries of TABLE, a hash table, into BUFFER, with keys and values in SHAPE."
   ;; Take a snapshot first: another thread may add entries.
   (let ((entries (loop for key being the hash-keys of table using (hash-value value) collect (cons key value))))
-    (put buffer (token (tag-number :table) (length entries)))
+    (put-word buffer (token-word (tag-number :table) (length entries)))
     (loop for (key . value) in entries
           do (put-object buffer key shape)
              (put-object buffer value shape))))
@@ -304,9 +304,9 @@ error if LIST is circular."
 (defun put-handle (buffer object)
   "Make a handle for OBJECT and write it into BUFFER."
   (when (> (incf (buffer-handles buffer)) +max-message-handles+)
-    (refuse-message buffer))
-  (let ((place (reserve buffer 1)))
-    (setf (sap-ref-64 place 0) (token (tag-number :handle) (make-handle object)))))
+    (signal-message-too-large buffer))
+  (let ((place (reserve-words buffer 1)))
+    (setf (sap-ref-64 place 0) (token-word (tag-number :handle) (make-handle object)))))
 
 (defun put-container (buffer object shape)
   "Write OBJECT into BUFFER in SHAPE, whose depth is not 0. An object that is not a list, vector or hash table becomes a
@@ -319,7 +319,7 @@ handle."
       ((vector double-float) (put-doubles buffer object))
       (vector
        (with-vector-data (data start end) object
-         (put buffer (token (tag-number :vector) (- end start)))
+         (put-word buffer (token-word (tag-number :vector) (- end start)))
          (loop for index of-type index from start below end
                do (put-object buffer (aref data index) inner))))
       (hash-table (put-table buffer object inner))
@@ -330,11 +330,11 @@ handle."
   (etypecase number
     (integer (put-integer buffer number))
     (ratio
-     (put buffer (token (tag-number :ratio)))
+     (put-word buffer (token-word (tag-number :ratio)))
      (put-integer buffer (numerator number))
      (put-integer buffer (denominator number)))
     (complex
-     (put buffer (token (tag-number :complex)))
+     (put-word buffer (token-word (tag-number :complex)))
      (put-object buffer (realpart number) 0)
      (put-object buffer (imagpart number) 0))))
 
@@ -351,14 +351,14 @@ characters are written in full whatever the shape."
   (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
   (typecase object
     (fixnum (put-integer buffer object))
-    (null (put buffer (token (tag-number :nil))))
-    ((eql t) (put buffer (token (tag-number :true))))
+    (null (put-word buffer (token-word (tag-number :nil))))
+    ((eql t) (put-word buffer (token-word (tag-number :true))))
     (single-float
-     (put buffer (token (tag-number :single) (ldb (byte 32 0) (sb-kernel:single-float-bits object)))))
+     (put-word buffer (token-word (tag-number :single) (ldb (byte 32 0) (sb-kernel:single-float-bits object)))))
     (double-float
-     (put buffer (token (tag-number :double)))
-     (put buffer (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
-    (character (put buffer (token (tag-number :character) (char-code object))))
+     (put-word buffer (token-word (tag-number :double)))
+     (put-word buffer (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
+    (character (put-word buffer (token-word (tag-number :character) (char-code object))))
     (t
      (cond ((eql shape +opaque+) (put-handle buffer object))
            ((numberp object) (put-number buffer object))
@@ -409,7 +409,7 @@ characters are written in full whatever the shape."
 (define-condition malformed-message (error)
   ()
   (:report "The program's message is malformed.")
-  (:documentation "A message whose words are not in the format that the program's side writes."))
+  (:documentation "The error that is signalled for a message whose words are not in the expected format."))
 
 (declaim (inline end-of-words))
 (defun end-of-words (address words end)
@@ -435,8 +435,8 @@ characters are written in full whatever the shape."
       (error 'malformed-message))))
 
 (defun read-string-token (address length end)
-  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after them. Signal an error if they extend
-beyond END."
+  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after them. Signal an error if the
+characters extend beyond END or are not valid character codes."
   (declare (type (unsigned-byte 62) address length end))
   (let ((next (end-of-words address (ceiling length 2) end)))
     (check-characters address length)
@@ -488,13 +488,14 @@ beyond END."
 (defun read-handle (number)
   "Return the object to which the handle NUMBER refers."
   (let ((object (and (< number (length **handle-table**)) (handle-object number))))
-    ;; No handle is made for objects of these types, so this is a free entry.
+    ;; No handle is made for NIL or a fixnum, so the entry is free.
     (when (typep object '(or null fixnum))
       (error 'malformed-message))
     object))
 
 (defun read-object (address end)
-  "Return the object whose token is at ADDRESS, and the address after it. The whole token must be below END."
+  "Return the object whose token is at ADDRESS, and the address after the token. Signal an error if the token is
+malformed or extends beyond END."
   (declare (type (unsigned-byte 62) address end))
   (let* ((next (end-of-words address 1 end))
          (word (word-at address))
@@ -525,7 +526,7 @@ beyond END."
          (checking ((<= number 1))
            (multiple-value-bind (names after) (read-names next (1+ number) end)
              (values (if (eql number 1)
-                         (intern (second names) (find-user-package (first names)))
+                         (intern (second names) (find-package-or-suggest (first names)))
                          (make-symbol (first names)))
                      after))))
         (#.(tag-number :keyword)
@@ -569,7 +570,7 @@ beyond END."
 (defun read-argument (address end)
   "Return the values of READ-OBJECT, with integers of one word handled inline. ADDRESS must be below END."
   (declare (type (unsigned-byte 62) address end))
-  (if (and (eql (word-at address) (token (tag-number :integer)))
+  (if (and (eql (word-at address) (token-word (tag-number :integer)))
            (<= (+ address 16) end))
       (values (signed-sap-ref-64 (int-sap address) 8) (the (unsigned-byte 62) (+ address 16)))
       (read-object address end)))
@@ -577,7 +578,8 @@ beyond END."
 (declaim (type index *answers-being-read*))
 (defvar *answers-being-read* 0
   "The number of the program's answers that this thread is reading. Reading may run code that calls the program again,
-such as the handler of an error that INTERN signals. The program keeps the counted answers valid meanwhile.")
+such as the handler of an error that INTERN signals, so several answers may be in use. The program keeps all of them
+valid until they are read.")
 
 (defun read-answer (address count)
   "Return the program's answer in the COUNT words at ADDRESS, where COUNT is not 0. The answer is an object or a
@@ -595,7 +597,7 @@ MULTIPLE-VALUES. The caller has counted the answer in *ANSWERS-BEING-READ*."
   "Return true when the program's answer, the COUNT words at ADDRESS, is an integer of one word. Reading such an answer runs
 no other code."
   (declare (type (unsigned-byte 62) address count))
-  (and (eql count 2) (eql (word-at address) (token (tag-number :integer)))))
+  (and (eql count 2) (eql (word-at address) (token-word (tag-number :integer)))))
 
 (defun read-integer-answer (address)
   "Return the integer that the program's answer at ADDRESS holds."

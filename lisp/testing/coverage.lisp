@@ -22,7 +22,7 @@
       (visit system))
     (nreverse found)))
 
-(defun in-directory-p (system root)
+(defun system-in-directory-p (system root)
   "Return true when the files of SYSTEM are below the directory ROOT."
   (let ((directory (asdf:system-source-directory system)))
     (and directory root (uiop:subpathp directory root))))
@@ -31,19 +31,19 @@
   "Return true when NAME is the name of a test framework's system."
   (member name '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt") :test #'string-equal))
 
-(defun test-name-p (system)
+(defun test-system-name-p (system)
   "Return true when the name of SYSTEM contains `test', which suggests that SYSTEM holds tests."
   (search "test" (asdf:component-name system)))
 
 (defun test-system-p (system)
   "Return true when SYSTEM is likely to hold tests: it uses a framework, or its name contains `test'."
-  (or (test-name-p system)
+  (or (test-system-name-p system)
       (some #'framework-name-p
             (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
                     (asdf:system-depends-on system)))))
 
 (defun externally-tested-systems (tests)
-  "Return the systems that TESTS, test systems, are likely to test, for use when their own directory holds only tests. The
+  "Return the systems that TESTS, test systems, are likely to test, for use when the directory of TESTS holds only tests. The
 candidates are the dependencies of TESTS and of their auxiliary test systems, except frameworks. If the names of some
 candidates occur in the names of TESTS, return only those candidates."
   (let ((found '()))
@@ -61,20 +61,20 @@ candidates occur in the names of TESTS, return only those candidates."
 
 (defun tested-systems (needed root)
   "Return the systems among NEEDED that the tests in the directory ROOT are likely to test."
-  (let ((own (remove-if-not (lambda (system) (in-directory-p system root)) needed)))
+  (let ((own (remove-if-not (lambda (system) (system-in-directory-p system root)) needed)))
     (or (remove-if #'test-system-p own)
-        (let ((roots (and (every #'test-name-p own)
+        (let ((roots (and (every #'test-system-name-p own)
                           (mapcar #'asdf:system-source-directory (externally-tested-systems own)))))
           (remove-if-not (lambda (system)
                            (and (not (test-system-p system))
-                                (some (lambda (root) (in-directory-p system root)) roots)))
+                                (some (lambda (root) (system-in-directory-p system root)) roots)))
                          needed))
         ;; If one system has both code and tests, EXCLUDED-FORM-P later recognizes the forms of the tests.
         own)))
 
 ;; If a function were expanded inline in its callers, its own forms would never seem to run.
-(declaim (type boolean *marking*))
-(defvar *marking* nil
+(declaim (type boolean *loading-with-marks*))
+(defvar *loading-with-marks* nil
   "True while code is loaded with coverage marks. Meanwhile proclamations that allow inline expansion are ignored.")
 
 (defun inline-proclamation-p (form)
@@ -82,18 +82,20 @@ candidates occur in the names of TESTS, return only those candidates."
   (member (car form) '(inline sb-ext:maybe-inline)))
 
 (defun load-with-coverage (systems scratch)
-  "Load SYSTEMS, which hold tests, and their dependencies. The systems that they test, by TESTED-SYSTEMS, are loaded with
-coverage marks. Compiled files go into the directory SCRATCH. Return the systems with marks."
+  "Load SYSTEMS, which hold tests, and their dependencies. The systems under test, which TESTED-SYSTEMS finds, are loaded
+with coverage marks. Compiled files go into the directory SCRATCH. Return the systems with marks."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))
-         ;; A system that depends on a marked system is loaded later: now it would load that system without marks.
+         ;; Systems that depend on a marked system are loaded after the marked systems: loaded now, they would make ASDF load
+         ;; the marked system without marks.
          (own (remove-if-not (lambda (system)
-                               (or (in-directory-p system root) (intersection marked (needed-systems system))))
+                               (or (system-in-directory-p system root) (intersection marked (needed-systems system))))
                              needed)))
     (dolist (system (set-difference needed own))
       (asdf:load-system system))
-    ;; The location of compiled files changes below. The systems that are already loaded must not be compiled again for that.
+    ;; The location of compiled files changes below. Systems that are already loaded must not be compiled again because of
+    ;; this change.
     (dolist (name (asdf:already-loaded-systems))
       (asdf:register-immutable-system name))
     ;; Frameworks use this variable to find the source of a compiled file (Rove's RESOLVE-FILE).
@@ -102,11 +104,11 @@ coverage marks. Compiled files go into the directory SCRATCH. Return the systems
     (unwind-protect
          (progn
            (proclaim '(optimize (sb-cover:store-coverage-data 3)))
-           (let ((*marking* t))
+           (let ((*loading-with-marks* t))
              (mapc #'asdf:load-system (remove-if-not (lambda (system) (member system marked)) needed))))
       (proclaim '(optimize (sb-cover:store-coverage-data 0))))
-    ;; A source file may be newer than its compiled file, as after a change of the clock. Without this, ASDF would compile it
-    ;; again, without marks.
+    ;; A source file may be newer than its compiled file, as after a change of the clock. ASDF would compile such a file
+    ;; again, without marks, if its system were not immutable.
     (dolist (system marked)
       (asdf:register-immutable-system (asdf:component-name system)))
     (mapc #'asdf:load-system own)
@@ -116,7 +118,7 @@ coverage marks. Compiled files go into the directory SCRATCH. Return the systems
 
 (defstruct (coverage (:copier nil) (:predicate nil))
   "The coverage marks in the code of this image."
-  ;; Parallel vectors. CODES holds the code components; STARTS holds the number of the first mark of each component.
+  ;; CODES and STARTS are parallel vectors: the code components, and the number of the first mark of each component.
   (codes #() :type simple-vector :read-only t)
   (starts #() :type simple-vector :read-only t)
   ;; The total number of marks.
@@ -134,7 +136,7 @@ coverage marks. Compiled files go into the directory SCRATCH. Return the systems
                      when (and code (sb-c::code-coverage-map code))
                        collect code)))
 
-(defun present-coverage ()
+(defun current-coverage ()
   "Return a COVERAGE of all marks in this image."
   (let ((codes (coerce (marked-codes) 'simple-vector))
         (count 0))
@@ -164,7 +166,7 @@ coverage marks. Compiled files go into the directory SCRATCH. Return the systems
   "Clear all marks."
   (map nil #'sb-cover:reset-coverage (coverage-codes *coverage*)))
 
-(defun set-marks ()
+(defun mark-bits ()
   "Return a bit vector with a bit for each mark, which is 1 if the mark is set."
   (let ((bits (make-array (coverage-count *coverage*) :element-type 'bit :initial-element 0)))
     (loop for code across (coverage-codes *coverage*)
@@ -176,7 +178,7 @@ coverage marks. Compiled files go into the directory SCRATCH. Return the systems
     bits))
 
 (defun clear-marks-except (bits)
-  "Clear all marks except those whose bits are 1 in BITS, a value of SET-MARKS."
+  "Clear all marks except those whose bits are 1 in BITS, a value of MARK-BITS."
   (declare (type simple-bit-vector bits))
   (loop for code across (coverage-codes *coverage*)
         for start across (coverage-starts *coverage*)
@@ -190,7 +192,7 @@ coverage marks. Compiled files go into the directory SCRATCH. Return the systems
 the test did not run that code."
   (declare (type function function))
   (if *coverage*
-      (let ((marks (set-marks)))
+      (let ((marks (mark-bits)))
         (unwind-protect (funcall function)
           (clear-marks-except marks)))
       (funcall function)))

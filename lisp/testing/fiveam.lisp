@@ -3,7 +3,7 @@
 (in-package "SBCL-HOST/TESTING")
 
 (define-framework "FiveAM" ("IT.BESE.FIVEAM")
-  :entries (("RUN" . fiveam-tests-of)) :streams (("*TEST-DRIBBLE*" . "IT.BESE.FIVEAM"))
+  :entries (("RUN" . fiveam-selected-tests)) :streams (("*TEST-DRIBBLE*" . "IT.BESE.FIVEAM"))
   :tests fiveam-tests :name fiveam-name :home fiveam-home :groups fiveam-groups :runner run-fiveam)
 
 (defun fiveam-tests ()
@@ -20,7 +20,7 @@
   "Return the package of TEST, which is the home package of its name."
   (symbol-home (fiveam-name test)))
 
-(defun fiveam-tests-of (&optional (spec (symbol-value (framework-symbol "*SUITE*"))) &rest options)
+(defun fiveam-selected-tests (&optional (spec (symbol-value (framework-symbol "*SUITE*"))) &rest options)
   "Return the tests that FiveAM's RUN would run for SPEC, each once, in FiveAM's order."
   (declare (ignore options))
   (let ((tests '())
@@ -45,7 +45,7 @@
   (declare (type function wanted-p))
   (loop for name being the hash-keys of (symbol-value (framework-symbol "*TEST*")) using (hash-value test)
         when (and name (framework-type-p test "TEST-SUITE") (funcall wanted-p name))
-          append (fiveam-tests-of name)))
+          append (fiveam-selected-tests name)))
 
 (defun run-fiveam (tests)
   "Run TESTS and return their results as FiveAM's RUN does, the last result first."
@@ -54,7 +54,7 @@
     (with-framework-variables (("*ON-ERROR*" nil) ("*ON-FAILURE*" nil) ("*DEBUG-ON-ERROR*" nil) ("*DEBUG-ON-FAILURE*" nil)
                                ("*PRINT-NAMES*" nil) ("*TEST-DRIBBLE*" (make-broadcast-stream))
                                ("*!*" nil) ("*!!*" nil) ("*!!!*" nil))
-      (call-without-failures-marked
+      (call-without-failure-marks
        (lambda ()
          (dolist (test tests)
            (let* ((verdict (new-verdict test))
@@ -65,14 +65,14 @@
                              (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
                                      :key (lambda (result) (framework-slot result "TEST-CASE")) :test-not #'eq))))
              (unless test
-               (note-removed verdict))
+               (record-removed-test verdict))
              (setf all (append results all))
              (call-as-test verdict (lambda () (mapc (lambda (result) (add-fiveam-result verdict result))
                                                     (reverse results))))
              (record-verdict verdict))))))
     all))
 
-(defun call-without-failures-marked (function)
+(defun call-without-failure-marks (function)
   "Call FUNCTION, which runs tests. Meanwhile clear the coverage marks that are set when FiveAM prints the values of a failed
 check. FiveAM is the only framework that prints these values while the test runs."
   (declare (type function function))
@@ -96,11 +96,11 @@ check. FiveAM is the only framework that prints these values while the test runs
            (setf (verdict-status verdict) :skipped
                  (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "REASON"))))))
         ((framework-type-p result "UNEXPECTED-TEST-FAILURE")
-         (end-with-condition verdict (framework-slot result "ACTUAL-CONDITION")))
+         (record-ending-condition verdict (framework-slot result "ACTUAL-CONDITION")))
         (t
          (add-check verdict (fiveam-check (framework-slot result "TEST-EXPR") (framework-slot result "REASON"))))))
 
-(defun split-at (text separators)
+(defun split-at-separators (text separators)
   "Return the parts of TEXT before, between and after SEPARATORS, trimmed of whitespace. SEPARATORS are strings that must
 occur in TEXT in this order. Return NIL if a separator is missing."
   (let ((start 0)
@@ -119,7 +119,7 @@ the expected value."
         (shown (shown-form form))
         (reason (if (stringp reason) reason "")))
     (flet ((try (separators make)
-             (let ((parts (split-at reason (cons evaluated separators))))
+             (let ((parts (split-at-separators reason (cons evaluated separators))))
                (when parts
                  (return-from fiveam-check (funcall make (mapcar #'cut-text parts)))))))
       (try (list (format nil "~% which is not ~%") (format nil "~% to ~%"))
@@ -128,10 +128,11 @@ the expected value."
            (lambda (parts) (make-check :form form :shown shown :expected (format nil "anything but ~A" (fourth parts))
                                        :actual (second parts))))
       (try (list (format nil "~% which does not satisfy ~%"))
-           (lambda (parts) (make-check :form form :shown shown :expected (format nil "what satisfies ~A" (third parts))
+           (lambda (parts) (make-check :form form :shown shown
+                                       :expected (format nil "a value that satisfies ~A" (third parts))
                                        :actual (second parts))))
       (try (list (format nil "~% which satisfies ~%") " (it should not)")
            (lambda (parts) (make-check :form form :shown shown
-                                       :expected (format nil "what does not satisfy ~A" (third parts))
+                                       :expected (format nil "a value that does not satisfy ~A" (third parts))
                                        :actual (second parts)))))
     (make-check :form form :shown shown :message (cut-text (string-trim '(#\Space #\Newline) reason)))))

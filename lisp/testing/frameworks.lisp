@@ -1,6 +1,6 @@
 ;;;; The interface to test frameworks. For each supported framework, a file of its own calls the framework's functions to run
-;;;; tests. No framework is in the image when this file is compiled, so symbols are looked up when they are needed. A missing
-;;;; symbol is an error whose message names the symbol.
+;;;; tests. No framework is in the image when this file is compiled, so symbols are looked up when they are needed. If a
+;;;; framework lacks a symbol, an error is signalled whose message names the symbol.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -9,8 +9,9 @@
   (title "" :type string :read-only t)
   ;; The names of the framework's packages. The first package has its functions.
   (packages '() :type list :read-only t)
-  ;; Conses of the names of two functions. The first function is the framework's and runs tests, as a system's test-op calls
-  ;; it. The second function is ours, takes the same arguments, and returns the tests that the first function would run.
+  ;; Conses of two function names. The first names a function of the framework that a system's test-op calls to run tests.
+  ;; The second names our function that takes the same arguments and returns the tests that the framework's function would
+  ;; run.
   (entries '() :type list :read-only t)
   ;; The variables that hold the framework's report streams: conses of a variable's name and its package's name.
   (streams '() :type list :read-only t)
@@ -40,7 +41,7 @@ the framework's FRAMEWORK structure."
 (defun framework-directories ()
   "Return conses of the source directory, a native namestring, and the title of each loaded framework, for
 *MACHINERY-DIRECTORIES*."
-  (loop for framework in (present-frameworks)
+  (loop for framework in (loaded-frameworks)
         for system = (asdf:registered-system (string-downcase (framework-title framework)))
         for directory = (and system (asdf:system-source-directory system))
         when directory
@@ -53,13 +54,13 @@ the framework's FRAMEWORK structure."
   "Return the main package of FRAMEWORK, or NIL if it does not exist."
   (find-package (first (framework-packages framework))))
 
-(defun present-frameworks ()
+(defun loaded-frameworks ()
   "Return the frameworks that are loaded."
   (remove-if-not #'framework-package **frameworks**))
 
 (defun framework-symbol (name &optional (package (first (framework-packages *framework*))))
-  "Return the symbol named NAME in PACKAGE, the name of a package, by default of the current framework's main package. Signal
-an error if the symbol does not exist."
+  "Return the symbol named NAME in the package named PACKAGE, by default the current framework's main package. Signal an
+error if the symbol does not exist."
   (or (and (find-package package) (find-symbol name package))
       (error "This version of ~A has no ~A, which run-tests needs." (framework-title *framework*) name)))
 
@@ -96,7 +97,7 @@ that do not exist or have no value."
 (defun call-silencing-frameworks (function)
   "Return the values of FUNCTION, and discard the reports that the frameworks print meanwhile."
   (declare (type function function))
-  (let ((variables (loop for framework in (present-frameworks)
+  (let ((variables (loop for framework in (loaded-frameworks)
                          append (loop for (name . package) in (framework-streams framework)
                                       for symbol = (and (find-package package) (find-symbol name package))
                                       when (and symbol (boundp symbol))
@@ -105,8 +106,8 @@ that do not exist or have no value."
       (funcall function))))
 
 (defun framework-condition-p (condition)
-  "Return true when the class of CONDITION belongs to a framework's package. A framework signals such a condition to itself
-when a check fails."
+  "Return true when the class of CONDITION belongs to a framework's package. When a check fails, a framework signals
+such a condition and handles it."
   (let ((package (ignore-errors (symbol-package (class-name (class-of condition))))))
     (and package
          (some (lambda (framework) (member (package-name package) (framework-packages framework) :test #'string=))

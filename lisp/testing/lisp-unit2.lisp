@@ -3,7 +3,7 @@
 (in-package "SBCL-HOST/TESTING")
 
 (define-framework "lisp-unit2" ("LISP-UNIT2")
-  :entries (("RUN-TESTS" . unit2-tests-of)) :streams (("*TEST-STREAM*" . "LISP-UNIT2"))
+  :entries (("RUN-TESTS" . unit2-selected-tests)) :streams (("*TEST-STREAM*" . "LISP-UNIT2"))
   :tests unit2-tests :name unit2-name :home unit2-home :groups unit2-groups :runner run-unit2)
 
 (defun unit2-tests ()
@@ -18,7 +18,7 @@
   "Return the package of TEST, which is the home package of its name."
   (symbol-home (unit2-name test)))
 
-(defun unit2-tests-of (&rest options &key &allow-other-keys)
+(defun unit2-selected-tests (&rest options &key &allow-other-keys)
   "Return the tests that lisp-unit2's RUN-TESTS would run for OPTIONS, its keyword arguments."
   (apply #'call-framework "GET-TESTS"
          (loop for (key value) on options by #'cddr
@@ -41,7 +41,7 @@
              (results (first (call-as-test verdict (lambda () (funcall run :tests (list (unit2-name test))))))))
         (when results
           (when (zerop (length (framework-slot results "RESULTS")))
-            (note-removed verdict))
+            (record-removed-test verdict))
           (call-as-test verdict
                         (lambda ()
                           (loop for result across (framework-slot results "RESULTS")
@@ -70,4 +70,4 @@
                                                        (format nil "~{~*~A~^, ~}" (mapcar #'shown-text extras)))))))))
   (let ((condition (first (unit2-list result "ERRORS"))))
     (when condition
-      (end-with-condition verdict condition))))
+      (record-ending-condition verdict condition))))

@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST/TESTING")
 
 (define-framework "Parachute" ("ORG.SHIRAKUMO.PARACHUTE" "PARACHUTE")
-  :entries (("TEST" . parachute-tests-of))
+  :entries (("TEST" . parachute-selected-tests))
   :tests parachute-tests :name parachute-name :home parachute-home :groups parachute-groups :runner run-parachute)
 
 (defun parachute-tests ()
@@ -13,18 +13,18 @@
         append (call-framework "PACKAGE-TESTS" package)))
 
 (defun parachute-name (test)
-  "Return the name of TEST, a symbol or string."
+  "Return the name of TEST. The name is a symbol or a string."
   (framework-slot test "NAME"))
 
 (defun parachute-home (test)
   "Return the package of TEST."
   (framework-slot test "HOME"))
 
-(defun parachute-tests-of (designator &rest options)
-  "Return the tests that Parachute's TEST would run for DESIGNATOR: a test, a package, the name of either, or a list of
-designators. Signal an error if DESIGNATOR names neither a test nor a package."
+(defun parachute-selected-tests (designator &rest options)
+  "Return the tests that Parachute's TEST would run for DESIGNATOR: a test, a package, the name of a test or package,
+or a list of designators. Signal an error if DESIGNATOR names neither a test nor a package."
   (declare (ignore options))
-  (cond ((consp designator) (mapcan #'parachute-tests-of designator))
+  (cond ((consp designator) (mapcan #'parachute-selected-tests designator))
         ((framework-type-p designator "TEST") (list designator))
         ((packagep designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
         ((call-framework "FIND-TEST" designator) (list (call-framework "FIND-TEST" designator)))
@@ -37,7 +37,8 @@ designators. Signal an error if DESIGNATOR names neither a test nor a package."
   '())
 
 (defglobal **parachute-report** nil
-  "A cons of Parachute's package and the name of the report class that was made for it; or NIL before the class is made.")
+  "A cons of Parachute's package and the name of the report class that was made for that package; or NIL before the class is
+made.")
 
 (defun parachute-report ()
   "Return the name of a report class that runs its tests by CALL-AS-TEST. Make the class if necessary."
@@ -51,21 +52,21 @@ designators. Signal an error if DESIGNATOR names neither a test nor a package."
            (compile nil `(lambda ()
                            (defclass ,name (,(framework-symbol "REPORT")) ())
                            (defmethod ,eval-in-context :around ((report ,name) (result ,(framework-symbol "RESULT")))
-                             (watch-parachute-result result
-                                                     (lambda () (call-next-method))
-                                                     (lambda (status) (setf (,status result) status))))))))
+                             (evaluate-parachute-result result
+                                                        (lambda () (call-next-method))
+                                                        (lambda (status) (setf (,status result) status))))))))
         (setf **parachute-report** (cons package name))))
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()
-  "Conses of a result in the running test and the error that ended its evaluation.")
+  "A list of conses of a Parachute result, which belongs to the running test, and the error that ended its evaluation.")
 
-(defun watch-parachute-result (result function set-status)
-  "Call FUNCTION, which evaluates RESULT. If RESULT is the result of a test, run FUNCTION as a test and record a verdict.
-SET-STATUS is a function that sets RESULT's status."
+(defun evaluate-parachute-result (result function set-status)
+  "Call FUNCTION, which evaluates RESULT. If RESULT is the result of a test that has not been evaluated before, run FUNCTION
+as a test and record a verdict. SET-STATUS is a function that sets RESULT's status."
   (declare (type function function set-status))
   (unless (eq :unknown (framework-slot result "STATUS"))
-    (return-from watch-parachute-result (funcall function)))
+    (return-from evaluate-parachute-result (funcall function)))
   (flet ((evaluate ()
            (handler-case (funcall function)
              (error (condition)
@@ -91,7 +92,7 @@ SET-STATUS is a function that sets RESULT's status."
     (setf (verdict-status verdict) :skipped))
   (let ((condition (cdr (assoc result *parachute-conditions*))))
     (when condition
-      (end-with-condition verdict condition)))
+      (record-ending-condition verdict condition)))
   (let ((skipped 0))
     (labels ((visit (parent)
                (loop for child across (framework-slot parent "RESULTS")
@@ -114,13 +115,13 @@ SET-STATUS is a function that sets RESULT's status."
           (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "DESCRIPTION"))))))
 
 (defun add-parachute-check (verdict result)
-  "Add the check that RESULT, a failed result, describes to VERDICT."
+  "Add to VERDICT the check that RESULT, a failed Parachute result, describes."
   (let* ((form (framework-slot result "EXPRESSION"))
          (condition (cdr (assoc result *parachute-conditions*)))
          (compares (framework-type-p result "COMPARISON-RESULT"))
          (description (framework-slot result "DESCRIPTION")))
     (when condition
-      (end-with-condition verdict condition))
+      (record-ending-condition verdict condition))
     (add-check verdict
                (make-check :form form :shown (shown-form form)
                            :expected (and compares (not condition) (shown-text (framework-slot result "EXPECTED")))

@@ -5,6 +5,6 @@
 ;; A function with coverage marks must not be expanded inline: its marks would count for the calling function.
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)
-    (unless (and *marking* (inline-proclamation-p form))
+    (unless (and *loading-with-marks* (inline-proclamation-p form))
       (funcall proclaim form location)))
   'coverage)

@@ -3,7 +3,7 @@
 (in-package "SBCL-HOST/TESTING")
 
 (define-framework "Rove" ("ROVE" "ROVE/CORE/RESULT" "ROVE/CORE/ASSERTION" "ROVE/CORE/TEST")
-  :entries (("RUN" . rove-tests-of-systems) ("RUN-SUITE" . rove-tests-of-suite))
+  :entries (("RUN" . rove-selected-system-tests) ("RUN-SUITE" . rove-selected-suite-tests))
   :streams (("*REPORT-STREAM*" . "ROVE/REPORTER"))
   :tests rove-tests :name rove-name :home rove-home :groups rove-groups :runner run-rove)
 
@@ -33,13 +33,13 @@
   (declare (ignore wanted-p))
   '())
 
-(defun rove-tests-of-suite (suite)
+(defun rove-selected-suite-tests (suite)
   "Return the tests that Rove's RUN-SUITE would run for SUITE, a suite or the designator of its package."
   (rove-suite-tests (if (or (packagep suite) (stringp suite) (symbolp suite))
                         (call-framework "FIND-SUITE" suite)
                         suite)))
 
-(defun rove-tests-of-systems (systems &rest options)
+(defun rove-selected-system-tests (systems &rest options)
   "Load SYSTEMS, a system designator or a list of designators, and return the tests that Rove's RUN would run for them."
   (declare (ignore options))
   (loop for designator in (if (listp systems) systems (list systems))
@@ -61,14 +61,14 @@
     (progv (list (framework-symbol "*STATS*" "ROVE/CORE/STATS") (framework-symbol "*DEBUG-ON-ERROR*" "ROVE/CORE/ASSERTION"))
         (list stats nil)
       (dolist (suite (remove-duplicates (mapcar #'second tests) :from-end t))
-        (flet ((of-suite (name) (funcall (framework-symbol name package) suite))
+        (flet ((suite-value (name) (funcall (framework-symbol name package) suite))
                (call-hooks (hooks) (loop for (nil . hook) in (reverse hooks) do (funcall hook))))
           (let ((*package* (slot-value suite (framework-symbol "PACKAGE" package))))
-            (flet ((around (name)
-                     (let ((function (of-suite name)))
+            (flet ((run-fixture (name)
+                     (let ((function (suite-value name)))
                        (when function
-                         (call-outside-tests (format nil "~A of ~A" name (of-suite "SUITE-NAME")) function)))))
-              (around "SUITE-SETUP")
+                         (call-outside-tests (format nil "~A of ~A" name (suite-value "SUITE-NAME")) function)))))
+              (run-fixture "SUITE-SETUP")
               (loop for test in tests
                     when (eq suite (second test))
                       do (let ((verdict (new-verdict test))
@@ -77,18 +77,18 @@
                                          (lambda ()
                                            (unwind-protect
                                                 (let ((function (call-framework "GET-TEST" (first test))))
-                                                  (call-hooks (of-suite "SUITE-BEFORE-HOOKS"))
+                                                  (call-hooks (suite-value "SUITE-BEFORE-HOOKS"))
                                                   (if function
                                                       (funcall function)
-                                                      (note-removed verdict)))
-                                             (call-hooks (of-suite "SUITE-AFTER-HOOKS")))))
+                                                      (record-removed-test verdict)))
+                                             (call-hooks (suite-value "SUITE-AFTER-HOOKS")))))
                            (call-as-test verdict
                                          (lambda ()
                                            (dolist (result (ldiff (rove-results stats)
                                                                   (last (rove-results stats) before)))
                                              (add-rove-result verdict result))))
                            (record-verdict verdict)))
-              (around "SUITE-TEARDOWN"))))))
+              (run-fixture "SUITE-TEARDOWN"))))))
     (values (funcall (framework-symbol "PASSEDP" "ROVE/CORE/STATS") stats) (rove-results stats))))
 
 (defun rove-results (stats)
@@ -97,20 +97,20 @@
 
 (defun add-rove-result (verdict result)
   "Add RESULT, Rove's result of a test, of a part of a test or of an assertion, to VERDICT."
-  (flet ((of-class-p (name) (typep result (framework-symbol name "ROVE/CORE/RESULT")))
+  (flet ((result-class-p (name) (typep result (framework-symbol name "ROVE/CORE/RESULT")))
          (value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") result)))
-    (cond ((of-class-p "TEST")
+    (cond ((result-class-p "TEST")
            (dolist (name '("FAILED-TESTS" "PASSED-TESTS" "PENDING-TESTS"))
              (dolist (part (value name))
                (add-rove-result verdict part))))
-          ((of-class-p "FAILED-ASSERTION")
+          ((result-class-p "FAILED-ASSERTION")
            (let ((reason (value "ASSERTION-REASON")))
              (when (typep reason 'condition)
-               (end-with-condition verdict reason))
+               (record-ending-condition verdict reason))
              ;; Rove records an error outside of assertions as an assertion without a form.
              (unless (and (typep reason 'condition) (atom (value "ASSERTION-FORM")))
                (add-check verdict (rove-check result reason)))))
-          ((of-class-p "PENDING-ASSERTION")
+          ((result-class-p "PENDING-ASSERTION")
            (when (and (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
              (setf (verdict-status verdict) :skipped)))
           (t
@@ -127,9 +127,9 @@ assertion, or another object."
           (place (and (find-symbol "ASSERTION-SOURCE-LOCATION" "ROVE/CORE/RESULT")
                       (value "ASSERTION-SOURCE-LOCATION")))
           (values (loop for argument in (value "ASSERTION-ARGS")
-                        for of in (value "ASSERTION-VALUES")
+                        for argument-value in (value "ASSERTION-VALUES")
                         unless (if (consp argument) (eq 'quote (car argument)) (constantp argument))
-                          collect (format nil "~A = ~A" (shown-text argument) (shown-text of)))))
+                          collect (format nil "~A = ~A" (shown-text argument) (shown-text argument-value)))))
       (make-check :form (and (consp form) form)
                   :shown (and (consp form) (shown-form form))
                   :expected (and (consp form)

@@ -3,11 +3,11 @@
 (in-package "SBCL-HOST/TESTING")
 
 (define-framework "sb-rt" ("SB-RT")
-  :entries (("DO-TESTS" . rt-tests-of))
+  :entries (("DO-TESTS" . rt-selected-tests))
   :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
 
 (define-framework "RT" ("REGRESSION-TEST")
-  :entries (("DO-TESTS" . rt-tests-of))
+  :entries (("DO-TESTS" . rt-selected-tests))
   :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
 
 (defun rt-tests ()
@@ -19,7 +19,7 @@
         else unless (call-framework "HAS-DISABLED-NOTE" entry)
           collect (list* (call-framework "NAME" entry) (call-framework "FORM" entry) (call-framework "VALS" entry))))
 
-(defun rt-tests-of (&rest arguments)
+(defun rt-selected-tests (&rest arguments)
   "Return the tests that the framework's DO-TESTS would run."
   (declare (ignore arguments))
   (rt-tests))
@@ -63,7 +63,7 @@ test failed; and the names of the failed tests."
           (push name failed)
           (when (member name expected :test #'equal)
             (setf (verdict-status verdict) :skipped
-                  (verdict-message verdict) "It fails, as expected.")))
+                  (verdict-message verdict) "The test fails, as expected.")))
         (record-verdict verdict)))
     (let ((failed (nreverse failed)))
       (values (subsetp failed expected :test #'equal) (null failed) failed))))
@@ -75,23 +75,23 @@ then the framework, printed. The framework's report is dropped from OUTPUT."
          (report (and (not passed) (search "Test " text :from-end t)))
          (actual (and report (search "Actual value" text :start2 report)))
          (start (and actual (search ": " text :start2 actual))))
-    (forget-kept output report)
+    (drop-kept-text output report)
     (when (and (eq (verdict-status verdict) :passed) (null (verdict-message verdict)))
       (if passed
           (incf (verdict-passed-checks verdict))
           (destructuring-bind (name form . values) test
             (declare (ignore name))
             (let* ((value (and start (string-trim '(#\Space #\Newline) (subseq text (+ start 2)))))
-                   (condition (signalled-value value (verdict-signalled verdict))))
+                   (condition (rt-ending-condition value (verdict-signalled verdict))))
               (if condition
-                  (end-with-condition verdict condition)
+                  (record-ending-condition verdict condition)
                   (add-check verdict
                              (make-check :form form :shown (shown-form form)
                                          :expected (format nil "~{~A~^, ~}" (mapcar #'shown-text values))
-                                         :actual (and value (cut-text (rt-values (string-right-trim "." value))))))))))))
+                                         :actual (and value (cut-text (rt-value-text (string-right-trim "." value))))))))))))
   verdict)
 
-(defun rt-values (text)
+(defun rt-value-text (text)
   "Return TEXT with commas between its values. In TEXT the framework printed each value after the first on a line of its own,
 indented by 15 columns."
   (let ((separator (format nil "~%~15,1@T")))
@@ -107,11 +107,11 @@ indented by 15 columns."
             while end
             do (write-string ", " out)))))
 
-(defun signalled-value (text signalled)
+(defun rt-ending-condition (text signalled)
   "Return the condition that ended a test, or NIL. TEXT is the value of the test as the framework printed it: if an error
 ended the test, the framework printed the error. SIGNALLED are the errors that the test signalled, newest first. Return the
 condition of the newest error if TEXT looks like that condition."
-  (let* ((condition (and signalled (signalled-condition (first signalled))))
+  (let* ((condition (and signalled (captured-error-condition (first signalled))))
          (name (and condition (string (class-name-of condition))))
          (found (and name text (search name text :test #'char-equal))))
     (and found
@@ -182,8 +182,8 @@ methods of a Gray stream would show in SBCL's descriptions of the generic functi
     (write-string text (kept-output-text stream))
     text))
 
-(defun forget-kept (stream end)
-  "Drop the text that STREAM holds back from position END on, and forward the text before END. If END is NIL, forward all of
-the text."
+(defun drop-kept-text (stream end)
+  "Of the text that STREAM holds back, forward the part before position END, and drop the rest. If END is NIL, forward all
+of the text."
   (let ((text (get-output-stream-string (kept-output-text stream))))
     (write-string text (kept-output-target stream) :end end)))

@@ -7,13 +7,13 @@
   ;; The native namestring of the form's file, and the number of the form in that file, from 0.
   (file "" :type string :read-only t)
   (number 0 :type index :read-only t)
-  ;; A list with an element for each mark: the number of the mark, followed by :THEN, :ELSE or NIL, and by the path in the
-  ;; form to the subform whose mark it is. :THEN and :ELSE stand for a branch of that subform. If the form defines a macro,
-  ;; the list also has an element for each mark of a call of the macro: the number of the mark and :EXPANSION.
+  ;; A list with an element (number branch . path) for each mark. PATH is a list of indices that leads to the subform with
+  ;; the mark. BRANCH is :THEN or :ELSE if the mark belongs to a branch of that subform, else NIL. If the form defines a
+  ;; macro, the list also has an element (number :EXPANSION) for each mark of a call of the macro.
   (marks '() :type list)
-  ;; LOOKED-FOR is true once LOCATE-FORM has searched for the form. If it was found, TEXT is the text of its file, MAP is the
-  ;; map of the form, LINE is the line on which the form begins, and WORDS is the WORD-TABLE of the form.
-  (looked-for nil)
+  ;; SEARCHED is true once LOCATE-FORM has searched for the form. If it was found, TEXT is the text of its file, MAP is the
+  ;; form's map (see FORM-MAP), LINE is the line on which the form begins, and WORDS is what WORD-TABLE returns for its text.
+  (searched nil)
   (text nil)
   (map nil)
   (line 0 :type index)
@@ -69,7 +69,7 @@
 
 (defun find-suspect (form marks passing failing)
   "Return FORM as a suspect for a failing test, or NIL if the test ran no part of FORM. MARKS are the test's marks, a value
-of SET-MARKS. PASSING and FAILING are values of COUNT-TESTS for the passing and the failing tests."
+of MARK-BITS. PASSING and FAILING are values of COUNT-TESTS for the passing and the failing tests."
   (let ((fewest nil)
         (alike 0)
         (ran 0)
@@ -96,7 +96,8 @@ of SET-MARKS. PASSING and FAILING are values of COUNT-TESTS for the passing and 
 is filled while forms are being located.")
 
 (defun marked-file (file)
-  "Return the text of FILE, a native namestring, and a vector of the start positions of its top-level forms; or NIL."
+  "Return the text of FILE, a native namestring, and a vector of the start positions of its top-level forms; or NIL if FILE
+cannot be read."
   (let ((known (or (gethash file *marked-files*)
                    (setf (gethash file *marked-files*)
                          (let* ((octets (file-octets file))
@@ -106,12 +107,12 @@ is filled while forms are being located.")
 
 (defun locate-form (form)
   "Find the source of FORM, unless this was attempted before. Return true if the source is known."
-  (unless (marked-form-looked-for form)
-    (setf (marked-form-looked-for form) t)
+  (unless (marked-form-searched form)
+    (setf (marked-form-searched form) t)
     (multiple-value-bind (text starts) (marked-file (marked-form-file form))
       (when (< (marked-form-number form) (length starts))
         (let ((start (aref starts (marked-form-number form))))
-          (multiple-value-bind (map end) (map-form text start)
+          (multiple-value-bind (map end) (form-map text start)
             (when (and (consp map) (rest map))
               (setf (marked-form-text form) text
                     (marked-form-map form) map
@@ -132,13 +133,14 @@ is filled while forms are being located.")
          (token-name text (third map)))))
 
 (defun subform-at (map path)
-  "Return the map of the subform at PATH, a list of indices, in MAP, or NIL."
+  "Return the map of the subform to which PATH, a list of indices, leads in a form; or NIL if there is none. MAP is the
+form's map (see FORM-MAP)."
   (dolist (index path map)
     (setf map (and (consp map) (nth index (rest map))))))
 
 (defun mark-expansions (forms)
-  "Add to each of FORMS that defines a macro the marks of the calls of that macro in FORMS. Ignore forms that cannot be
-parsed."
+  "For each of FORMS that defines a macro, add the marks of the macro's calls in FORMS to the marks of the defining form.
+Ignore forms that cannot be parsed."
   (let ((macros (make-hash-table :test 'equal)))
     (dolist (form forms)
       (let ((name (and (guarded (locate-form form) (failure) nil) (defined-macro form))))
@@ -153,8 +155,9 @@ parsed."
                 when macro
                   do (push (list mark :expansion) (marked-form-marks macro))))))))
 
-(defun conditional-lines (form)
-  "Return the positions of the conditionals of FORM in the text of its file."
+(defun conditional-positions (form)
+  "Return the positions of the forms in FORM whose operators satisfy CONDITIONAL-P. Positions are in the text of FORM's
+file."
   (let ((text (marked-form-text form))
         (positions '()))
     (labels ((visit (part depth)
@@ -166,7 +169,7 @@ parsed."
       (visit (marked-form-map form) 0))
     positions))
 
-(defun form-of-p (form &rest operators)
+(defun form-has-operator-p (form &rest operators)
   "Return true when the operator of FORM is one of OPERATORS, strings in upper case."
   (let ((operator (second (marked-form-map form))))
     (and (integerp operator)
@@ -174,7 +177,7 @@ parsed."
 
 (defun excluded-form-p (form)
   "Return true when FORM is not code under test: it defines or selects a package, or defines a test of a known framework."
-  (form-of-p form "DEFPACKAGE" "DEFINE-PACKAGE" "IN-PACKAGE" "TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST"))
+  (form-has-operator-p form "DEFPACKAGE" "DEFINE-PACKAGE" "IN-PACKAGE" "TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST"))
 
 (defun form-name (form)
   "Return the text by which FORM is shown: the name of its definition in upper case, or `top-level form'."
@@ -182,11 +185,11 @@ parsed."
          (named (third (marked-form-map form))))
     (cond ((null named) "top-level form")
           ((integerp named) (string-upcase (subseq text named (or (catch 'scan-failed (token-end text named)) named))))
-          (t (let ((end (nth-value 1 (map-form text (first named)))))
+          (t (let ((end (nth-value 1 (form-map text (first named)))))
                (string-upcase (subseq text (first named) (min end (+ 60 (first named))))))))))
 
-(defun symbol-of-form (form)
-  "Return the name of the symbol that names FORM's definition, which is BAR for the function (SETF BAR), or NIL."
+(defun definition-symbol-name (form)
+  "Return the name of the symbol that FORM defines, or NIL. If FORM defines the function (SETF BAR), the symbol is BAR."
   (let ((named (third (marked-form-map form))))
     (when (consp named)
       (setf named (third named)))
@@ -199,9 +202,9 @@ parsed."
   (member name '("IF" "WHEN" "UNLESS" "COND" "AND" "OR" "CASE" "ECASE" "TYPECASE" "ETYPECASE" "IF-LET" "WHEN-LET")
           :test #'string=))
 
-(defun condition-position (map text path)
+(defun enclosing-conditional-position (map text path)
   "Return the position in TEXT of the innermost conditional, or clause of a conditional, that decides whether the subform at
-PATH in MAP is evaluated; or NIL. MAP is the map of a form of TEXT."
+PATH of a form is evaluated; or NIL. MAP is the form's map (see FORM-MAP), and PATH is a list of indices."
   (let ((form map)
         (found nil))
     (dolist (index path found)
@@ -215,11 +218,11 @@ PATH in MAP is evaluated; or NIL. MAP is the map of a form of TEXT."
       (setf form (and (consp form) (nth index (rest form)))))))
 
 (defun suspect-lines (suspect marks passing words number &optional (least 0))
-  "Return up to NUMBER lines of SUSPECT that differ between the failing test and the passing tests, in order. Each is a list
-of the line number, the text, and the number of passing tests that ran the line. MARKS are the marks of the failing test.
-PASSING is a value of COUNT-TESTS for the passing tests, and WORDS is a value of WEIGH-WORDS. If there are more lines, prefer
-lines with conditionals and lines that contain WORDS. Include lines that contain WORDS even if more passing tests ran them,
-and further lines until there are LEAST lines."
+  "Return up to NUMBER lines of SUSPECT, in order, that the failing test ran but few passing tests ran. Each element is a
+list of the line number, the text, and the number of passing tests that ran the line. MARKS are the marks of the failing
+test. PASSING is a value of COUNT-TESTS for the passing tests, and WORDS is a value of WEIGH-WORDS. If more lines qualify,
+prefer lines with conditionals and lines that contain WORDS. Lines that contain WORDS qualify even if more passing tests ran
+them. If fewer than LEAST lines qualify, add other lines that the failing test ran."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
@@ -236,17 +239,17 @@ and further lines until there are LEAST lines."
       (loop for (mark branch . path) in (marked-form-marks form)
             for count = (aref passing mark)
             when (eql 1 (sbit marks mark))
-              do (let ((condition (condition-position map text path)))
+              do (let ((condition (enclosing-conditional-position map text path)))
                    (when condition (note condition 1/2 count)))
                  (case branch
                    ((:then :else)
                     (note (or (branch-position map text path branch) (position-at-path map path)) 1/2 count))
                    (:expansion
-                    (dolist (position (conditional-lines form))
+                    (dolist (position (conditional-positions form))
                       (note position 0 count)))
                    (t (note (position-at-path map path) 0 count)))))
     (dolist (line lines)
-      (incf (fourth line) (shared-words words (word-table (second line)))))
+      (incf (fourth line) (shared-word-weight words (word-table (second line)))))
     ;; The first line of the form always runs, so it tells the reader nothing, unless it is the only line.
     (setf lines (or (remove (marked-form-line form) lines :key #'first) lines)
           lines (sort (sort lines #'< :key #'first) #'> :key #'fourth))
@@ -258,8 +261,8 @@ and further lines until there are LEAST lines."
             #'< :key #'first))))
 
 (defun branch-position (map text path branch)
-  "If the subform at PATH in MAP is an IF, return the position of its BRANCH, which is :THEN or :ELSE; else return NIL. MAP
-is the map of a form of TEXT."
+  "If the subform at PATH of a form in TEXT is an IF, return the position of its BRANCH, which is :THEN or :ELSE; else return
+NIL. MAP is the form's map (see FORM-MAP), and PATH is a list of indices."
   (let ((form map))
     (dolist (index path)
       (setf form (and (consp form) (nth index (rest form)))))
@@ -267,7 +270,7 @@ is the map of a form of TEXT."
       (let ((part (nth (if (eq branch :then) 2 3) (rest form))))
         (and part (form-position part))))))
 
-(defun macros-in (form packages)
+(defun called-macros (form packages)
   "Return the names of the macros that FORM calls and whose home package is one of PACKAGES."
   (let ((text (marked-form-text form))
         (names '()))
@@ -332,7 +335,7 @@ single form, and falls towards 0 for a word in all forms."
         when (plusp among)
           collect (cons word (- 1 (/ (log among 2) all)))))
 
-(defun shared-words (words table)
+(defun shared-word-weight (words table)
   "Return the total weight of the words among WORDS, conses of word and weight, that are keys of TABLE."
   (loop for (word . weight) in words
         when (gethash word table)
@@ -342,15 +345,16 @@ single form, and falls towards 0 for a word in all forms."
 
 (defun adjust-score (suspect words frames)
   "Improve the score of SUSPECT if its name is among FRAMES, the names of functions from the error outwards, and if WORDS, a
-value of WEIGH-WORDS, occur in it. Make the score of a type definition worse instead: it contains few forms that may be
-wrong, and a condition often shares its name with a function that signals it, and contains the words of its report."
+value of WEIGH-WORDS, occur in its form. Make the score of a type definition worse instead, because a type definition
+contains few forms that may be wrong. The definition of a condition often has the same name as a function that signals the
+condition, and contains the words of the condition's report."
   (let* ((form (suspect-form suspect))
-         (frame (position (symbol-of-form form) frames :test #'equal)))
-    (if (form-of-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
+         (frame (position (definition-symbol-name form) frames :test #'equal)))
+    (if (form-has-operator-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
         (incf (suspect-score suspect))
         (decf (suspect-score suspect)
               (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
-                 (min 4 (shared-words words (marked-form-words form))))))))
+                 (min 4 (shared-word-weight words (marked-form-words form))))))))
 
 (defconstant +max-weighed-suspects+ 200
   "Maximum number of a test's suspects whose source is examined.")
@@ -377,7 +381,7 @@ the words of VERDICT. PASSING and FAILING are values of COUNT-TESTS for the pass
     (let ((sorted (stable-sort located #'< :key #'suspect-score)))
       (values (subseq sorted 0 (min number (length sorted))) words))))
 
-(defun shown-lines (place)
+(defun max-suspect-lines (place)
   "Return the maximum number of lines that are shown of the suspect at PLACE in the order, counted from 0. More lines are
 shown of more likely suspects."
   (case place
@@ -385,12 +389,12 @@ shown of more likely suspects."
     ((1 2) 6)
     (t 3)))
 
-(defun minimum-lines (place)
+(defun min-suspect-lines (place)
   "Return the minimum number of lines that are shown of the suspect at PLACE in the order, counted from 0. For the first
 suspect the lines include some context of the lines that differ."
   (if (zerop place) 9 0))
 
-(defun push-suspects-of (verdict suspects words passing packages directories)
+(defun push-test-suspects (verdict suspects words passing packages directories)
   "Push a record `suspect' for each of SUSPECTS for VERDICT, followed by a record `line' for each of the suspect's lines.
 WORDS and PASSING are as for SUSPECT-LINES. PACKAGES are the packages of the code under test. File names are relative to
 DIRECTORIES, native namestrings."
@@ -402,17 +406,17 @@ DIRECTORIES, native namestrings."
                         :file (relative-file (marked-form-file form) directories)
                         :line (marked-form-line form)
                         :passing (suspect-passing suspect)
-                        :macros (let ((macros (guarded (macros-in form packages) (failure) nil)))
+                        :macros (let ((macros (guarded (called-macros form packages) (failure) nil)))
                                   (and macros (format nil "~{~A~^, ~}" macros))))
            (loop for (line code count) in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
-                                                                  (shown-lines place) (minimum-lines place))
+                                                                  (max-suspect-lines place) (min-suspect-lines place))
                                               (failure)
                                             nil)
                  do (push-record "line" :line line :code code
                                         :passing (and (> count (suspect-passing suspect)) count)))))
 
-;;; Reports of a test operation that counts as one test. There may be many reports, but reports of one fault usually have the
-;;; same first suspect.
+;;; Reports of a test operation that counts as one test. A report is a piece of the operation's output (see
+;;; test-reports.lisp). There may be many reports, but reports of the same fault usually have the same first suspect.
 
 (defconstant +max-weighed-reports+ 300
   "Maximum number of a test operation's failed reports for which suspects are searched.")
@@ -422,8 +426,8 @@ DIRECTORIES, native namestrings."
 (defstruct (report-group (:copier nil) (:predicate nil))
   "A group of reports that have their first suspect in common."
   (count 0 :type index)
-  ;; REPORT is the report in the group with the fewest marks that are set. SUSPECTS are the suspects for REPORT, and WORDS
-  ;; are its words as WEIGH-WORDS returns them.
+  ;; REPORT is the report of the group that has the fewest marks set. SUSPECTS are the suspects for REPORT, and WORDS are the
+  ;; words of REPORT as WEIGH-WORDS returns them.
   (report nil :type (or null verdict))
   (suspects '() :type list)
   (words '() :type list))
@@ -450,7 +454,8 @@ FIND-SUSPECTS."
     (stable-sort (nreverse groups) #'> :key #'report-group-count)))
 
 (defun tests-with-marks (verdicts)
-  "Return a vector of the VERDICTS with coverage marks. A test operation with reports is replaced by its reports."
+  "Return a vector of the VERDICTS with coverage marks. The verdict of a test operation with reports is replaced by these
+reports."
   (coerce (loop for verdict across verdicts
                 append (cond ((plusp (length (verdict-reports verdict))) (coerce (verdict-reports verdict) 'list))
                              ((verdict-marks verdict) (list verdict))))
@@ -458,7 +463,7 @@ FIND-SUSPECTS."
 
 (defun push-suspects (run systems number)
   "Push the NUMBER most likely suspects in the code of SYSTEMS for each failed test of RUN: a record `suspects' with the name
-of the test, then the records of PUSH-SUSPECTS-OF. For a test operation with failed reports, push a record `suspects' for
+of the test, then the records of PUSH-TEST-SUSPECTS. For a test operation with failed reports, push a record `suspects' for
 each of the largest groups of reports. The record has the text of one report as PRINTED, and the number of further reports in
 the group as MORE. If no test or report passed, push no records for test operations, because there is nothing to compare them
 with."
@@ -474,7 +479,7 @@ with."
                             when directory
                               collect (sb-ext:native-namestring directory))))
     (flet ((push-for (verdict suspects words)
-             (push-suspects-of verdict suspects words passing packages directories)))
+             (push-test-suspects verdict suspects words passing packages directories)))
       (with-source-files ()
         (loop with *marked-files* = (make-hash-table :test 'equal)
                 initially (mark-expansions forms)

@@ -37,8 +37,8 @@ then treat the systems of that file as not loaded."
              (asdf:find-system name nil)))))
 
 (defun sibling-test-systems (system)
-  "Return a list of one system whose name suggests that it holds SYSTEM's tests, such as foo/tests for foo, or NIL. This is
-for a SYSTEM whose own test operation runs no tests."
+  "Return a list of one system whose name suggests that it holds SYSTEM's tests, such as foo/tests for foo, or NIL. The
+list is for use when SYSTEM's own test operation runs no tests."
   (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
         for name = (concatenate 'string (asdf:component-name system) ending)
         for sibling = (ignore-errors (if (find #\/ name) (find-secondary-system name) (asdf:find-system name nil)))
@@ -64,7 +64,7 @@ for a SYSTEM whose own test operation runs no tests."
   "Return the values of FUNCTION. Meanwhile redirect this thread's calls of frameworks' functions that run tests: run the
 selected tests in this test run, set *FRAMEWORK-CALLED*, and return the values that the framework's function would return."
   (declare (type function function))
-  (let ((entries (loop for framework in (present-frameworks)
+  (let ((entries (loop for framework in (loaded-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
                                     for symbol = (find-symbol name (framework-package framework))
                                     when (and symbol (fboundp symbol))
@@ -96,8 +96,8 @@ selected tests in this test run, set *FRAMEWORK-CALLED*, and return the values t
       (load-for-tests system t))
     (report-stale-definitions (car *reloaded-files*))))
 
-(defun perform-tests (system)
-  "Perform SYSTEM's test operation. Tests that the operation has a known framework run become tests of this test run. If
+(defun perform-test-operation (system)
+  "Perform SYSTEM's test operation. Tests that the operation runs with a known framework become tests of this test run. If
 there are none, the operation itself counts as one test, which fails if the operation signals an error, is ended early, or
 returns false and prints a failure. The operation does not count as a passed test if it called a framework that ran no tests,
 or if it does nothing."
@@ -115,7 +115,7 @@ or if it does nothing."
                                               (when (eq verdict *verdict*)
                                                 ;; If tests have failed, the error only reports these failures.
                                                 (unless (find-if #'failed-p verdicts :start before)
-                                                  (end-with-condition verdict condition))
+                                                  (record-ending-condition verdict condition))
                                                 (return-from perform)))))
                         (multiple-value-bind (values printed)
                             (call-keeping-output
@@ -125,7 +125,7 @@ or if it does nothing."
                                 (lambda ()
                                   (asdf:perform (asdf:make-operation 'asdf:test-op) system)))))
                           (when (= before (length verdicts))
-                            (judge-returned verdict values printed)))))))
+                            (judge-returned-values verdict values printed)))))))
     (if (= before (length verdicts))
         (judge-reports verdict)
         (setf (verdict-reports verdict) #()))
@@ -140,27 +140,27 @@ there are still no tests, run the tests in the packages of all these systems. Re
   (let* ((systems (test-systems system))
          (verdicts (test-run-verdicts *test-run*)))
     (mapc #'load-for-tests systems)
-    (mapc #'perform-tests systems)
+    (mapc #'perform-test-operation systems)
     (when (zerop (length verdicts))
       (let ((siblings (set-difference (sibling-test-systems system) systems)))
         (when reload
           (reload-for-tests siblings))
         (mapc #'load-for-tests siblings)
-        (mapc #'perform-tests siblings)
+        (mapc #'perform-test-operation siblings)
         (setf systems (append siblings systems)))
       (when (zerop (length verdicts))
-        (run-tests-in (packages-of-systems systems))))
+        (run-package-tests (packages-of-systems systems))))
     systems))
 
-(defun run-tests-in (packages)
+(defun run-package-tests (packages)
   "Run the tests that belong to one of PACKAGES."
   (run-matching-tests (lambda (framework test)
                         (member (funcall (framework-home framework) test) packages))))
 
 (defun run-matching-tests (wanted-p)
-  "Run the tests of all loaded frameworks that satisfy WANTED-P, a function of framework and test."
+  "Run the tests that satisfy WANTED-P, a predicate that takes a framework and a test. Consider all loaded frameworks."
   (declare (type function wanted-p))
-  (dolist (framework (reverse (present-frameworks)))
+  (dolist (framework (reverse (loaded-frameworks)))
     (let* ((*framework* framework)
            (tests (remove-if-not (lambda (test) (funcall wanted-p framework test))
                                  (funcall (framework-tests framework)))))
@@ -184,7 +184,7 @@ package prefix, or NIL if TEXT has no prefix."
   "Run the tests that TEXT names: a test, or the tests of a group. If TEXT has no package prefix, prefer tests of the current
 package to tests with the same name in other packages. Signal an error with similar names if there are no such tests."
   (multiple-value-bind (name package-name) (split-name text)
-    (let ((package (and package-name (find-user-package package-name)))
+    (let ((package (and package-name (find-package-or-suggest package-name)))
           (names '()))
       (labels ((same-p (candidate)
                  (and (typep candidate '(or symbol string))
@@ -194,7 +194,7 @@ package to tests with the same name in other packages. Signal an error with simi
                           (and (string= name (symbol-name candidate))
                                (or (null package) (eq package (symbol-package candidate)))))))
                (run (home)
-                 (dolist (framework (reverse (present-frameworks)))
+                 (dolist (framework (reverse (loaded-frameworks)))
                    (let* ((*framework* framework)
                           (tests (remove-if-not
                                   (lambda (test)
@@ -216,17 +216,17 @@ package to tests with the same name in other packages. Signal an error with simi
         (when (zerop (length (test-run-verdicts *test-run*)))
           (signal-no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
-                           text (mapcar #'framework-title (present-frameworks))
+                           text (mapcar #'framework-title (loaded-frameworks))
                            (near-names name (remove-duplicates names :test #'string=))))))))
 
 (defun signal-no-tests (control &rest arguments)
-  "Signal an error that says why there are no tests. Its message is made from the format control CONTROL and ARGUMENTS."
+  "Signal an error that says why there are no tests. The message is made from the format control CONTROL and ARGUMENTS."
   (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
 
 ;;; Places of tests in source files
 
 (defun form-matches-p (object map text)
-  "Return true when OBJECT was probably read from the form of TEXT whose map is MAP."
+  "Return true when OBJECT was probably read from a form of TEXT. MAP is the form's map (see FORM-MAP)."
   (cond ((consp object)
          (and (consp map)
               (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
@@ -259,7 +259,7 @@ package to tests with the same name in other packages. Signal an error with simi
            (or (/= 3 (length token)) (char= object (char token 2)))))
         (t t)))
 
-(defun check-position (form map text)
+(defun find-check-position (form map text)
   "Return the position in TEXT of the check that contains FORM, such as (is FORM). If there is no check, return the position
 of FORM itself, or NIL if FORM does not occur. MAP is the position map (see lisp/core/source.lisp) of the form in TEXT that
 defines the test."
@@ -268,7 +268,7 @@ defines the test."
                (when (and (consp part) (< depth 30))
                  (when (form-matches-p form part text)
                    (when (and around (not (eq around map)) (eq part (third around)))
-                     (return-from check-position (first around)))
+                     (return-from find-check-position (first around)))
                    (setf found (or found (first part))))
                  (dolist (inner (rest part))
                    (visit inner part (1+ depth))))))
@@ -276,11 +276,11 @@ defines the test."
       found)))
 
 (defconstant +max-check-length+ 300
-  "Maximum number of characters of a check that is shown as it is written in its source.")
+  "Maximum number of characters of a check whose source text is shown. A longer check is printed as an object instead.")
 
 (defun source-of-check (text position)
-  "Return the form of TEXT at POSITION on one line, or NIL if it is long."
-  (let ((end (nth-value 1 (map-form text position))))
+  "Return the form of TEXT at POSITION on one line, or NIL if it is longer than +MAX-CHECK-LENGTH+ or cannot be parsed."
+  (let ((end (nth-value 1 (form-map text position))))
     (when (and end (<= (- end position) +max-check-length+))
       (with-output-to-string (line)
         (loop with blank = nil
@@ -292,7 +292,7 @@ defines the test."
                           (write-char character line))))))))
 
 (defun names-test-p (map text name)
-  "Return true when a top-level form of TEXT may define the test named NAME, a string. MAP is the map of the form."
+  "Return true when a top-level form of TEXT may define the test named NAME, a string. MAP is the form's map (see FORM-MAP)."
   (when (and (consp map) (integerp (second map)) (rest (rest map)))
     (let ((named (third map)))
       (flet ((named-p (form)
@@ -306,8 +306,8 @@ defines the test."
                                    (and (rest (rest named)) (named-p (third named))))))))))
 
 (defun test-map (name text)
-  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several forms with the same
-operator define the test, return the map of the last form, whose definition is in effect."
+  "Return the map (see FORM-MAP) of the top-level form of TEXT that defines the test NAME, a string; or NIL. If several forms
+with the same operator define the test, return the map of the last form, whose definition is in effect."
   (let ((position 0)
         (found nil)
         (mentioned -1))
@@ -315,7 +315,7 @@ operator define the test, return the map of the last form, whose definition is i
       (loop
         (when (< mentioned position)
           (setf mentioned (or (token-position name text position) (return found))))
-        (multiple-value-bind (map end) (map-form text position)
+        (multiple-value-bind (map end) (form-map text position)
           (unless map
             ;; Skip text that cannot be parsed, up to the next line that begins a form.
             (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
@@ -329,12 +329,13 @@ operator define the test, return the map of the last form, whose definition is i
             (setf position end)))))))
 
 (defconstant +max-searched-files+ 2000
-  "Maximum number of files in which the source of a failed test is searched.")
+  "Maximum number of files that are searched for the source of a failed test.")
 
 (defun test-place (verdict files directories)
-  "Search FILES, native namestrings, for the test of VERDICT. Return a list of the file, relative to one of DIRECTORIES, and
-of the number and the text of a line: the line of the first failed check that is found, or else the first line of the test.
-Return NIL if the test is not found. Also store the lines and the source of the failed checks in VERDICT."
+  "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, relative to one of
+DIRECTORIES, and the number and the text of a line. This is the line of the first failed check whose source is found, or else
+the first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
+VERDICT."
   (let* ((whole (string (verdict-name verdict)))
          ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
          (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
@@ -349,7 +350,7 @@ Return NIL if the test is not found. Also store the lines and the source of the 
             do (let ((position (first map)))
                  (dolist (check (reverse (verdict-checks verdict)))
                    (let ((place (and (check-form check)
-                                     (guarded (check-position (check-form check) map text) (failure) nil))))
+                                     (guarded (find-check-position (check-form check) map text) (failure) nil))))
                      (when place
                        (setf position place
                              (check-line check) (values (line-and-column text place))
@@ -370,8 +371,8 @@ Return NIL if the test is not found. Also store the lines and the source of the 
   (count status verdicts :key #'verdict-status))
 
 (defun push-verdict (verdict place system)
-  "Push records of VERDICT and its failed checks. PLACE is a value of TEST-PLACE. SYSTEM is the name of the tested system, or
-NIL unless several systems are tested."
+  "Push records of VERDICT and its failed checks. PLACE is a value of TEST-PLACE. SYSTEM is the name of the tested system
+if several systems are tested, else NIL."
   (destructuring-bind (&optional file line code) place
     (push-record "test"
                  :system system
@@ -407,8 +408,8 @@ NIL unless several systems are tested."
                  :milliseconds (test-run-milliseconds run))))
 
 (defun push-verdicts (run share)
-  "Push the verdict of each test of RUN, failed tests first. SHARE is the fraction of the
-maximum number of reported tests that RUN may use, because the runs of several systems share the maximum."
+  "Push the verdict of each test of RUN, failed tests first. SHARE is the fraction of the maximum number of reported tests
+that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
          (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
@@ -423,7 +424,7 @@ maximum number of reported tests that RUN may use, because the runs of several s
                  (incf count)
                  (push-verdict verdict (and (failed-p verdict)
                                             (<= count (* share +max-reported-failures+))
-                                            (guarded (or (check-place verdict directories)
+                                            (guarded (or (find-check-place verdict directories)
                                                          (test-place verdict files directories))
                                                 (failure)
                                               nil))
@@ -431,9 +432,10 @@ maximum number of reported tests that RUN may use, because the runs of several s
         (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
         (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
-(defun check-place (verdict directories)
-  "Return a list of the file, relative to one of DIRECTORIES, and the line of the first failed check of VERDICT whose file
-the framework knows, and NIL for the text of the line. Return NIL if there is no such check."
+(defun find-check-place (verdict directories)
+  "Return the place, in the form that TEST-PLACE returns, of the first failed check of VERDICT whose file the framework
+knows: a list of the file, relative to one of DIRECTORIES, the line number, and NIL for the text of the line. Return NIL if
+there is no such check."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
          (list (relative-file (check-file check) directories) (check-line check) nil))))
@@ -442,7 +444,7 @@ the framework knows, and NIL for the text of the line. Return NIL if there is no
   "Return the names of the loaded systems that were not in the core when the image started."
   (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
 
-(defun run-selected (run system package name reload)
+(defun run-selected-tests (run system package name reload)
   "Run the tests of SYSTEM, or else of the package named PACKAGE, or else the tests that NAME names, as part of RUN. If
 RELOAD is true, load the changed files of a test system that is found by its name. Signal an error if there are no tests."
   (let ((start 0))
@@ -450,15 +452,15 @@ RELOAD is true, load the changed files of a test system that is found by its nam
                         (lambda ()
                           (setf start (monotonic-milliseconds))
                           (cond (system (setf (test-run-systems run) (run-system-tests system reload)))
-                                (package (run-tests-in (list (find-user-package package))))
+                                (package (run-package-tests (list (find-package-or-suggest package))))
                                 (t (run-tests-named name)))))
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
   (when (zerop (length (test-run-verdicts run)))
     (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does ~
-                      nothing~]. The frameworks that are loaded: ~{~A~^, ~}."
-                     (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
+                      nothing~]. Loaded frameworks: ~{~A~^, ~}."
+                     (and system (asdf:component-name system)) package (mapcar #'framework-title (loaded-frameworks)))))
 
-(defun call-for-one-system (run function)
+(defun call-reporting-system-errors (run function)
   "Return the values of FUNCTION, which finds and runs the tests of RUN's system. If an error prevents this, report the error
 as that of a test with the system's name, so that the tests of other systems still run."
   (declare (type function function))
@@ -466,13 +468,13 @@ as that of a test with the system's name, so that the tests of other systems sti
     (block one
       (let ((*on-debugger* (lambda (condition)
                              (let ((*test-run* run))
-                               (note-debugger verdict condition (frame-pointer-here))
+                               (record-debugger-entry verdict condition (frame-pointer-here))
                                ;; Record the verdict before the non-local exit: the report names the file that is being
                                ;; loaded, which is unknown afterwards.
                                (record-verdict verdict))
                              (setf (test-run-milliseconds run) (or (test-run-milliseconds run) 0))
                              (return-from one))))
-        (with-boundary ()
+        (with-user-code-boundary ()
           (funcall function))))))
 
 ;;; Tests in another image
@@ -497,13 +499,13 @@ a record `load' for each system that defines a package of RUN's tests."
       (when (intersection packages (packages-of-systems (list (asdf:find-system name))))
         (push-record "load" :system (test-run-system run) :name name)))))
 
-(defun run-tests-of (run &key system directory definition fallback looked package name reload load beside covering)
+(defun run-requested-tests (run &key system directory definition fallback looked package name reload load beside covering)
   "Run the tests of SYSTEM, of PACKAGE, or with NAME, as part of RUN. DIRECTORY, DEFINITION, FALLBACK and LOOKED are as for
 the operation LOAD, and the other arguments are as for the operation RUN-TESTS. If COVERING is true, record coverage."
   (let* ((*searched-locations* looked)
          (system (and system
-                      (progn (find-definition system directory definition fallback)
-                             (asdf:find-system (system-in-any-case system)))))
+                      (progn (register-definition system directory definition fallback)
+                             (asdf:find-system (known-system-name system)))))
          (systems (and system (test-systems system)))
          (covered (and covering
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))
@@ -516,16 +518,17 @@ the operation LOAD, and the other arguments are as for the operation RUN-TESTS. 
       (reload-for-tests (or (reverse systems) (mapcar #'asdf:find-system (user-systems)))))
     (unless (and beside (notevery #'asdf:component-loaded-p systems))
       (mapc #'load-for-tests systems)
-      (let ((*coverage* (and covering (present-coverage))))
+      (let ((*coverage* (and covering (current-coverage))))
         (setf (test-run-covered run) covered
               (test-run-coverage run) *coverage*)
-        (run-selected run system package name reload)))))
+        (run-selected-tests run system package name reload)))))
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
                                        (suspects 0) endless)
-  "Run the tests of SYSTEMS, or else of PACKAGE, or else the test or group of tests NAME. Each of SYSTEMS is a list of the
-keyword :SYSTEM and a plist, whose property :SYSTEM is the system's name and whose further properties are arguments to find
-it, as for the operation LOAD. Each test may take TIMEOUT milliseconds. If RELOAD is true, first load changed files.
+  "Run the tests of SYSTEMS, or else of PACKAGE, or else the test or group of tests NAME. Each of SYSTEMS is a cons of the
+keyword :SYSTEM and a plist. In this plist, the property :SYSTEM is the system's name, and the other properties are arguments
+of the operation LOAD that help to find the system. Each test may take TIMEOUT milliseconds. If RELOAD is true, first load
+changed files.
 
 Push a record `run' with the counts, and for each test a record `test', failed tests first, followed by its failed checks,
 `check'. If there are several systems, these records name their system, and a record `system' precedes the output of each
@@ -544,14 +547,14 @@ true, another image runs the tests, too: run only the tests of systems that are 
                      for title = (and several (getf arguments :system))
                      for run = (make-test-run :limit timeout :endless endless :system title :errors errors)
                      do (flet ((run ()
-                                 (apply #'run-tests-of run
+                                 (apply #'run-requested-tests run
                                         :package package :name name :reload reload :load load :beside beside
                                         :covering (plusp suspects) arguments)))
                           (cond (several
                                  ;; Flush earlier output: output after the record belongs to this system.
                                  (flush-output)
                                  (push-record "system" :name title)
-                                 (call-for-one-system run #'run))
+                                 (call-reporting-system-errors run #'run))
                                 (t (run))))
                         (setf errors (test-run-errors run))
                      collect run))

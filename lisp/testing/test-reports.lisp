@@ -45,7 +45,7 @@ the word after it."
 
 ;;; The verdict on a test operation
 
-(defconstant +judged-output-length+ 4000
+(defconstant +examined-output-length+ 4000
   "The number of characters at the end of a test operation's output that are examined.")
 
 (defconstant +max-observed-pieces+ 20000
@@ -53,19 +53,20 @@ the word after it."
 each piece.")
 
 (defun call-keeping-output (verdict function)
-  "Call FUNCTION, which runs the test operation of VERDICT. Return a list of its values, and as the second value the last
-characters that it printed. If coverage is recorded, store the printed reports in VERDICT."
+  "Call FUNCTION, which runs the test operation of VERDICT. Return a list of its values. The second value is the text that
+FUNCTION printed, or at least its last +EXAMINED-OUTPUT-LENGTH+ characters. If coverage is recorded, store the printed
+reports in VERDICT."
   (declare (type function function))
   (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t))
         (pieces 0))
     (flet ((keep (string start end)
              (when (and *coverage* (eq verdict *verdict*) (< pieces +max-observed-pieces+))
                (incf pieces)
-               (note-printed verdict (subseq string start (min end (+ start +max-shown-length+)))))
-             (let* ((start (max start (- end +judged-output-length+)))
-                    (superfluous (- (+ (length kept) (- end start)) (* 2 +judged-output-length+))))
+               (record-printed-text verdict (subseq string start (min end (+ start +max-shown-length+)))))
+             (let* ((start (max start (- end +examined-output-length+)))
+                    (superfluous (- (+ (length kept) (- end start)) (* 2 +examined-output-length+))))
                (when (plusp superfluous)
-                 (let ((dropped (max 0 (- (length kept) +judged-output-length+))))
+                 (let ((dropped (max 0 (- (length kept) +examined-output-length+))))
                    (replace kept kept :start2 dropped)
                    (decf (fill-pointer kept) dropped)))
                (loop for index from start below end
@@ -76,7 +77,7 @@ characters that it printed. If coverage is recorded, store the printed reports i
                         (flush-output)))))
         (values values kept)))))
 
-(defun judge-returned (verdict values printed)
+(defun judge-returned-values (verdict values printed)
   "Record in VERDICT that a test operation failed if it returned false and printed a line that reports a failure. VALUES are
 the values that it returned, and PRINTED is the text that it printed. ASDF expects a failing test operation to signal an
 error, but many test operations return false instead."
@@ -84,7 +85,7 @@ error, but many test operations return false instead."
     (let ((line (find-if #'failure-line-p (text-lines printed) :from-end t)))
       (when line
         (setf (verdict-status verdict) :failed
-              (verdict-message verdict) (format nil "It returned NIL and printed: ~A" (string-trim " " line)))))))
+              (verdict-message verdict) (format nil "The test-op returned NIL and printed: ~A" (string-trim " " line)))))))
 
 ;;; Reports. The code that ran before a piece of text was printed counts as a test of its own, which passed unless the text
 ;;; reports a discrepancy.
@@ -92,12 +93,12 @@ error, but many test operations return false instead."
 (defconstant +max-reports+ 2000
   "Maximum number of reports of a test operation that are kept.")
 
-(defun note-printed (verdict text)
+(defun record-printed-text (verdict text)
   "Record in VERDICT that its test operation printed TEXT. Add a new report on the marked code that ran since the last
-report. If none ran, or VERDICT has +MAX-REPORTS+ reports, append TEXT to the last report."
+report. If no marked code ran, or VERDICT has +MAX-REPORTS+ reports, append TEXT to the last report."
   (let* ((reports (verdict-reports verdict))
          (count (length reports))
-         (marks (set-marks)))
+         (marks (mark-bits)))
     (clear-marks)
     (cond ((and (find 1 marks) (< count +max-reports+))
            (let ((report (make-verdict :framework "ASDF" :title (verdict-title verdict) :message (cut-text text)
@@ -113,8 +114,9 @@ report. If none ran, or VERDICT has +MAX-REPORTS+ reports, append TEXT to the la
                (setf (verdict-message report) (cut-text (concatenate 'string message text)))))))))
 
 (defun judge-reports (verdict)
-  "Set the status of each report of VERDICT, the verdict of a test operation. The last line that reports a failure in the
-last report may be a summary of all tests. It is ignored, unless there are several reports and no report failed otherwise."
+  "Set the status of each report of VERDICT, the verdict of a test operation. In the last report, the last line that reports
+a failure may be a summary of all tests. That line is ignored, unless there are several reports and no report failed
+otherwise."
   (let* ((reports (verdict-reports verdict))
          (last (1- (length reports))))
     (flet ((judge (report lines)

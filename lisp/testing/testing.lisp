@@ -19,7 +19,7 @@
 
 (defstruct (verdict (:copier nil) (:predicate nil))
   "The result of a test."
-  ;; The title of the framework; ASDF for a test operation, and empty for other code.
+  ;; The title of the framework, or `ASDF' for a test operation, or empty for code that is not a test.
   (framework "" :type string)
   ;; TITLE is the test's name as text. NAME is the name itself, such as a symbol or a string.
   (title "" :type string)
@@ -37,13 +37,13 @@
   (milliseconds 0 :type real)
   ;; The index, from 0, of the test's error among the errors of this evaluation, once the error was pushed; or NIL.
   (error nil :type (or null index))
-  ;; MARKS are the coverage marks that the test set, a value of SET-MARKS, if coverage is recorded. FRAMES are the names of
+  ;; MARKS are the coverage marks that the test set, a value of MARK-BITS, if coverage is recorded. FRAMES are the names of
   ;; the functions in the frames of the test's error.
   (marks nil :type (or null simple-bit-vector))
   (frames '() :type list)
   ;; For a test operation that counts as one test: a vector of its printed reports, each a verdict of its own.
   (reports #() :type vector)
-  ;; The newest errors that were signalled in the test, as SIGNALLEDs, newest first.
+  ;; The newest errors that were signalled in the test, as CAPTURED-ERRORs, newest first.
   (signalled '() :type list))
 
 (defconstant +max-shown-checks+ 10
@@ -57,7 +57,7 @@
   (unless (eq (verdict-status verdict) :error)
     (setf (verdict-status verdict) :failed)))
 
-(defun end-with-condition (verdict condition)
+(defun record-ending-condition (verdict condition)
   "Record in VERDICT that CONDITION ended the test."
   (setf (verdict-status verdict) :error
         (verdict-condition verdict) condition))
@@ -125,7 +125,7 @@
   ;; The monotonic time at which the test is to be ended, in milliseconds.
   (deadline 0 :type real)
   ;; A function that ends the test. Its argument is the reason, such as :TIMEOUT.
-  (leave nil :type (or null function))
+  (end-test nil :type (or null function))
   ;; The function with which WATCH-TESTS interrupts the test's thread, or NIL before the first interruption.
   (interruption nil :type (or null function))
   ;; The verdict of the test.
@@ -143,13 +143,14 @@
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The GUARD of the innermost running test.
   (guard nil :type (or null guard))
-  ;; The name of the tested system, as the client gave it; or NIL unless the client gave several systems.
+  ;; If the client gave several systems: the name of this run's system as the client gave it; else NIL.
   (system nil :type (or null string) :read-only t)
   ;; SYSTEMS are the systems that hold the tests, once they are known. MILLISECONDS is the duration of the run, or NIL before
   ;; the run is over.
   (systems '() :type list)
   (milliseconds nil :type (or null integer))
-  ;; If coverage is recorded: the COVERAGE, and a list of the systems that were loaded with coverage marks.
+  ;; If coverage is recorded, COVERAGE is the COVERAGE structure of this image, and COVERED lists the systems that were
+  ;; loaded with coverage marks.
   (coverage nil)
   (covered '() :type list)
   ;; ERRORS is the number of errors that were pushed, and BEGUN is the monotonic time in milliseconds at which the run began.
@@ -157,8 +158,8 @@
   (errors 0 :type index)
   (begun (monotonic-milliseconds) :read-only t)
   (observation-milliseconds 0 :type real)
-  ;; The monotonic time in milliseconds before which no further test is ended because the heap is nearly used up: until then
-  ;; one test unwinds and its garbage is collected.
+  ;; A monotonic time in milliseconds. Until then, no further test is ended because the heap is nearly used up: a test that
+  ;; was ended for this reason is still unwinding, or its garbage is being collected.
   (ending-for-heap 0 :type real))
 
 (declaim (type (or null test-run) *test-run*))
@@ -166,7 +167,7 @@
   "The test run of this thread, or NIL.")
 
 (defvar *verdict* nil
-  "The verdict of the innermost test that this thread runs, as far as it is known, or NIL.")
+  "The verdict, still incomplete, of the innermost test that this thread runs; or NIL.")
 
 (defconstant +watch-interval+ 1/20
   "The number of seconds between two checks of the running test's time limit.")
@@ -183,7 +184,7 @@
       (test-run-limit run)))
 
 (defun watch-tests (run)
-  "Interrupt the running test of RUN if its time limit is over. A timer calls this function regularly."
+  "Interrupt the running test of RUN if the test has exceeded its time limit. A timer calls this function regularly."
   (let ((guard (test-run-guard run))
         (now (monotonic-milliseconds)))
     (when (and guard (> now (guard-deadline guard)))
@@ -202,10 +203,10 @@ a handler of the test could swallow the condition."
       (unless (verdict-message verdict)
         (setf (verdict-message verdict)
               (let ((limit (/ (test-limit run verdict) 1000)))
-                (format nil "It did not end within ~:[~,1F~;~D~] second~:*~P and was interrupted."
+                (format nil "The test did not end within ~:[~,1F~;~D~] second~:*~P and was interrupted."
                         (integerp limit) limit)))
-        (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
-    (funcall (the function (guard-leave guard)) :timeout)))
+        (capture-test-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
+    (funcall (the function (guard-end-test guard)) :timeout)))
 
 (defun end-test-for-heap (run guard hook)
   "End the test of GUARD in RUN because the heap is nearly used up. HOOK is the frame pointer of the caller. Return NIL if a
@@ -218,17 +219,17 @@ error to the test around it."
     (setf (test-run-ending-for-heap run) (+ now +unwind-milliseconds+))
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
-            (format nil "The heap was nearly used up (~D of ~D MB), so it was ended."
+            (format nil "The heap was nearly used up (~D of ~D MB), so the test was ended."
                     (megabytes (sb-kernel:dynamic-usage)) (megabytes (sb-ext:dynamic-space-size))))
-      (note-signalled-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
-    (funcall (the function (guard-leave guard)) :heap)))
+      (capture-test-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
+    (funcall (the function (guard-end-test guard)) :heap)))
 
 (defun announce-step (step milliseconds)
   "Notify the host that this evaluation now performs STEP, a string. If STEP takes more than MILLISECONDS, the host
 interrupts the evaluation. If the evaluation cannot be interrupted, the host abandons the image."
   (event *job-id* (event-code :step) (ceiling milliseconds) step))
 
-(defun test-step (verdict)
+(defun test-step-name (verdict)
   "Return the name that ANNOUNCE-STEP uses for the test of VERDICT, such as `the test FOO'."
   (concatenate 'text (if (test-operation-p verdict) "the " "the test ") (verdict-title verdict)))
 
@@ -236,7 +237,7 @@ interrupts the evaluation. If the evaluation cannot be interrupted, the host aba
   "Notify the host that the test of GUARD runs or, if GUARD is NIL, that no test runs. WATCH-TESTS normally ends a test that
 exceeds its time limit, so the host gets a longer limit."
   (if guard
-      (announce-step (test-step (guard-verdict guard))
+      (announce-step (test-step-name (guard-verdict guard))
                      (max 0 (+ (- (guard-deadline guard) (monotonic-milliseconds)) (* 2 +unwind-milliseconds+))))
       (event *job-id* (event-code :step))))
 
@@ -264,7 +265,7 @@ in VERDICT the marks that FUNCTION sets."
         (t
          (clear-marks)
          (unwind-protect (funcall function)
-           (setf (verdict-marks verdict) (set-marks))))))
+           (setf (verdict-marks verdict) (mark-bits))))))
 
 (defun call-as-test (verdict function)
   "Call FUNCTION, which runs a test, and return a list of its values, which is empty if the test ends abnormally. Record in
@@ -284,16 +285,16 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
                     (return-from test)))
              (let* ((*verdict* verdict)
                     (*on-debugger* (lambda (condition)
-                                     (note-debugger verdict condition (frame-pointer-here))
+                                     (record-debugger-entry verdict condition (frame-pointer-here))
                                      (leave :debugger)))
                     (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
                                                     (lambda (stream) (write-string "Abandon this test." stream))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
-               (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :leave #'leave :verdict verdict))
+               (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :end-test #'leave :verdict verdict))
                       (*end-part-for-heap* (lambda (hook) (end-test-for-heap run guard hook))))
                  (setf (test-run-guard run) guard)
                  (announce-test guard)
-                 (with-boundary ()
+                 (with-user-code-boundary ()
                    (setf values (multiple-value-list (call-with-coverage verdict function)))))
                (setf how :returned)))
         (let ((end (monotonic-milliseconds)))
@@ -307,30 +308,30 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
         (when (and (eq how :left) (not *failure-reason*))
           (return-from test))))
     (unless (eq how :returned)
-      (end-abnormally verdict how))
+      (record-abnormal-end verdict how))
     (when (eq how :heap)
       (setf (test-run-ending-for-heap run) (+ (monotonic-milliseconds) +unwind-milliseconds+))
-      (collect-after-part (test-step verdict))
+      (collect-after-part (test-step-name verdict))
       (setf (test-run-ending-for-heap run) 0)
-      ;; Steps that were announced while the garbage was collected are over.
+      ;; The collection may have announced steps of its own, which are over now. Announce the test around this test again.
       (announce-test outer))
     values))
 
-(defun end-abnormally (verdict how)
+(defun record-abnormal-end (verdict how)
   "Record in VERDICT that the test ended abnormally. HOW is the reason: :TIMEOUT, :HEAP, :DEBUGGER, :ABORTED or :LEFT."
   (ecase how
     (:timeout (setf (verdict-status verdict) :failed))
     (:heap (setf (verdict-status verdict) :error))
     (:debugger (setf (verdict-status verdict) :error))
     (:aborted (setf (verdict-status verdict) :error
-                    (verdict-message verdict) "It invoked the restart ABORT."))
+                    (verdict-message verdict) "The test invoked the restart ABORT."))
     (:left (setf (verdict-status verdict) :error
-                 (verdict-message verdict) "It was left by a non-local exit, as when a thread is ended."))))
+                 (verdict-message verdict) "A non-local exit left the test, as when a thread is ended."))))
 
-(defun note-removed (verdict)
+(defun record-removed-test (verdict)
   "Record in VERDICT that its test no longer existed when the test was to run."
   (setf (verdict-status verdict) :error
-        (verdict-message verdict) "It could not run: an earlier test removed it."))
+        (verdict-message verdict) "The test could not run: an earlier test removed it."))
 
 (defun record-verdict (verdict)
   "Add VERDICT, whose test is over, to the current test run, and push the error that ended the test."
@@ -339,7 +340,7 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
   (when (and (eq :passed (verdict-status verdict))
              (zerop (verdict-passed-checks verdict))
              (not (test-operation-p verdict)))
-    (setf (verdict-message verdict) "It made no check."))
+    (setf (verdict-message verdict) "The test made no check."))
   (setf (verdict-signalled verdict) '()
         (verdict-condition verdict) nil)
   (vector-push-extend verdict (test-run-verdicts *test-run*))
@@ -347,11 +348,11 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
 
 ;;; Errors in tests, captured when they are signalled
 
-(defstruct (signalled (:copier nil) (:predicate nil))
+(defstruct (captured-error (:copier nil) (:predicate nil))
   "An error in a test, captured when the error was signalled, or the end of a test by a limit."
-  ;; The condition, or NIL if the test was ended without one.
+  ;; The condition, or NIL if a limit ended the test.
   (condition nil :read-only t)
-  ;; The coverage marks that were set when the error was captured, a value of SET-MARKS, if coverage is recorded.
+  ;; The coverage marks that were set when the error was captured, a value of MARK-BITS, if coverage is recorded.
   (marks nil :type (or null simple-bit-vector) :read-only t)
   ;; The name of the condition's type or, if the test was ended, of the limit.
   (type "" :type string :read-only t)
@@ -376,16 +377,16 @@ counted, so that other threads do not use up the milliseconds.")
       (+ +observation-milliseconds+
          (* +observation-share+ (- (monotonic-milliseconds) (test-run-begun run))))))
 
-(defun note-signalled-error (verdict condition type frame)
+(defun capture-test-error (verdict condition type frame)
   "Record an error in VERDICT, with the frames from FRAME outwards. CONDITION is the error, or NIL if the test was ended by a
 limit. TYPE, a string, is the name of the condition's type, or of the limit."
   (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
-    (let ((marks (and *coverage* (set-marks)))
+    (let ((marks (and *coverage* (mark-bits)))
           (calls (call-preserving-marks (lambda ()
                                           (loop for (number . frame) in frames
                                                 collect (frame-call number frame condition :outlives t))))))
-      (extend-machinery calls)
-      (let ((signalled (cons (make-signalled :condition condition :marks marks :type type :calls calls :total total)
+      (mark-machinery-frames calls)
+      (let ((signalled (cons (make-captured-error :condition condition :marks marks :type type :calls calls :total total)
                              (verdict-signalled verdict))))
         (setf (verdict-signalled verdict)
               (subseq signalled 0 (min (length signalled) +max-kept-errors+)))))))
@@ -399,30 +400,30 @@ frames. This is a signal observer: HOOK is a frame pointer for ERROR-FRAME, and 
     (when (and verdict run
                (not (framework-condition-p condition))
                (may-observe-p run))
-      (let ((start (thread-milliseconds)))
-        (note-signalled-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
-        (incf (test-run-observation-milliseconds run) (- (thread-milliseconds) start))))))
+      (let ((start (thread-cpu-milliseconds)))
+        (capture-test-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
+        (incf (test-run-observation-milliseconds run) (- (thread-cpu-milliseconds) start))))))
 
-(defun note-debugger (verdict condition hook)
+(defun record-debugger-entry (verdict condition hook)
   "Record in VERDICT that CONDITION entered the debugger through the function whose frame pointer is HOOK."
   (setf (verdict-condition verdict) condition)
   (unless (or (typep condition 'storage-condition)
-              (find condition (verdict-signalled verdict) :key #'signalled-condition))
-    (guarded (note-signalled-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
+              (find condition (verdict-signalled verdict) :key #'captured-error-condition))
+    (guarded (capture-test-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
         (failure)
       nil)))
 
-(defun error-of-test (verdict)
-  "Return the error that ended the test of VERDICT, as a SIGNALLED, or NIL."
+(defun test-ending-error (verdict)
+  "Return the error that ended the test of VERDICT, as a CAPTURED-ERROR, or NIL."
   (let ((condition (verdict-condition verdict))
         (signalled (verdict-signalled verdict)))
     (cond (condition
-           (or (find condition signalled :key #'signalled-condition)
-               (make-signalled :condition condition :type (type-name-text (class-name-of condition)))))
-          ((verdict-message verdict) (find nil signalled :key #'signalled-condition))
+           (or (find condition signalled :key #'captured-error-condition)
+               (make-captured-error :condition condition :type (type-name-text (class-name-of condition)))))
+          ((verdict-message verdict) (find nil signalled :key #'captured-error-condition))
           ((eq (verdict-status verdict) :error) (first signalled)))))
 
-(defun outermost-name (name)
+(defun outermost-function-name (name)
   "Return the symbol that names the outermost function around NAME, the function name of a frame, such as BAR for
 the name (LABELS FOO :IN BAR); or NIL."
   (loop while (consp name)
@@ -432,41 +433,42 @@ the name (LABELS FOO :IN BAR); or NIL."
 
 (defun push-test-error (verdict)
   "Push the error that ended the test of VERDICT, if there is one, for the error history."
-  (let ((signalled (error-of-test verdict)))
+  (let ((signalled (test-ending-error verdict)))
     ;; Use the marks from the time of the error: marks that were set later would be misleading.
-    (when (and signalled (signalled-marks signalled))
-      (setf (verdict-marks verdict) (signalled-marks signalled)))
+    (when (and signalled (captured-error-marks signalled))
+      (setf (verdict-marks verdict) (captured-error-marks signalled)))
     (when (and signalled (< (test-run-errors *test-run*) +max-pushed-errors+))
       (setf (verdict-error verdict) (test-run-errors *test-run*)
             (verdict-frames verdict)
-            (loop for call in (signalled-calls signalled)
-                  for name = (outermost-name (call-name call))
+            (loop for call in (captured-error-calls signalled)
+                  for name = (outermost-function-name (call-name call))
                   when (and name (not (call-system call)))
                     collect (symbol-name name)))
       (incf (test-run-errors *test-run*))
-      (when (and (signalled-condition signalled) (null (verdict-message verdict))
+      (when (and (captured-error-condition signalled) (null (verdict-message verdict))
                  (string/= "" (verdict-framework verdict)))
         (setf (verdict-message verdict)
-              (format nil "~A: ~A" (signalled-type signalled) (report-text (signalled-condition signalled)))))
+              (format nil "~A: ~A" (captured-error-type signalled) (report-text (captured-error-condition signalled)))))
       (flush-output)
       (let ((*job-id* (logior *job-id* +job-signalled+))
             (*package* (test-run-package *test-run*))
-            (condition (signalled-condition signalled)))
+            (condition (captured-error-condition signalled)))
         (with-quiet-debugger ()
-          (event *job-id* (event-code :error) 0 (signalled-type signalled))
+          (event *job-id* (event-code :error) 0 (captured-error-type signalled))
           (cond ((null condition) (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
                 (t (push-bounded-report condition)
-                   ;; A verdict without a framework is not of a test. The error may be from loading a system for its tests.
+                   ;; A verdict without a framework does not belong to a test. The error may come from loading a system for
+                   ;; its tests.
                    (when (string= "" (verdict-framework verdict))
                      (push-error-details condition))))
-          (event *job-id* (event-code :frames) (signalled-total signalled))
+          (event *job-id* (event-code :frames) (captured-error-total signalled))
           ;; If the slots or the frames take too long to push, the rest is left out.
           (call-with-time-limit
            +capture-time-limit+
            (lambda ()
              (when condition
                (guarded (push-slots condition) (failure) nil))
-             (push-calls (signalled-calls signalled)))))))))
+             (push-calls (captured-error-calls signalled)))))))))
 
 ;;; Code outside of tests
 
@@ -476,7 +478,7 @@ FUNCTION, and add the verdict to the current test run if FUNCTION fails."
   (let ((verdict (make-verdict :title title :name title)))
     (call-as-test verdict (lambda ()
                             (handler-case (funcall (the function function))
-                              (error (condition) (end-with-condition verdict condition)))))
+                              (error (condition) (record-ending-condition verdict condition)))))
     (unless (eq :passed (verdict-status verdict))
       (record-verdict verdict))
     verdict))
@@ -485,7 +487,7 @@ FUNCTION, and add the verdict to the current test run if FUNCTION fails."
   "The time limit in milliseconds for loading a system for its tests, equal to the limit of the tool load.")
 
 (defun load-for-tests (system &optional reload)
-  "Load SYSTEM if it is not loaded. If RELOAD is true, load the changed files of a loaded SYSTEM."
+  "Load SYSTEM if it is not loaded. If SYSTEM is loaded and RELOAD is true, load its changed files."
   (when (or reload (not (asdf:component-loaded-p system)))
     (announce-step (concatenate 'text "the loading of " (asdf:component-name system)) +loading-milliseconds+)
     (unwind-protect

@@ -1,9 +1,9 @@
 ;;;; find-references: the code that calls, reads, sets, binds, expands, specialises on or tests a name, from SBCL's records.
 ;;;;
-;;;; SBCL keeps three kinds of records with compiled code. Cross-references (src/compiler/xref.lisp) have the number of the
-;;;; form that refers to a name, but there are none for names in COMMON-LISP or in SBCL's own packages. Linkage cells show
-;;;; full calls of any name. Constants show names that the code uses as data. Each request scans all code, which takes some
-;;;; milliseconds. So there is no index that could be out of date, retain garbage, or grow.
+;;;; SBCL keeps three kinds of records with compiled code. Cross-references (src/compiler/xref.lisp) contain the number of
+;;;; the form that refers to a name, but SBCL records none for names in COMMON-LISP or in its own packages. Linkage cells
+;;;; show full calls of any name. Constants show names that the code uses as data. Each request scans all code, which takes
+;;;; some milliseconds, so there is no index that could be out of date, retain garbage, or grow.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -34,7 +34,7 @@
         collect (sb-kernel:%code-entry-point code index)))
 
 (defun system-code-p (code)
-  "Return true when the component CODE belongs to SBCL or to the server, or its source is unknown."
+  "Return true when the component CODE belongs to SBCL or to the server, or when its source is unknown."
   (let ((source (code-source code)))
     (or (null source)
         (let ((file (sb-c::debug-source-namestring source)))
@@ -64,11 +64,11 @@ included only if SYSTEM is true."
              (null (sb-c::debug-source-namestring (code-source code)))))))
 
 (defun function-code (function)
-  "Return the component whose code FUNCTION, a function of any type, runs."
+  "Return the code component of FUNCTION, which may be a simple function, a closure or a funcallable instance."
   (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
 
 (defun method-code (method)
-  "Return the component of the body of METHOD, or NIL."
+  "Return the code component of METHOD's body, or NIL if it cannot be determined."
   (let ((function (guarded (or (sb-pcl::safe-method-fast-function method) (sb-mop:method-function method))
                       (failure)
                     nil)))
@@ -129,7 +129,7 @@ functions with global names have been redefined, or if all functions are top-lev
         '()
         (values (sb-c:unpack-code-fixup-locs fixups)))))
 
-(defun constant-p (object code)
+(defun code-constant-p (object code)
   "Return true when OBJECT is a constant of the component CODE."
   (loop for index from sb-vm:code-constants-offset below (sb-kernel:code-header-words code)
           thereis (eq object (sb-kernel:code-header-ref code index))))
@@ -150,10 +150,11 @@ functions with global names have been redefined, or if all functions are top-lev
   (how nil :type (or null string)))
 
 (defun code-references (code name kinds index)
-  "Return the references to NAME in the component CODE: its cross-references whose kind is among KINDS. Each of KINDS is a
-list of SBCL's keyword for a kind of cross-reference, and a phrase for the kind or NIL. If CODE has no cross-reference of any
-kind to NAME, return a reference for a full call through the linkage cell INDEX; or else for NAME among the constants of
-CODE. INDEX is 0 if NAME has no linkage cell, or NIL to consider only cross-references."
+  "Return the references to NAME in the component CODE, unless its functions can no longer be called. The references are the
+cross-references whose kind is in KINDS. Each element of KINDS is a list of SBCL's keyword for a kind of cross-reference and
+of a phrase for the kind or NIL. If CODE has no cross-reference of any kind to NAME, return one reference if CODE calls NAME
+through the linkage cell INDEX, or else if NAME is a constant of CODE. INDEX is 0 if NAME has no linkage cell, or NIL to
+consider only cross-references."
   (let ((references '())
         (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
@@ -181,7 +182,7 @@ CODE. INDEX is 0 if NAME has no linkage cell, or NIL to consider only cross-refe
                      when live collect reference)))
             ((or recorded (null index)) '())
             ((and (plusp index) (member index (linkage-indices code))) (somewhere nil))
-            ((and (symbolp name) name (constant-p name code)
+            ((and (symbolp name) name (code-constant-p name code)
                   (notany (lambda (function)
                             (equal name (defined-name (sb-kernel:%simple-fun-name function))))
                           (code-functions code)))
@@ -208,7 +209,7 @@ CODE. INDEX is 0 if NAME has no linkage cell, or NIL to consider only cross-refe
 
 (defun function-toplevel (function)
   "Return the number of the top-level form from which FUNCTION, a simple function, was compiled, or NIL if it is unknown. The
-second value is the number of the function's form within the top-level form, or 0."
+second value is the number of the function's form within the top-level form, or 0 if this number is unknown."
   (guarded (let ((debug-fun (sb-di::fun-debug-fun function)))
              (values (sb-c::compiled-debug-fun-tlf-number (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun))
                      (or (guarded (sb-di:code-location-form-number (sb-di:debug-fun-start-location debug-fun))
@@ -219,7 +220,8 @@ second value is the number of the function's form within the top-level form, or 
     (values nil 0)))
 
 (defun named-position (map text name)
-  "Return the position in TEXT where NAME, a string, first occurs as a symbol in the form whose map is MAP; or NIL."
+  "Search a form of TEXT for symbols with the name NAME, a string. Return the position of the first such symbol, or NIL. MAP
+is the form's map (see FORM-MAP)."
   (labels ((visit (form)
              (cond ((consp form) (mapc #'visit (rest form)))
                    ((and (constituent-p (schar text form))
@@ -232,13 +234,13 @@ second value is the number of the function's form within the top-level form, or 
   "Move PLACE to the first occurrence of NAME, a string, in the form at PLACE, if NAME occurs in the form. Return PLACE."
   (let* ((text (place-text place))
          (start (place-position place))
-         (found (and text (let ((map (map-form text start)))
+         (found (and text (let ((map (form-map text start)))
                             (and map (named-position map text name))))))
     (when found
       (incf (place-line place) (count #\Newline text :start start :end found))
       (setf (place-position place) found
             (place-column place) 0
-            (place-code place) (line-at text (line-start text found))))
+            (place-line-text place) (line-at text (line-start text found))))
     place))
 
 (defun line-start (text position)
@@ -247,8 +249,9 @@ second value is the number of the function's form within the top-level form, or 
     (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
 
 (defun code-place (function number name)
-  "Return the place of form NUMBER in FUNCTION, a simple function. If NUMBER is NIL, return the place where NAME, a string or
-NIL, first occurs in FUNCTION, or else the place of FUNCTION. Return NIL if no place is known."
+  "Return the place of the form with NUMBER in the top-level form that contains FUNCTION, a simple function. If NUMBER is
+NIL, return the place where NAME, a string, first occurs in FUNCTION. If NAME is NIL or does not occur, return the place of
+FUNCTION. Return NIL if no place is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
     (multiple-value-bind (toplevel own) (function-toplevel function)
       (let ((place (guarded (source-form-place source toplevel (or number own)
@@ -260,19 +263,19 @@ NIL, first occurs in FUNCTION, or else the place of FUNCTION. Return NIL if no p
             place)))))
 
 (defun function-title (function)
-  "Return the title of FUNCTION, a simple function, in a list of references."
+  "Return the title by which a list of references shows FUNCTION, a simple function."
   (let ((name (sb-kernel:%simple-fun-name function)))
     (if (method-body-name-p name)
         `(:method ,@(rest name))
         name)))
 
-(defun source-order (function number)
+(defun source-sort-key (function number)
   "Return a sort key, to be compared by LIST<, for the form with NUMBER in FUNCTION, a simple function. Evaluated code comes
-first, from the newest evaluation to the oldest. Files follow by name, SBCL's own files last, and forms in a file by
-position."
+first, from the newest evaluation to the oldest. Files follow in the order of their names, SBCL's own files last. Forms of
+one file are in the order of their positions."
   (let* ((source (code-source (sb-kernel:fun-code-header function)))
          (file (sb-c::debug-source-namestring source))
-         (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+         (evaluated (plist-evaluated-form (sb-c::debug-source-plist source))))
     (list (cond (evaluated 0)
                 ((and (stringp file) (system-file-p file)) 2)
                 (t 1))
@@ -292,10 +295,10 @@ position."
                  ((> x y) (return nil)))))
 
 (defun sorted-references (references)
-  "Return REFERENCES in the order of their source."
+  "Return REFERENCES in the order that SOURCE-SORT-KEY defines."
   (mapcar #'cdr
           (sort (mapcar (lambda (reference)
-                          (cons (source-order (reference-function reference) (reference-number reference)) reference))
+                          (cons (source-sort-key (reference-function reference) (reference-number reference)) reference))
                         references)
                 #'list< :key #'car)))
 
@@ -306,7 +309,7 @@ position."
 
 (defun printed-name (name)
   "Return NAME, a function name or symbol, as text."
-  (printed name +max-title-length+))
+  (bounded-prin1-text name +max-title-length+))
 
 (defvar *pushed-references* nil
   "The references that were pushed for this request, as lists of title, place, code and kind, so that no reference is pushed
@@ -315,29 +318,30 @@ twice.")
 (defun push-reference-record (title place how &key (unplaced "no source known"))
   "Push a record of a reference, unless an equal record was pushed before. Return true if the record was pushed. TITLE, a
 string or a name to be printed, says which definition contains the reference. PLACE is the reference's place; if it is NIL,
-UNPLACED is pushed instead. HOW is a phrase for the kind of the reference, or NIL."
+the string UNPLACED is pushed instead. HOW is a phrase for the kind of the reference, or NIL."
   (let* ((title (if (stringp title)
                     title
-                    (printed title +max-title-length+)))
+                    (bounded-prin1-text title +max-title-length+)))
          (where (if place (place-label place) unplaced))
-         (entry (list title where (and place (place-code place)) how)))
+         (entry (list title where (and place (place-line-text place)) how)))
     (unless (member entry *pushed-references* :test #'equal)
       (push entry *pushed-references*)
       (push-record "reference"
                    :name title
                    :place where
-                   :code (and place (place-code place))
+                   :code (and place (place-line-text place))
                    :how how)
       t)))
 
 (defun system-place (function)
-  "Return the text that locates FUNCTION, a simple function whose place is unknown: the name of its file, if that is known."
+  "Return the name of the source file of FUNCTION, a simple function whose place is unknown. If the file is unknown, too,
+return a phrase that says so."
   (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
     (if (stringp file) file "no source known")))
 
 (defun push-references (references name limit)
-  "Push records of the first LIMIT of REFERENCES, in the order of their source, and of the number of further references. NAME
-is the name, a string, to which they refer. Return the number of references that were pushed."
+  "Push records of the first LIMIT of REFERENCES, as sorted by SORTED-REFERENCES, and of the number of further references.
+NAME, a string, is the name to which REFERENCES refer. Return the number of references that were pushed."
   (let ((count 0) (more 0))
     (declare (type index count more))
     (dolist (reference (sorted-references references))
@@ -354,7 +358,8 @@ is the name, a string, to which they refer. Return the number of references that
     count))
 
 (defun push-note (control &rest arguments)
-  "Push a record of a note below the list of references. Its text is made from the format control CONTROL and ARGUMENTS."
+  "Push a record of a note below the list of references. The note's text is made from the format control CONTROL and
+ARGUMENTS."
   (push-record "note" :text (let ((*print-pretty* nil)) (apply #'format nil control arguments))))
 
 ;;; The relations that a client can request
@@ -375,23 +380,23 @@ on code that was not examined."
                                                  (linkage-index name))
                                  (source-name name) limit)))
     (when (zerop count)
-      (push-note "Nothing that is loaded ~:[calls~;expands~] ~A." macro (printed-name name)))
+      (push-note "No loaded code ~:[calls~;expands~] ~A." macro (printed-name name)))
     (cond ((and macro (not (name-recorded-p name)))
            (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
           (macro
-           (push-note "Not looked at: files that are not loaded, and code compiled with (space 3)."))
+           (push-note "Not searched: files that are not loaded, and code compiled with (space 3)."))
           ((name-recorded-p name)
-           (push-note "Not looked at: ~A in quoted lists or computed for FUNCALL, calls of itself, files that are not ~
+           (push-note "Not searched: ~A in quoted lists or computed for FUNCALL, recursive calls, files that are not ~
                        loaded~@[; and where it is inlined in code compiled with (space 3)~]."
                       (printed-name name)
                       (eq 'inline (sb-int:info :function :inlinep name))))
           (t
-           (push-note "SBCL keeps no cross-references of its own names: only full calls were found, not those of ~A ~
-                       that the compiler does inline or transforms." (printed-name name))))))
+           (push-note "SBCL keeps no cross-references of its own names: only full calls of ~A were found, not calls that ~
+                       the compiler inlines or transforms." (printed-name name))))))
 
 (defun function-components (name)
-  "Return a list of the component of the function or macro NAME. For a generic function, return the components of its
-methods."
+  "Return a list of code components: the component of the function or macro NAME or, if NAME names a generic function, the
+components of its methods."
   (let ((definition (if (and (symbolp name) (macro-function name))
                         (macro-function name)
                         (fdefinition name))))
@@ -399,7 +404,7 @@ methods."
         (remove nil (mapcar #'method-code (sb-mop:generic-function-methods definition)))
         (list (function-code definition)))))
 
-(defun callee-order (name)
+(defun callee-sort-key (name)
   "Return the sort key of the callee NAME: the user's functions come first, then standard functions, then SBCL's."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (list (cond ((or (null package) (not (system-package-p package)))
@@ -419,12 +424,12 @@ methods."
                  :test #'string=)
          t)))
 
-(defun in-source-p (name function)
+(defun name-in-source-p (name function)
   "Return true when NAME, a function name, occurs in the source of FUNCTION, a simple function, or when the source is
 unknown."
   (let* ((place (code-place function nil nil))
          (text (and place (place-text place)))
-         (map (and text (map-form text (place-position place)))))
+         (map (and text (form-map text (place-position place)))))
     (or (null map)
         (and (symbolp (if (consp name) (second name) name))
              (named-position map text (source-name name))
@@ -462,9 +467,9 @@ reference."
                                         ;; An internal name that is not in the source comes from the expansion of one of
                                         ;; SBCL's macros.
                                         (and (internal-name-p callee)
-                                             (not (in-source-p callee (reference-function reference)))))
+                                             (not (name-in-source-p callee (reference-function reference)))))
                                collect callee)
-                       #'list< :key #'callee-order)))
+                       #'list< :key #'callee-sort-key)))
       (dolist (callee names)
         (when (< count limit)
           (let ((reference (gethash callee callees)))
@@ -476,12 +481,12 @@ reference."
                                    :unplaced (system-place (reference-function reference))))))
       (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
             ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
-      (push-note "Not seen: what the compiler does inline, and functions that are called by way of a variable or a ~
-                  list."))))
+      (push-note "Not seen: inlined calls, and functions that are called through a variable or a list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push up to LIMIT places that refer to the variable SYMBOL. RELATION is \"sets\", \"binds\", or another string for the
-places that read SYMBOL, or NIL for all these places. If SYMBOL is not a variable, code that contains it as data is found."
+  "Push up to LIMIT places that refer to the variable SYMBOL. RELATION is \"sets\" or \"binds\", another string
+for the places that read SYMBOL, or NIL for all three kinds of places. Unless RELATION is \"sets\" or \"binds\", push also
+code that has no cross-reference to SYMBOL but contains SYMBOL as data."
   (let ((count (push-references (all-references symbol
                                                 (cond ((null relation)
                                                        '((:references nil) (:sets "sets") (:binds "binds")))
@@ -491,11 +496,11 @@ places that read SYMBOL, or NIL for all these places. If SYMBOL is not a variabl
                                                 (if (member relation '("sets" "binds") :test #'equal) nil 0))
                                 (symbol-name symbol) limit)))
     (when (zerop count)
-      (push-note "Nothing that is loaded ~A ~A."
+      (push-note "No loaded code ~A ~A."
                  (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
                  (printed-name symbol)))
     (if (name-recorded-p symbol)
-        (push-note "Not looked at: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
+        (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
                     loaded.")
         (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code that names it was found."
                    (printed-name symbol)))))
@@ -503,9 +508,9 @@ places that read SYMBOL, or NIL for all these places. If SYMBOL is not a variabl
 (defun push-expansions (symbol limit)
   "Push up to LIMIT places where the macro SYMBOL is expanded."
   (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
-    (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
+    (push-note "No loaded code expands ~A." (printed-name symbol)))
   (if (name-recorded-p symbol)
-      (push-note "Not looked at: files that are not loaded, and code compiled with (space 3).")
+      (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")
       (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
 
 (defun definition-source-place (object name)
@@ -519,7 +524,7 @@ places that read SYMBOL, or NIL for all these places. If SYMBOL is not a variabl
     nil))
 
 (defun method-title (method)
-  "Return the title of METHOD in a list of references."
+  "Return the title by which a list of references shows METHOD."
   (let ((generic (sb-mop:method-generic-function method)))
     `(:method ,(if generic (sb-mop:generic-function-name generic) nil)
        ,@(method-qualifiers method)
@@ -527,7 +532,7 @@ places that read SYMBOL, or NIL for all these places. If SYMBOL is not a variabl
             (sb-pcl::unparse-specializers generic (sb-mop:method-specializers method))
             '()))))
 
-(defun push-objects (objects title name limit nothing)
+(defun push-object-references (objects title name limit nothing)
   "Push records of the first LIMIT of OBJECTS, methods or classes, and of the number of further objects. TITLE is a function
 that returns an object's title, and NAME is a function that returns an object's name, a string. If there are no objects, push
 the note NOTHING."
@@ -540,25 +545,26 @@ the note NOTHING."
         ((> (length objects) limit) (push-record "more" :count (- (length objects) limit)))))
 
 (defun push-specializing-methods (symbol limit)
-  "Push up to LIMIT methods: those of the generic function SYMBOL, and those that specialise on the class SYMBOL or on its
-direct instances."
+  "Push up to LIMIT methods: the methods of the generic function SYMBOL, and the methods that specialise on the class SYMBOL
+or on a direct instance of that class."
   (let ((generic (and (fboundp symbol) (fdefinition symbol)))
         (class (and (symbolp symbol) (find-class symbol nil))))
-    (push-objects (append (and (typep generic 'generic-function) (sb-mop:generic-function-methods generic))
-                          (and class
-                               (remove-duplicates
-                                (append (sb-mop:specializer-direct-methods class)
-                                        (loop for specializer in (eql-specializers-of class)
-                                              append (sb-mop:specializer-direct-methods specializer))))))
-                  #'method-title
-                  (lambda (method)
-                    (let ((generic (sb-mop:method-generic-function method)))
-                      (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
-                  limit
-                  (format nil "~A has no methods, and no method specialises on it.~:[~; Not searched: other code that ~
-                               names the class. Relation references finds some of it.~]" (printed-name symbol) class))))
+    (push-object-references (append (and (typep generic 'generic-function) (sb-mop:generic-function-methods generic))
+                                    (and class
+                                         (remove-duplicates
+                                          (append (sb-mop:specializer-direct-methods class)
+                                                  (loop for specializer in (class-eql-specializers class)
+                                                        append (sb-mop:specializer-direct-methods specializer))))))
+                            #'method-title
+                            (lambda (method)
+                              (let ((generic (sb-mop:method-generic-function method)))
+                                (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
+                            limit
+                            (format nil "~A has no methods, and no method specialises on it.~:[~; Not searched: other ~
+                                         code that names the class. Relation references finds some of it.~]"
+                                    (printed-name symbol) class))))
 
-(defun eql-specializers-of (class)
+(defun class-eql-specializers (class)
   "Return the EQL specializers whose objects are direct instances of CLASS."
   (let ((specializers '()))
     (sb-pcl::map-specializers
@@ -580,8 +586,8 @@ direct instances."
           while level
           do (unless (eq (first level) class)
                (setf found (append found level))))
-    (push-objects found #'class-name (lambda (class) (symbol-name (or (class-name class) '#:nil))) limit
-                  (format nil "~A has no subclasses." (printed-name symbol)))))
+    (push-object-references found #'class-name (lambda (class) (symbol-name (or (class-name class) '#:nil))) limit
+                            (format nil "~A has no subclasses." (printed-name symbol)))))
 
 ;;; Tests that call a function
 
@@ -593,14 +599,14 @@ lisp-unit, lisp-unit2, RT or a similar framework."
                 :test #'string=)
         (and (eql 7 (mismatch "DEFTEST" bare)) t))))
 
-(defun heading-test (place)
+(defun test-heading (place)
   "Return the heading of the top-level form at PLACE if that form defines a test, or NIL."
   (let* ((text (and place (place-text place)))
          (heading (and text (form-heading text)))
          (end (and heading (position-if #'whitespace-p heading))))
     (and end (test-operator-p (subseq heading 1 end)) heading)))
 
-(defun symbol-called (name package)
+(defun find-package-symbol (name package)
   "Return the symbol NAME of the package named PACKAGE, or NIL if the symbol or the package does not exist."
   (let ((package (find-package package)))
     (and package (find-symbol name package))))
@@ -622,12 +628,12 @@ conses."
       (visit form))))
 
 (defun data-tests ()
-  "Return the tests that frameworks keep as data, as lists of a test's name, the forms that the test evaluates and, if a
-function of the test evaluates these forms, that simple function."
+  "Return the tests that frameworks keep as data. Each test is a list of its name, the forms that it evaluates and, only for
+FiveAM, the simple function that contains these forms as constants."
   (append
    ;; FiveAM compiles a test's body when the test runs. The body is a constant of the function that compiles it.
-   (let* ((bundle (symbol-called "*TEST*" "IT.BESE.FIVEAM"))
-          (reader (symbol-called "TEST-LAMBDA" "IT.BESE.FIVEAM"))
+   (let* ((bundle (find-package-symbol "*TEST*" "IT.BESE.FIVEAM"))
+          (reader (find-package-symbol "TEST-LAMBDA" "IT.BESE.FIVEAM"))
           (bundle (and bundle (boundp bundle) (symbol-value bundle)))
           (table (cond ((hash-table-p bundle) bundle)
                        ((typep bundle 'standard-object)
@@ -648,16 +654,16 @@ function of the test evaluates these forms, that simple function."
                                 (sb-kernel:%fun-fun function)))))
    ;; RT keeps a test's form and evaluates it when the test runs.
    (loop for package in '("SB-RT" "RT" "REGRESSION-TEST")
-         for entries = (symbol-called "*ENTRIES*" package)
-         for form = (symbol-called "FORM" package)
-         for name = (symbol-called "NAME" package)
+         for entries = (find-package-symbol "*ENTRIES*" package)
+         for form = (find-package-symbol "FORM" package)
+         for name = (find-package-symbol "NAME" package)
          when (and entries (boundp entries) (listp (symbol-value entries)) form name (fboundp form) (fboundp name))
            append (loop for entry in (symbol-value entries)
                         for known = (guarded (list (funcall name entry) (list (funcall form entry))) (failure) nil)
                         when known collect known))))
 
 (defconstant +max-caller-depth+ 30
-  "Maximum length of a chain of calls from a test to the function whose tests are searched.")
+  "Maximum length of a chain of calls from a test to the function whose tests the client requests.")
 
 (defun caller-table ()
   "Return a hash table from function names to lists of the simple functions that call or expand them. Code of SBCL and of the
@@ -692,7 +698,7 @@ server is not included."
 first."
   (let ((table (caller-table))
         ;; The keys are the names of the functions that call NAME, directly or indirectly. The value is the name of the next
-        ;; function in the chain of calls to NAME, and T for NAME itself.
+        ;; function in the chain of calls to NAME. For NAME itself, the value is T.
         (leading (make-hash-table :test 'equal))
         ;; The keys are the simple functions that call NAME, directly or indirectly. The value is the name of the next
         ;; function in the chain of calls to NAME.
@@ -733,7 +739,7 @@ first."
             ;; A function that is called by name is not a test.
             do (when (or (null caller) (null (gethash caller table)))
                  (let* ((place (code-place function nil nil))
-                        (test (heading-test place)))
+                        (test (test-heading place)))
                    (when test
                      (note-test test place (via called)))))))
     (setf found (stable-sort (reverse found) #'< :key (lambda (entry) (length (third entry)))))
@@ -746,9 +752,9 @@ first."
     (when (> (length found) limit)
       (push-record "more" :count (- (length found) limit)))
     (when (null found)
-      (push-note "No test that is loaded is known to call ~A." (printed-name name)))
-    (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or ~
-                TEST defines.")))
+      (push-note "No loaded test is known to call ~A." (printed-name name)))
+    (push-note "Not seen: calls through variables, data or computed names, and tests that are not defined by a form like ~
+                DEFTEST or TEST.")))
 
 ;;; The query FIND-REFERENCES
 
@@ -797,7 +803,7 @@ first."
             ((and symbol (special-operator-p symbol))
              (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
 
-(defun push-related (text package-name relation limit)
+(defun push-relation (text package-name relation limit)
   "Push records of up to LIMIT references to the function, variable or class that TEXT names in the package PACKAGE-NAME, and
 notes on code that was not examined. RELATION is a string such as \"callers\", or NIL for the default relation of the name."
   (multiple-value-bind (name found looked-for package) (locate-function-name text package-name)
@@ -822,5 +828,6 @@ notes on code that was not examined. RELATION is a string such as \"callers\", o
                          (t (push-variable-references name (and asked relation) limit)))))))))))
 
 (define-query :find-references (&key name package relation limit)
-  "Push records of up to LIMIT references to NAME in PACKAGE that have RELATION, as PUSH-RELATED does."
-  (push-related name (or package "") relation limit))
+  "Push records of up to LIMIT references of the kind RELATION to the function, variable or class NAME of PACKAGE, as
+PUSH-RELATION does."
+  (push-relation name (or package "") relation limit))

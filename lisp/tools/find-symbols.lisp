@@ -10,13 +10,13 @@
 ;;; the name literally.
 
 (defconstant +exact+ 0
-  "The match of a name that equals the pattern.")
+  "The kind of match when a name equals the word of the query.")
 (defconstant +prefix+ 1
-  "The match of a name that begins with the pattern.")
+  "The kind of match when a name begins with the word of the query.")
 (defconstant +word+ 2
-  "The match of a name that contains a word beginning with the pattern.")
+  "The kind of match when a word in a name begins with the word of the query.")
 (defconstant +substring+ 3
-  "The match of a name that contains the pattern, or matches it as a glob.")
+  "The kind of match when a name contains the word of the query elsewhere, or matches the word as a glob.")
 
 (defconstant +max-query-words+ 8
   "Maximum number of words of a query that are used.")
@@ -29,7 +29,7 @@
       (if (char<= #\a character #\z) (code-char (- (char-code character) 32)) character)
       (char-upcase character)))
 
-(defmacro with-any-string ((name) &body body)
+(defmacro with-specialized-string ((name) &body body)
   "Evaluate BODY with NAME, a variable, declared as a simple string. BODY is compiled once for each representation of symbol
 names."
   `(if (typep ,name 'simple-base-string)
@@ -41,31 +41,31 @@ names."
 NIL."
   (declare (type text word) (type simple-string name)
            (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
-  (with-any-string (name)
-    (let ((last (- (length name) (length word)))
-          (best nil))
-      (declare (type fixnum last))
-      (cond ((minusp last) nil)
-            ((zerop (length word)) +prefix+)
-            (t
-             (loop with first of-type character = (schar word 0)
-                   for start of-type fixnum from 0 to last
-                   when (and (char= first (fold-case (schar name start)))
-                             (loop for index of-type fixnum from 1 below (length word)
-                                   always (char= (schar word index) (fold-case (schar name (+ start index))))))
-                     do (cond ((zerop start)
-                               (return-from match-word (if (zerop last) +exact+ +prefix+)))
-                              ((not (alphanumericp (schar name (1- start))))
-                               (return-from match-word +word+))
-                              (t (setf best +substring+))))
-             best)))))
+  (with-specialized-string (name)
+            (let ((last (- (length name) (length word)))
+                  (best nil))
+              (declare (type fixnum last))
+              (cond ((minusp last) nil)
+                    ((zerop (length word)) +prefix+)
+                    (t
+                     (loop with first of-type character = (schar word 0)
+                           for start of-type fixnum from 0 to last
+                           when (and (char= first (fold-case (schar name start)))
+                                     (loop for index of-type fixnum from 1 below (length word)
+                                           always (char= (schar word index) (fold-case (schar name (+ start index))))))
+                             do (cond ((zerop start)
+                                       (return-from match-word (if (zerop last) +exact+ +prefix+)))
+                                      ((not (alphanumericp (schar name (1- start))))
+                                       (return-from match-word +word+))
+                                      (t (setf best +substring+))))
+                     best)))))
 
 (defun match-glob (glob name)
   "Return +SUBSTRING+ if NAME matches GLOB, which is in upper case, or NIL. In GLOB, * matches any number of characters, and
 ? matches one character."
   (declare (type text glob) (type simple-string name)
            (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
-  (with-any-string (name)
+  (with-specialized-string (name)
     (let ((at 0) (position 0) (star -1) (resume 0))
       (declare (type fixnum at position star resume))
       (loop
@@ -99,7 +99,7 @@ NIL."
                    (return (coerce longest 'text)))))))
 
 (defun query-words (query)
-  "Return the words of QUERY in upper case. Text between bars is part of one word."
+  "Return the first +MAX-QUERY-WORDS+ words of QUERY in upper case. Text between bars is part of one word."
   (let ((words '()) (start nil) (barred nil))
     (flet ((end (position)
              (when start
@@ -167,13 +167,13 @@ best to worst, or NIL. If QUERY has several words, the worst match counts."
 
 ;;; Names as one types them
 
-(defun typed-name (name)
+(defun package-name-text (name)
   "Return NAME, the name of a package, as one would type it."
   (let ((*package* (find-package "KEYWORD"))
         (*print-case* :downcase))
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
-(defun typed-package-name (package)
+(defun short-package-name (package)
   "Return the name by which one would type PACKAGE in the current package: its shortest local nickname, else its name. If the
 name is not a plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a plain word."
   (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
@@ -182,37 +182,37 @@ name is not a plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the sh
                 (alpha-char-p (char name 0))
                 (notany (lambda (character) (find character "/.")) name))))
     (let ((name (package-name package)))
-      (typed-name (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
+      (package-name-text (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
                                       when (eq named package) collect nickname))
                       (and (not (word-p name))
                            (shortest (remove-if-not #'word-p (package-nicknames package))))
                       name)))))
 
-(defun typed-package (symbol)
+(defun qualifying-package (symbol)
   "Return the package with which one would qualify SYMBOL, or NIL for an uninterned symbol. This is the home package if the
-home package does not export SYMBOL, or is KEYWORD or one of SBCL's. Otherwise it is the package with the shortest name among
-the packages that export SYMBOL."
+home package does not export SYMBOL, or if the home package is KEYWORD or one of SBCL's packages. Otherwise it is the
+package with the shortest name among the packages that export SYMBOL."
   (let* ((home (symbol-package symbol))
          (name (symbol-name symbol))
          (best home))
     (when (and home (not (eq home (find-package "KEYWORD")))
                (eq :external (nth-value 1 (find-symbol name home)))
                (not (eql 3 (mismatch "SB-" (package-name home)))))
-      (let ((length (length (typed-package-name home))))
+      (let ((length (length (short-package-name home))))
         (dolist (package (list-all-packages))
           (multiple-value-bind (found status) (find-symbol name package)
             (when (and (eq status :external) (eq found symbol))
-              (let ((typed (typed-package-name package)))
+              (let ((typed (short-package-name package)))
                 (when (< (length typed) length)
                   (setf best package
                         length (length typed)))))))))
     best))
 
-(defun typed-symbol (symbol &optional package)
+(defun qualified-symbol-text (symbol &optional package)
   "Return SYMBOL as one would type it in the current package. If it must be qualified, prefer PACKAGE as the qualifier if
 SYMBOL is accessible in PACKAGE."
   (let* ((name (symbol-name symbol))
-         (package (if (and package (eq symbol (find-symbol name package))) package (typed-package symbol)))
+         (package (if (and package (eq symbol (find-symbol name package))) package (qualifying-package symbol)))
          (bare (let ((*package* (or package *package*))
                      (*print-case* :downcase)
                      (*print-gensym* nil))
@@ -222,7 +222,7 @@ SYMBOL is accessible in PACKAGE."
             ((null package) (concatenate 'string "#:" bare))
             ((eq package (find-package "KEYWORD"))
              (if (char= #\: (char bare 0)) bare (concatenate 'string ":" bare)))
-            (t (format nil "~A~:[::~;:~]~A" (typed-package-name package)
+            (t (format nil "~A~:[::~;:~]~A" (short-package-name package)
                        (eq :external (nth-value 1 (find-symbol name package))) bare))))))
 
 (defconstant +max-documentation-length+ 120
@@ -305,10 +305,11 @@ then by package."
        t))
 
 (defun search-rank (match symbol package external system meaning)
-  "Return the rank of SYMBOL in PACKAGE, where MATCH is the kind of match between its name and the query. The kind of match
-counts most. Symbols with a meaning then rank before others, symbols of the current package first, then exported symbols of
-the user, of COMMON-LISP and of the system, then internal symbols; shorter names come first. EXTERNAL is true if PACKAGE
-exports SYMBOL, SYSTEM is true if SYSTEM-PACKAGE-P is true of PACKAGE, and MEANING is true if SYMBOL has a meaning."
+  "Return the rank of SYMBOL in PACKAGE; lower ranks are better. MATCH is the kind of match between SYMBOL's name and the
+query, and counts most. Next, symbols with a meaning rank before others. Then symbols of the current package come first,
+followed by exported symbols of the user, of COMMON-LISP and of the system, and by internal symbols. Among equals, shorter
+names come first. EXTERNAL is true if PACKAGE exports SYMBOL, SYSTEM is true if SYSTEM-PACKAGE-P is true of PACKAGE, and
+MEANING is true if SYMBOL has a meaning."
   (declare (type fixnum match))
   (+ (* 100000 (+ (* 10 match)
                   (if meaning 0 6)
@@ -320,9 +321,9 @@ exports SYMBOL, SYSTEM is true if SYSTEM-PACKAGE-P is true of PACKAGE, and MEANI
      (min 10000 (length (symbol-name symbol)))))
 
 (defun search-package (package matcher kinds external wanted result)
-  "Record in RESULT the symbols of PACKAGE that MATCHER, a value of QUERY-MATCHER, matches and that have one of KINDS, or any
-meaning if KINDS is :ANY. If EXTERNAL is true, consider exported symbols only. WANTED is true if the client named PACKAGE;
-otherwise consider only symbols whose home package is PACKAGE."
+  "Record in RESULT the symbols of PACKAGE whose names satisfy MATCHER, a value of QUERY-MATCHER. The symbols must have one
+of KINDS, or any meaning if KINDS is :ANY. If EXTERNAL is true, consider exported symbols only. WANTED is true if the client
+named PACKAGE; otherwise consider only symbols whose home package is PACKAGE."
   (declare (type function matcher))
   (let ((system (system-package-p package)))
     (with-package-iterator (next (list package) :internal :external)
@@ -348,7 +349,7 @@ otherwise consider only symbols whose home package is PACKAGE."
                                        symbol)))))))))))
 
 (defun search-packages (matcher result)
-  "Record in RESULT the packages whose name or a nickname MATCHER, a value of QUERY-MATCHER, matches."
+  "Record in RESULT the packages with a name or nickname that satisfies MATCHER, a value of QUERY-MATCHER."
   (declare (type function matcher))
   (dolist (package (list-all-packages))
     (let ((match (loop with best = nil
@@ -376,7 +377,7 @@ that are in FIRST are listed first."
          (operator (first (intersection kinds '(:function :generic-function :macro :special-operator))))
          (home (or package (symbol-package symbol))))
     (push-record "symbol"
-                 :name (typed-symbol symbol package)
+                 :name (qualified-symbol-text symbol package)
                  :kind (kind-text kinds)
                  :lambda-list (and operator (not (eq operator :special-operator)) (lambda-list-text symbol))
                  :documentation (loop for kind in kinds
@@ -390,21 +391,21 @@ that are in FIRST are listed first."
     (with-package-iterator (next (list package) :external)
       (loop while (next) do (incf count)))
     (push-record "symbol"
-                 :name (typed-name (package-name package))
+                 :name (package-name-text (package-name package))
                  :kind "package"
                  :lambda-list (format nil "~@[~{~A~^, ~}: ~]~D exported"
-                                      (mapcar #'typed-name (package-nicknames package)) count)
+                                      (mapcar #'package-name-text (package-nicknames package)) count)
                  :documentation (first-line (documentation package t))
                  :exported 1)))
 
 ;;; Similar names when nothing matches
 
-(defun near-found-names (query package kinds)
+(defun near-query-names (query package kinds)
   "Return up to five names similar to QUERY, as one would type them. They name symbols in PACKAGE, or in all packages if
 PACKAGE is NIL, that have one of KINDS, or any meaning if KINDS is :ANY."
   (let ((name (map 'string #'fold-case query))
         (symbols (make-hash-table :test 'equal)))
-    (when (<= (length name) +max-near-name+)
+    (when (<= (length name) +max-near-name-length+)
       (dolist (package (if package (list package) (list-all-packages)))
         (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
           (with-package-iterator (next (list package) :internal :external)
@@ -416,25 +417,25 @@ PACKAGE is NIL, that have one of KINDS, or any meaning if KINDS is :ANY."
                            (let ((meanings (symbol-kinds symbol)))
                              (if (eq kinds :any) meanings (intersection kinds meanings))))
                   (setf (gethash (symbol-name symbol) symbols) symbol)))))))
-      (mapcar (lambda (near) (typed-symbol (gethash near symbols)))
+      (mapcar (lambda (near) (qualified-symbol-text (gethash near symbols)))
               (near-names name (loop for near being the hash-keys of symbols collect near))))))
 
 (defun push-nothing-found (query package kinds kind external excluded)
-  "Push a text that says that nothing was found for QUERY in PACKAGE, or in all packages if PACKAGE is NIL, with similar
-names. KINDS and EXTERNAL are the filters; KIND is the client's string for the kind, or NIL. EXCLUDED is the number of
-matches that the filters excluded."
+  "Push a record that says that nothing matches QUERY in PACKAGE, or in any package if PACKAGE is NIL, and that suggests
+similar names. KINDS and EXTERNAL are the filters; KIND is the client's string for the kind, or NIL. EXCLUDED is the number
+of matches that the filters excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
-                      ~@[~%Without these filters: ~D match~:*~[es~;~:;es~].~]~@[~%Near names: ~{~A~^, ~}.~]"
+                      ~@[~%Without these filters: ~D match~:*~[es~;~:;es~].~]~@[~%Similar names: ~{~A~^, ~}.~]"
                  (if (> (length query) 100) (concatenate 'string (subseq query 0 100) "…") query)
                  (and package (package-name package))
                  (append (and kind (list (format nil "only kind ~A" kind)))
                          (and external '("only exported symbols")))
                  (and (plusp excluded) excluded)
                  (if (equal kind "package")
-                     (mapcar #'typed-name (near-names (map 'string #'fold-case query) (package-names)))
-                     (near-found-names query package kinds)))))
+                     (mapcar #'package-name-text (near-names (map 'string #'fold-case query) (package-names)))
+                     (near-query-names query package kinds)))))
 
 (defun split-query (query)
   "Return the name in QUERY without a package prefix. The second value is the name of the package in the prefix, or NIL."
@@ -450,7 +451,7 @@ matches. If nothing matches, push similar names. PACKAGE-NAME, KIND and EXTERNAL
 package, a kind and exported symbols."
   (multiple-value-bind (name qualifier) (split-query query)
     (let* ((package-name (or qualifier package-name))
-           (package (and package-name (find-user-package package-name)))
+           (package (and package-name (find-package-or-suggest package-name)))
            (kinds (if kind (kinds-for-filter kind) :any))
            (result (make-search-result :limit limit))
            (matcher (query-matcher name)))

@@ -16,7 +16,7 @@
 
 (declaim (type (or null load-report) *load-report*))
 (defvar *load-report* nil
-  "The progress of the current LOAD operation, or NIL outside of one.")
+  "The progress of the current LOAD operation, or NIL if no LOAD operation is running.")
 
 (defconstant +max-progress-records+ 4000
   "Maximum number of progress records of a load, so that there is room for the record of its result.")
@@ -26,7 +26,7 @@
   (when (<= (incf (report-progress-records *load-report*)) +max-progress-records+)
     (push-record "progress" :message (format nil "~A ~A" verb what))))
 
-(defun note-action (operation component namestring)
+(defun record-asdf-action (operation component namestring)
   "Record that ASDF is about to perform OPERATION on COMPONENT, whose source file has the native namestring NAMESTRING."
   (let ((report *load-report*))
     (when report
@@ -42,7 +42,7 @@
 (defvar *asdf-action* nil
   "The current action of ASDF, a cons of operation and component, or NIL.")
 
-(defun perform-action (perform operation component)
+(defun perform-asdf-action (perform operation component)
   "Record that OPERATION on COMPONENT begins, and call PERFORM, which is ASDF's PERFORM-WITH-RESTARTS."
   (declare (type function perform))
   (let ((file (component-file component))
@@ -50,13 +50,13 @@
         ;; Outside of LOAD, compile failures are reported as warnings only.
         (*compile-failures* (and *load-report* (list nil))))
     (when file
-      (note-action operation component file))
+      (record-asdf-action operation component file))
     (funcall perform operation component)))
 
 ;;; Definitions and values that remain after a reload
 
 (defconstant +max-stale-names+ 10
-  "Maximum number of names that are listed for one file.")
+  "Maximum number of definitions or variables that are listed for one file.")
 
 (defun still-defined-p (kind name value)
   "Return true when a definition that a LOADED-FILE records still exists. KIND and NAME are the parts of its key, and VALUE
@@ -88,32 +88,32 @@ is its recorded detail."
           do (setf (gethash key keys) t))
     keys))
 
-(defparameter *definers*
+(defparameter *standard-defining-macros*
   '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
     (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
     (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL") (:constant "DEFCONSTANT")
     (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
-  "The names of the standard defining macros, by kind as in a LOADED-FILE.")
+  "The names of the standard defining macros, by the kind of definition as in the keys of a LOADED-FILE.")
 
-(defun standard-definer-p (operator)
+(defun standard-defining-macro-p (operator)
   "Return true when OPERATOR, a string, is the name of a standard defining macro."
-  (loop for (nil . operators) in *definers*
+  (loop for (nil . operators) in *standard-defining-macros*
           thereis (member operator operators :test #'string=)))
 
 (defun conditional-definitions (text)
-  "Return the maps of the forms in TEXT, a file's text, that may make a definition only under some condition: defining forms
-within another form, and forms of defining macros that are not standard."
+  "Return the maps (see FORM-MAP) of the forms in TEXT, a file's text, that may make a definition only under some condition:
+defining forms within another form, and forms of defining macros that are not standard."
   (let ((definitions '()))
     (labels ((visit (form depth)
                (when (and (consp form) (< depth 20))
                  (when (and (definition-form-p form text)
                             (or (plusp depth)
-                                (not (standard-definer-p (token-name text (second form))))))
+                                (not (standard-defining-macro-p (token-name text (second form))))))
                    (push form definitions))
                  (dolist (element (rest form))
                    (visit element (1+ depth))))))
       (loop for start across (toplevel-starts text)
-            do (visit (map-form text start) 0)))
+            do (visit (form-map text start) 0)))
     definitions))
 
 (defun key-name (key)
@@ -132,13 +132,13 @@ within another form, and forms of defining macros that are not standard."
       (and name
            (loop for form in definitions
                    thereis (let ((operator (token-name text (second form))))
-                             (and (or (not (standard-definer-p operator))
-                                      (member operator (rest (assoc kind *definers*)) :test #'string=))
+                             (and (or (not (standard-defining-macro-p operator))
+                                      (member operator (rest (assoc kind *standard-defining-macros*)) :test #'string=))
                                   (defines-p form text name))))))))
 
 (defun renumbered-name-p (key before now text)
-  "Return true when the name in KEY seems to contain a number that a macro generates anew in each load: the new load made a
-new definition whose name differs from the name in KEY only in its digits, and does not occur in TEXT, the file's text.
+  "Return true when the name in KEY seems to contain a number that a macro generates in each load: the new load made a new
+definition whose name differs from the name in KEY only in its digits, and does not occur in TEXT, the file's text.
 BEFORE and NOW are the LOADED-FILEs of the previous and the new load."
   (flet ((stem (key) (remove-if #'digit-char-p (key-name key)))
          (home (key) (let ((symbol (function-name-symbol (cdr key))))
@@ -201,7 +201,7 @@ definitions that the file may make under some condition or with another number i
 OBSOLETE-DEFINITIONS."
   (let ((left (obsolete-definitions namestring before now)))
     (when left
-      (push-notice "~A no longer defines these, but the image still has them: ~A." (shown-path namestring)
+      (push-notice "The image still has definitions that ~A no longer contains: ~A." (shown-path namestring)
                    (names-text (mapcar #'key-text left))))))
 
 (defun report-kept-values (namestring before now bound)
@@ -215,14 +215,14 @@ new load."
           do (when (= count +max-stale-names+)
                (return))
              (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
-                           variable. (setf ~:*~:*~A ~*~A) does."
+                           variable. To assign it: (setf ~:*~:*~A ~*~A)."
                           (symbol-text name) (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
-                            (if (> (length line) +max-shown-line+) "…" line)))))
+                            (if (> (length line) +max-shown-line-length+) "…" line)))))
 
 (defun report-stale-definitions (reloaded)
-  "Push notices of the values and definitions that remain from the old versions of the files RELOADED, a value of
-*RELOADED-FILES*."
+  "Push notices of the values and definitions that remain from the old versions of the files in RELOADED, a list as in the
+car of *RELOADED-FILES*."
   (loop for (namestring before now bound) in (reverse reloaded)
         do (guarded (report-kept-values namestring before now bound) (failure) nil)
            (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
@@ -239,7 +239,7 @@ new load."
 (defconstant +max-fetched-systems+ 100
   "Maximum number of systems that are requested from Quicklisp during one load.")
 
-(defun quicklisp-p ()
+(defun quicklisp-loaded-p ()
   "Return true when Quicklisp is loaded."
   (let ((package (find-package "QL")))
     (and package (find-symbol "QUICKLOAD" package) t)))
@@ -257,7 +257,7 @@ Quicklisp, have Quicklisp load the system, and call FUNCTION again."
                       ((asdf:missing-component
                          (lambda (condition)
                            (let ((name (asdf/find-component:missing-requires condition)))
-                             (when (and (quicklisp-p)
+                             (when (and (quicklisp-loaded-p)
                                         (typep name '(or string symbol))
                                         (< (length asked) +max-fetched-systems+)
                                         (not (member name asked :test #'string-equal)))
@@ -341,7 +341,7 @@ load its source, if there is one, instead."
 
 ;;; The operation LOAD
 
-(defun find-definition (system directory definition fallback)
+(defun register-definition (system directory definition fallback)
   "Make the definition of SYSTEM known to ASDF: have ASDF search DIRECTORY first, and load the .asd file DEFINITION.
 DIRECTORY and DEFINITION are native namestrings, or NIL. If FALLBACK is true, do so only if ASDF does not find SYSTEM
 otherwise. Return true if anything was done."
@@ -355,9 +355,10 @@ otherwise. Return true if anything was done."
       (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
     t))
 
-(defun system-in-any-case (name)
-  "Return the name by which ASDF knows the system that a user calls NAME: NAME or, as for a symbol, NAME in lower case, if
-ASDF finds such a system; else the name of the only known system whose name differs from NAME only in case; else NAME."
+(defun known-system-name (name)
+  "Return the name by which ASDF knows the system that a user calls NAME. This is NAME or, as for a symbol, NAME in lower
+case, if ASDF finds a system with that name. Otherwise, it is the name of the only known system whose name differs from NAME
+only in case. If there is no such system, return NAME."
   (let ((lower (string-downcase name)))
     (flet ((found-p (name)
              (or (asdf:registered-system name)
@@ -374,7 +375,7 @@ ASDF finds such a system; else the name of the only known system whose name diff
 
 (define-operation :load (evaluate &key system path force directory definition fallback looked)
   "Load SYSTEM or the file PATH. FORCE is \"self\" to load SYSTEM again even if it has not changed, \"all\" to load also its
-dependencies again, or NIL. DIRECTORY, DEFINITION and FALLBACK are as for FIND-DEFINITION, which is called first. LOOKED
+dependencies again, or NIL. DIRECTORY, DEFINITION and FALLBACK are as for REGISTER-DEFINITION, which is called first. LOOKED
 lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
   (let ((*load-report* (make-load-report))
         (*reloaded-files* (list '()))
@@ -382,8 +383,8 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
         (*searched-locations* looked)
         (begin (monotonic-milliseconds)))
     (push-record "loading" :name (or system (shown-path path)))
-    (let* ((found (and system (find-definition system directory definition fallback)))
-           (system (and system (system-in-any-case system)))
+    (let* ((found (and system (register-definition system directory definition fallback)))
+           (system (and system (known-system-name system)))
            (loaded (if system (load-system system force) (progn (load-file path) nil)))
            (report *load-report*)
            (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))
@@ -423,13 +424,13 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
   (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
-      (cond ((or (quicklisp-p) (find-package "OCICL-RUNTIME"))
+      (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
              "It could not be fetched either.")
             ((or quicklisp ocicl)
              (with-server-syntax ()
                (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches it."
                        (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
-            (t "Neither Quicklisp nor OCICL is installed for this user, to fetch it.")))))
+            (t "It cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
 
 (defun missing-system-hint (condition)
   "Return a hint for CONDITION, an ASDF condition for a missing component, if a system is missing; else NIL."
@@ -477,6 +478,7 @@ other parts of classes."
          (push-line "ASDF was ~A." (asdf:action-description (car *asdf-action*) (cdr *asdf-action*))))))
     (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
       (when defined
-        (push-line "Definitions that ~A made before the error remain: ~A." (shown-path *loaded-file*) (names-text defined))))))
+        (push-line "Definitions that ~A made before the error remain: ~A."
+                   (shown-path *loaded-file*) (names-text defined))))))
 
 (add-error-details 'push-load-failure)

@@ -4,9 +4,9 @@
 
 ;;; Reading without interning
 
-(defun private-copy (package)
+(defun private-package-copy (package)
   "Return a copy of PACKAGE that the reader and printer treat like PACKAGE, but in which symbols can be interned without
-affecting PACKAGE. The copy is in no list of packages."
+affecting PACKAGE. LIST-ALL-PACKAGES does not list the copy."
   (flet ((copy-table (table)
            (let ((copy (copy-structure table))
                  (cells (sb-impl::symtbl-%cells table)))
@@ -26,7 +26,7 @@ affecting PACKAGE. The copy is in no list of packages."
                     (name (or (position #\: text :start colon :test #'char/=) (length text)))
                     (package (if (= begin colon)
                                  (find-package "KEYWORD")
-                                 (user-package (subseq text begin colon)))))
+                                 (find-package-leniently (subseq text begin colon)))))
                (when (and package (< name (length text)) (constituent-p (char text name)))
                  (let ((name (token-name text name)))
                    (unless (nth-value 1 (find-symbol name package))
@@ -38,11 +38,11 @@ affecting PACKAGE. The copy is in no list of packages."
 qualified symbols of TEXT, unless they are in use."
   (declare (type function function))
   (let ((new (new-qualified-names (coerce text 'source-text))))
-    (unwind-protect (let ((*package* (private-copy (current-package))))
+    (unwind-protect (let ((*package* (private-package-copy (current-package))))
                       (funcall function))
       (loop for (package name) in new
             do (multiple-value-bind (symbol status) (find-symbol name package)
-                 ;; Keep a symbol that another thread, say, has meanwhile given a property or a meaning.
+                 ;; Keep a symbol that has meanwhile been given a property or a meaning, for example by another thread.
                  (when (and status (eq (symbol-package symbol) package) (null (symbol-plist symbol))
                             (or (keywordp symbol) (null (symbol-kinds symbol))))
                    (sb-ext:without-package-locks (unintern symbol package))))))))
@@ -75,7 +75,7 @@ number of times that the step occurred in a row.")
         ((consp (car form)) (if (eq (caar form) 'lambda) 'lambda (caar form)))
         (t (car form))))
 
-(defvar *expanding* nil
+(defvar *expanding-form* nil
   "The macro form whose expansion was begun last, or NIL.")
 
 (defvar *recording-steps* t
@@ -98,8 +98,8 @@ than +MAX-EXPANSIONS+ macro forms are expanded."
            (lambda (expander form environment)
              (when *recording-steps*
                (when (> (incf *expansion-count*) +max-expansions+)
-                 (error "More than ~D macro forms have been expanded, and there is no end." +max-expansions+))
-               (setf *expanding* form))
+                 (error "The expansion was stopped after ~D macro forms: it may be infinite." +max-expansions+))
+               (setf *expanding-form* form))
              (let ((expansion (let ((*macroexpand-hook* hook))
                                 (funcall hook expander form environment))))
                (when *recording-steps*
@@ -108,8 +108,8 @@ than +MAX-EXPANSIONS+ macro forms are expanded."
     (funcall function)))
 
 (defun expand (form depth)
-  "Return the expansion of FORM to DEPTH, and true if anything was expanded. DEPTH is \"once\", \"full\", or \"all\" to
-expand the subforms, too."
+  "Return the expansion of FORM to DEPTH, and true if anything was expanded. DEPTH is \"once\" for a single step, \"full\" to
+expand until the result is not a macro form, or \"all\" to expand the subforms, too."
   (call-recording-steps
    (lambda ()
      (cond ((string= depth "once") (macroexpand-1 form))
@@ -121,7 +121,7 @@ expand the subforms, too."
 (defconstant +max-walked-conses+ 100000
   "Maximum number of conses of an expansion that are examined.")
 
-(defun map-uninterned (function form)
+(defun map-uninterned-symbols (function form)
   "Call FUNCTION with the uninterned symbols in FORM, in order. Return true if all of FORM was examined."
   (declare (type function function))
   (let ((left +max-walked-conses+))
@@ -131,7 +131,7 @@ expand the subforms, too."
                  (typecase form
                    (cons
                     (when (or (minusp (decf left)) (> depth 500))
-                      (return-from map-uninterned nil))
+                      (return-from map-uninterned-symbols nil))
                     (visit (car form) (1+ depth))
                     (setf form (cdr form)))
                    (sb-impl::comma (setf form (sb-int:comma-expr form)))
@@ -150,9 +150,9 @@ STREAM1. Return NIL if FORM is too large, or circular."
     (flet ((base (symbol)
              (let ((bare (string-right-trim "0123456789" (symbol-name symbol))))
                (if (string= bare "") (symbol-name symbol) bare))))
-      (and (map-uninterned (lambda (symbol)
-                             (pushnew symbol (gethash (base symbol) bases) :test #'eq))
-                           form)
+      (and (map-uninterned-symbols (lambda (symbol)
+                                     (pushnew symbol (gethash (base symbol) bases) :test #'eq))
+                                   form)
            (progn
              (loop for base being the hash-keys of bases using (hash-value symbols)
                    do (loop for symbol in (reverse symbols)
@@ -163,9 +163,9 @@ STREAM1. Return NIL if FORM is too large, or circular."
                                                       (format nil "~A~D" base number))))))
              names)))))
 
-(defun rename-uninterned (form)
-  "Return FORM with its uninterned symbols replaced by those of READABLE-NAMES. If FORM is circular or very large, return
-FORM itself, and true as the second value."
+(defun rename-uninterned-symbols (form)
+  "Return FORM with its uninterned symbols replaced by the symbols that READABLE-NAMES chooses. If FORM is circular or very
+large, return FORM itself, and true as the second value."
   (let ((names (readable-names form)))
     (labels ((rename (form)
                (typecase form
@@ -188,9 +188,9 @@ FORM itself, and true as the second value."
 (defconstant +max-expansion-length+ 200000
   "Maximum number of characters of an expansion that are printed.")
 
-(defun source-printed (form)
+(defun printed-source (form)
   "Return FORM printed as source, and true if the text is incomplete."
-  (multiple-value-bind (form circular) (rename-uninterned form)
+  (multiple-value-bind (form circular) (rename-uninterned-symbols form)
     (with-server-syntax (:length nil :level nil)
       (let ((*print-pretty* t) (*print-case* :downcase) (*print-right-margin* 100) (*print-circle* circular))
         (multiple-value-bind (text result)
@@ -214,7 +214,7 @@ FORM itself, and true as the second value."
   "Return OPERATOR, the operator of a step, as text."
   (with-server-syntax (:length 3 :level 2)
     (let ((*print-gensym* nil))
-      (printed operator 60))))
+      (bounded-prin1-text operator 60))))
 
 (defun push-steps ()
   "Push records of the first +MAX-NAMED-STEPS+ of *EXPANSION-STEPS*, oldest first, and of the number of further steps."
@@ -225,16 +225,16 @@ FORM itself, and true as the second value."
     (when (> (length steps) +max-named-steps+)
       (push-record "more" :count (- (length steps) +max-named-steps+)))))
 
-(defun nothing-to-expand (form depth)
+(defun no-expansion-text (form depth)
   "Return a sentence that says why FORM does not expand to DEPTH."
   (let* ((operator (and (consp form) (car form)))
          (name (operator-text (form-operator form))))
     (with-server-syntax ()
-      (cond ((string= depth "all") "There is no macro form in it.")
+      (cond ((string= depth "all") "The form contains no macro form.")
             ((not (consp form)) (format nil "~A is not a macro form." name))
-            ((not (symbolp operator)) "It is not a macro form.")
+            ((not (symbolp operator)) "The form is not a macro form.")
             (t
-             (format nil "~A ~A: there is nothing to expand~A.~@[ Macros of near names: ~{~A~^, ~}.~]"
+             (format nil "~A ~A: there is nothing to expand~A.~@[ Macros with similar names: ~{~A~^, ~}.~]"
                      name
                      (cond ((special-operator-p operator) "is a special operator")
                            ((fboundp operator) "is a function")
@@ -243,11 +243,12 @@ FORM itself, and true as the second value."
                      (and (not (fboundp operator))
                           (near-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 
-(defun push-expansion-of (text depth)
-  "Push records of the expansion of the first form of TEXT to DEPTH. *PACKAGE* must be a private copy."
+(defun push-form-expansion (text depth)
+  "Push records of the expansion of the first form of TEXT to DEPTH. *PACKAGE* must be a private copy of a package, because
+reading TEXT interns symbols in it."
   (let* ((*expansion-steps* '())
          (*expansion-count* 0)
-         (*expanding* nil)
+         (*expanding-form* nil)
          ;; Discard the output of macro functions.
          (*standard-output* (make-broadcast-stream))
          (*error-output* *standard-output*)
@@ -270,15 +271,15 @@ FORM itself, and true as the second value."
           (multiple-value-bind (expansion expanded)
               (guarded (expand form depth)
                   (condition)
-                (fail condition (if *expanding*
+                (fail condition (if *expanding-form*
                                     (with-server-syntax (:length 6 :level 3)
-                                      (format nil "expanding ~A" (printed *expanding* 200)))
+                                      (format nil "expanding ~A" (bounded-prin1-text *expanding-form* 200)))
                                     "expanding the form")))
-            ;; A symbol macro is not a macro form, but it expands.
+            ;; EXPANDED may be false although a symbol macro was replaced by its expansion.
             (unless (or expanded (and (symbolp form) (not (eq form expansion))))
-              (push-record "note" :text (nothing-to-expand form depth)))
+              (push-record "note" :text (no-expansion-text form depth)))
             (push-steps)
-            (multiple-value-bind (printed cut) (source-printed expansion)
+            (multiple-value-bind (printed cut) (printed-source expansion)
               (push-expansion printed)
               (when cut
                 (push-record "note" :text "The expansion is too long or circular, so only its beginning is shown.")))
@@ -288,5 +289,5 @@ FORM itself, and true as the second value."
 (define-query :macroexpand (&key form depth package)
   "Push records of the expansion of the first form in the string FORM to DEPTH, \"once\", \"full\" or \"all\". PACKAGE is a
 package name, or NIL for the current package."
-  (let ((*package* (if package (find-user-package package) (current-package))))
-    (call-without-interning form (lambda () (push-expansion-of form depth)))))
+  (let ((*package* (if package (find-package-or-suggest package) (current-package))))
+    (call-without-interning form (lambda () (push-form-expansion form depth)))))

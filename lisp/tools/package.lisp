@@ -5,8 +5,8 @@
   (:import-from "SB-EXT" "DEFGLOBAL")
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
   (:export
-   ;; find-references
+   ;; Exports of find-references.lisp:
    "FIND-MENTIONED-SYMBOL"
-   ;; loading
-   "*SEARCHED-LOCATIONS*" "CALL-RECOMPILING-FASLS" "FIND-DEFINITION" "SYSTEM-IN-ANY-CASE" "REPORT-STALE-DEFINITIONS")
+   ;; Exports of loading.lisp:
+   "*SEARCHED-LOCATIONS*" "CALL-RECOMPILING-FASLS" "REGISTER-DEFINITION" "KNOWN-SYSTEM-NAME" "REPORT-STALE-DEFINITIONS")
   (:documentation "The Lisp side of MCP tools: symbols, references, expansions; loading, tracing and profiling."))

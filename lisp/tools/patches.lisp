@@ -3,23 +3,23 @@
 (in-package "SBCL-HOST/TOOLS")
 
 (define-patch asdf:perform-with-restarts (operation component)
-  #'perform-action
+  #'perform-asdf-action
   'loading)
 
 (define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
   #'wrap-traced-method)
 
-;; Do not record the expansions in the macro definitions of a MACROLET as steps of the expansion of the form.
+;; Expansions inside the macro definitions of a MACROLET are not steps of the requested expansion, so do not record them.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
   (lambda (convert &rest arguments)
     (let ((*recording-steps* nil))
       (apply (the function convert) arguments))))
 
 (define-assumption "a copy of a package has a symbol table of its own"
-  (let* ((package (symbol-package 'private-copy))
-         (copy (private-copy package))
+  (let* ((package (symbol-package 'private-package-copy))
+         (copy (private-package-copy package))
          (name "a name of no symbol"))
-    (and (eq 'private-copy (find-symbol "PRIVATE-COPY" copy))
+    (and (eq 'private-package-copy (find-symbol "PRIVATE-PACKAGE-COPY" copy))
          (intern name copy)
          (null (find-symbol name package)))))
 

@@ -10,7 +10,7 @@
 (defconstant +max-profile-name-length+ 100
   "Maximum number of characters of a function's name.")
 
-(defun function-name-of (info)
+(defun info-function-name (info)
   "Return the name of the function that INFO describes, to be compared by EQUAL, or NIL if the function has no name. The
 second value is true if the function is the server's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS passes to its
 function."
@@ -25,28 +25,28 @@ function."
     (sb-kernel:code-component "code without a name")
     ((or string symbol) (and info (string info)))))
 
-(defun sampled-place (info)
+(defun info-function-place (info)
   "Return the place of the definition of the function that INFO describes, as text, or NIL if the place is unknown or
 SBCL's."
   (when (typep info 'sb-di::compiled-debug-fun)
     (guarded (let* ((component (sb-di::compiled-debug-fun-component info))
                     (function (loop for index below (sb-kernel:code-n-entries component)
                                     for entry = (sb-kernel:%code-entry-point component index)
-                                    when (equal (sb-kernel:%simple-fun-name entry) (function-name-of info))
+                                    when (equal (sb-kernel:%simple-fun-name entry) (info-function-name info))
                                       return entry
                                     finally (return (sb-kernel:%code-entry-point component 0))))
                     (name (sb-kernel:%simple-fun-name function))
                     (place (definition-place (sb-introspect:find-definition-source function)
                                              (if (symbolp name) (symbol-name name) ""))))
                (and place
-                    (not (eql 4 (mismatch "SYS:" (place-in place))))
+                    (not (eql 4 (mismatch "SYS:" (place-source-name place))))
                     (place-label place)))
         (failure)
       nil)))
 
 ;;; Samples of SB-SPROF: see MAP-TRACES in contrib/sb-sprof/record.lisp.
 
-(defstruct (sampled (:copier nil) (:predicate nil) (:constructor make-sampled (name info)))
+(defstruct (sampled-function (:copier nil) (:predicate nil) (:constructor make-sampled-function (name info)))
   "A function that occurs in samples."
   ;; NAME and INFO are the function's name and SB-SPROF's description of the function. SELF is the number of samples whose
   ;; innermost frame is the function's, and TOTAL is the number of samples with any frame of the function.
@@ -61,14 +61,15 @@ SBCL's."
 
 (defun sampled-text (sampled)
   "Return the printed name of SAMPLED."
-  (or (sampled-printed sampled)
-      (setf (sampled-printed sampled)
-            (let ((name (sampled-name sampled)))
+  (or (sampled-function-printed sampled)
+      (setf (sampled-function-printed sampled)
+            (let ((name (sampled-function-name sampled)))
               (if (stringp name) name (value-short-text name +max-profile-name-length+))))))
 
 (defun map-samples (function)
-  "Call FUNCTION with the thread and the stack of each sample of SB-SPROF:*SAMPLES*. A stack is a list of conses of a
-function's name and debug information, innermost first, without the frames that only start the user's code."
+  "Call FUNCTION with the thread and the stack of each sample of SB-SPROF:*SAMPLES*. A stack is a list of frames, innermost
+first. Each frame is a cons of the function's name and SB-SPROF's description of the function. The server's own frames, and
+the frames from which the server starts the user's code, are omitted."
   (declare (type function function))
   (sb-sprof:map-traces
    (lambda (thread trace)
@@ -77,9 +78,9 @@ function's name and debug information, innermost first, without the frames that 
         ;; SB-SPROF visits the outermost frame first.
         (lambda (info offset)
           (declare (ignore offset))
-          (multiple-value-bind (name host) (function-name-of info)
+          (multiple-value-bind (name host) (info-function-name info)
             (cond ((not host) (when name (push (cons name info) frames)))
-                  ((member name '(evaluate-form call-as-thread-of-job)) (setf frames '())))))
+                  ((member name '(evaluate-form call-as-job-thread)) (setf frames '())))))
         trace)
        (when frames
          (funcall function thread frames))))
@@ -92,8 +93,8 @@ function's name and debug information, innermost first, without the frames that 
            (equal (sb-thread:thread-name thread) "SPROF timer"))))
 
 (defun fold-samples ()
-  "Return four values: the number of samples; the number of threads; a list of the sampled functions, as SAMPLEDs; and an
-EQUAL hash table from stacks to numbers of samples. A stack is a list of SAMPLEDs, outermost first."
+  "Return four values: the number of samples; the number of threads; a list of SAMPLED-FUNCTIONs; and an
+EQUAL hash table from stacks to numbers of samples. A stack is a list of SAMPLED-FUNCTIONs, outermost first."
   (let ((functions (make-hash-table :test 'equal))
         (stacks (make-hash-table :test 'equal))
         (threads '())
@@ -103,13 +104,13 @@ EQUAL hash table from stacks to numbers of samples. A stack is a list of SAMPLED
        (when (sampled-thread-p thread)
          (let ((stack (loop for (name . info) in frames
                             collect (or (gethash name functions)
-                                        (setf (gethash name functions) (make-sampled name info))))))
+                                        (setf (gethash name functions) (make-sampled-function name info))))))
            (pushnew thread threads)
-           (incf (sampled-self (first stack)))
+           (incf (sampled-function-self (first stack)))
            (dolist (sampled stack)
-             (unless (eql count (sampled-seen sampled))
-               (setf (sampled-seen sampled) count)
-               (incf (sampled-total sampled))))
+             (unless (eql count (sampled-function-seen sampled))
+               (setf (sampled-function-seen sampled) count)
+               (incf (sampled-function-total sampled))))
            (incf (gethash (reverse (subseq stack 0 (min +max-profile-frames+ (length stack)))) stacks 0))
            (incf count)))))
     (values count (length threads)
@@ -136,26 +137,26 @@ STACKS is true, the stacks for a flame graph."
     (push-record "profile" :mode mode :samples count :threads threads :milliseconds milliseconds
                            :functions (length functions))
     (loop for sampled in (sort functions (lambda (one other)
-                                           (let ((self (sampled-self one)) (others (sampled-self other)))
+                                           (let ((self (sampled-function-self one)) (others (sampled-function-self other)))
                                              (if (= self others)
-                                                 (> (sampled-total one) (sampled-total other))
+                                                 (> (sampled-function-total one) (sampled-function-total other))
                                                  (> self others)))))
           repeat top
-          do (push-record "function" :own (sampled-self sampled) :total (sampled-total sampled)
+          do (push-record "function" :own (sampled-function-self sampled) :total (sampled-function-total sampled)
                                      :name (sampled-text sampled)
-                                     :place (sampled-place (sampled-info sampled))))
+                                     :place (info-function-place (sampled-function-info sampled))))
     (when stacks
       (push-stacks folded))))
 
 (defun collect-samples ()
-  "Store the samples of the profiler, which has stopped, in SB-SPROF:*SAMPLES*."
+  "Convert the raw data of the profiler, which must have stopped, to samples, and store them in SB-SPROF:*SAMPLES*."
   (setf (sb-sprof::samples-vector sb-sprof::*samples*) (values (sb-sprof::convert-raw-data))))
 
 (define-operation :profile (evaluate &key mode top stacks)
   "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". Push the TOP functions with the
 most samples and, if STACKS is true, the stacks for a flame graph."
   (when sb-sprof::*profiling*
-    (error "SB-SPROF is profiling already, in mode ~S: (sb-sprof:stop-profiling) ends that." sb-sprof::*profiling*))
+    (error "SB-SPROF is already profiling, in mode ~S. To stop it: (sb-sprof:stop-profiling)" sb-sprof::*profiling*))
   (let ((users sb-sprof::*samples*)
         (begun (monotonic-milliseconds)))
     (unwind-protect

@@ -20,10 +20,11 @@
   (kind :function :type keyword :read-only t)
   (object nil :read-only t))
 
-;;; Names of functions as texts
+;;; Function names as the client types them
 
 (defun name-tree (text)
-  "Return TEXT, a function name as one types it, as a tree of strings, or NIL if its parentheses do not match."
+  "Parse TEXT, a function name as the client types it. Return a string for an atom, or a list of such trees; or NIL if the
+parentheses do not match."
   (let ((position 0)
         (end (length text)))
     (labels ((skip ()
@@ -66,12 +67,12 @@
   (and (consp tree) (stringp (first tree)) (string-equal word (first tree))))
 
 (defun method-tree-p (tree)
-  "Return true when TREE names a method, as (method foo (integer)), or as (:method foo (integer)), which lists of frames and
-of references show."
+  "Return true when TREE names a method, as (method foo (integer)) or as (:method foo (integer)). Lists of frames and of
+references show the name of a method with :METHOD."
   (or (tree-starts-with-p tree "method") (tree-starts-with-p tree ":method")))
 
 (defun tree-text (tree)
-  "Return TREE as one types it, in lower case."
+  "Return the text of TREE, a function name as a tree of strings, in lower case."
   (format nil "~(~A~)" tree))
 
 (defun traceable-p (name)
@@ -94,7 +95,7 @@ error if TREE does not name a function that can be traced."
                (error "~A is a ~:[macro~;special operator~]: only functions can be traced." text
                       (special-operator-p name-of)))
               (t
-               (error "There is no function ~A in package ~A.~@[ Near names: ~{~A~^, ~}.~] Local functions are named as ~
+               (error "There is no function ~A in package ~A.~@[ Similar names: ~{~A~^, ~}.~] Local functions are named as ~
                        (labels bar :in foo)."
                       (if setf (tree-text tree) name) (package-name looked-in)
                       (near-symbol-names name looked-in #'traceable-p))))))))
@@ -139,14 +140,14 @@ is true if FUNCTION takes a permutation vector and the next method before its ar
     wrapped))
 
 (defun remake-effective-methods (method)
-  "Have SBCL compute the effective methods that contain METHOD again."
+  "Have SBCL recompute the effective methods of METHOD's generic function."
   (reinitialize-instance (sb-mop:method-generic-function method)))
 
 ;;; Tracing local functions
 
 (defun local-functions (function block-name)
   "Return the names of the local functions that were compiled as part of FUNCTION. BLOCK-NAME is the name of FUNCTION's
-block, which their names contain."
+block, which is part of the names of its local functions."
   (loop for known across (sb-di::get-debug-info-fun-map
                           (sb-kernel:%code-debug-info (sb-kernel:fun-code-header (sb-kernel:%fun-fun function))))
         for name = (and (sb-c::compiled-debug-fun-p known)
@@ -209,8 +210,8 @@ in the foreground."
                                  (loop for traced being the hash-keys of sb-debug::*traced-funs* collect traced))
                         "while TRACE traces it"))))
     (when reason
-      (error "~S cannot be traced ~A: SBCL traces local functions by breakpoints, which are for one thread and one user. ~
-              Trace the function around it." name reason))))
+      (error "~S cannot be traced ~A: SBCL traces local functions by breakpoints, which work for one thread and one tracer ~
+              at a time. Trace the enclosing function." name reason))))
 
 (defun break-at-local-calls (tracer target)
   "Have TRACER record the calls of TARGET, a local function, by breakpoints. Return a list of these breakpoints."
@@ -261,19 +262,21 @@ in the foreground."
     names))
 
 (defun find-targets (functions package)
-  "Return the targets that FUNCTIONS, a list of texts, designate in *PACKAGE*. If FUNCTIONS is empty, return the functions of
-the package named PACKAGE as targets. Signal an error if there are none, too many, or if the package is SBCL's own."
+  "Return the targets that FUNCTIONS, a list of strings, designate in *PACKAGE*. If FUNCTIONS is empty, return the functions
+of the package named PACKAGE as targets. Signal an error if one of FUNCTIONS cannot be traced, or if the package has no
+functions or too many, is locked, or belongs to the server."
   (if functions
       (remove-duplicates (mapcar #'target-of-text functions) :test #'equal :key #'target-name)
-      (let ((found (find-user-package package)))
+      (let ((found (find-package-or-suggest package)))
         (when (or (sb-ext:package-locked-p found) (host-package-p found))
-          (error "Package ~A is SBCL's own (it is locked): name the functions of it that are to be traced."
+          (error "Package ~A is locked, so it cannot be traced as a whole: list the functions to trace in `functions`."
                  (package-name found)))
         (let ((names (functions-of-package found)))
           (cond ((null names)
                  (error "Package ~A has no functions of its own." (package-name found)))
                 ((> (length names) +max-traced-functions+)
-                 (error "Package ~A has ~D functions, and ~D are traced at most: name those that matter."
+                 (error "Package ~A has ~D functions, but at most ~D can be traced: list the functions to trace ~
+                        in `functions`."
                         (package-name found) (length names) +max-traced-functions+)))
           (mapcar (lambda (name) (make-target name :function)) names)))))
 
@@ -309,7 +312,7 @@ Return a function that stops the recording."
            (sb-ext:atomic-push stop **thread-start-hooks**)
            #'undo))))))
 
-(defun call-with-traced (tracer targets function)
+(defun call-with-tracing (tracer targets function)
   "Return the values of FUNCTION, and have TRACER trace TARGETS meanwhile."
   (declare (type function function))
   (let ((undo '())
@@ -329,7 +332,7 @@ Return a function that stops the recording."
             (guarded (funcall (the function function)) (failure) nil)))))))
 
 (define-operation :trace-calls (evaluate &key functions package depth limit (shown limit) foreground)
-  "Evaluate the code, and meanwhile trace FUNCTIONS, a list of texts that name functions. If FUNCTIONS is empty, trace the
+  "Evaluate the code, and meanwhile trace FUNCTIONS, a list of strings that name functions. If FUNCTIONS is empty, trace the
 functions of PACKAGE. Record up to LIMIT calls that are nested in fewer than DEPTH recorded calls, and push up to SHOWN of
 the recorded calls. FOREGROUND is true if the evaluation stays in the foreground."
   (let* ((targets (find-targets functions package))
@@ -338,6 +341,6 @@ the recorded calls. FOREGROUND is true if the evaluation stays in the foreground
     (dolist (target locals)
       (check-breakpoints-possible target foreground))
     (unwind-protect
-         (call-with-traced tracer targets #'evaluate)
+         (call-with-tracing tracer targets #'evaluate)
       (close-thread-activations tracer)
       (push-traced-calls tracer (length targets) shown))))

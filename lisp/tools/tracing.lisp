@@ -69,7 +69,7 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
 
 (defconstant +max-call-text-length+ 200
   "Maximum number of characters of a call with its arguments, of its values, or of an error's report.")
-(defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
+(defstruct (traced-call (:copier nil) (:predicate nil)
                         (:constructor make-traced-call (number depth thread name)))
   "A recorded call."
   ;; NUMBER is the number of calls that the tracer counted before this call. DEPTH is the number of recorded calls around it.
@@ -79,7 +79,7 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
   ;; NAME is the function's name. ARGUMENTS is the list of the arguments that KEPT-OBJECTS returned, or the text of the call.
   (name nil :read-only t)
   (arguments '() :type (or list string))
-  ;; The value of *PACKAGE* when the call began, in which the call is printed.
+  ;; The value of *PACKAGE* when the call began. The call is printed in this package.
   (package *package* :read-only t)
   ;; How the call ended: :RETURNED, :FAILED for an error, or :LEFT for another non-local exit; NIL while the call runs.
   (end nil :type symbol)
@@ -103,13 +103,13 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
   (depth 5 :type index :read-only t)
   (limit 200 :type index :read-only t)
   (active t :type boolean)
-  ;; The recorded calls, in no order.
+  ;; The recorded calls, in no particular order.
   (calls '() :type list)
   ;; The number of calls, recorded or not, except calls that were too deep.
   (count 0 :type sb-ext:word)
   ;; A cons of the condition that was printed last and its text, or NIL.
   (failure '() :type list)
-  ;; If local functions are traced: a table from threads to lists of ACTIVATIONs, innermost first.
+  ;; A table from threads to lists of ACTIVATIONs, innermost first; or NIL if no local functions are traced.
   (activations nil :type (or null hash-table))
   ;; True once local functions are no longer traced, because another thread was started.
   (stopped nil :type boolean))
@@ -152,15 +152,16 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
   (or (short-text +max-call-text-length+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
       "#<unprintable>"))
 
-;;; Printing is the slowest part of recording a call. Objects that will print the same later are therefore kept, and printed
-;;; when the result is pushed.
+;;; Printing is the slowest part of recording a call. Objects that will still print the same way later, such as numbers and
+;;; copies of strings, are therefore kept, and printed when the recorded calls are pushed.
 
 (defconstant +max-kept-objects+ 10
-  "The least number of arguments or values that are printed at once. Fewer arguments or values are kept, if possible.")
+  "The number of arguments or values from which a list is printed when the call is recorded. A shorter list is kept, if
+possible, and printed later.")
 
 (defun kept-objects (objects)
-  "Return a copy of the list OBJECTS that will print later as OBJECTS prints now, and true. If OBJECTS contains an object
-that may change, or is long, return NIL and false."
+  "Return a copy of the list OBJECTS that will print later as OBJECTS prints now, and true. If OBJECTS contains a long string
+or an object that may change, or has at least +MAX-KEPT-OBJECTS+ elements, return NIL and false."
   (declare (type list objects) (optimize speed))
   (let ((kept '()))
     (dotimes (count +max-kept-objects+ (values '() nil))
@@ -187,34 +188,34 @@ that may change, or is long, return NIL and false."
 
 (defun shown-call (call)
   "Return the text of CALL with its arguments."
-  (let ((arguments (call-of-arguments call)))
+  (let ((arguments (traced-call-arguments call)))
     (if (stringp arguments)
         arguments
-        (let ((*package* (call-of-package call)))
-          (call-text (call-of-name call) arguments)))))
+        (let ((*package* (traced-call-package call)))
+          (call-text (traced-call-name call) arguments)))))
 
 (defun shown-result (call)
   "Return the text of CALL's values, or of its error."
-  (let ((result (call-of-result call)))
+  (let ((result (traced-call-result call)))
     (if (stringp result)
         result
-        (let ((*package* (call-of-package call)))
+        (let ((*package* (traced-call-package call)))
           (values-text result)))))
 
 (defun end-call (call end now result)
   "Record that CALL ended at NOW, in nanoseconds. END is the way in which it ended, such as :RETURNED. RESULT is a value of
-KEPT-VALUES, or a string."
+KEPT-VALUES, or the text of the error that ended CALL, which may be empty."
   (declare (type (unsigned-byte 62) now))
-  (setf (call-of-nanoseconds call) (max 0 (- now (call-of-start call) (call-of-overhead call)))
-        (call-of-result call) result
-        (call-of-end call) end))
+  (setf (traced-call-nanoseconds call) (max 0 (- now (traced-call-start call) (traced-call-overhead call)))
+        (traced-call-result call) result
+        (traced-call-end call) end))
 
-(defun note-overhead (parent call begun)
+(defun add-overhead (parent call begun)
   "Add the time spent on recording CALL to the overhead of PARENT, the recorded call around CALL or NIL. The recording began
 at BEGUN and ends now; the duration of CALL itself is not included."
   (declare (type (unsigned-byte 62) begun))
   (when parent
-    (incf (call-of-overhead parent) (max 0 (- (nanoseconds) begun (call-of-nanoseconds call))))))
+    (incf (traced-call-overhead parent) (max 0 (- (nanoseconds) begun (traced-call-nanoseconds call))))))
 
 (defun record-call (tracer name function arguments number depth parent)
   "Call FUNCTION, the definition of NAME, with ARGUMENTS, and return its values. Record this as call NUMBER of TRACER. DEPTH
@@ -225,30 +226,30 @@ is the number of recorded calls around it, and PARENT is the innermost of these 
          (begun (nanoseconds))
          (call (make-traced-call number depth sb-thread:*current-thread* name))
          (failure nil))
-    (setf (call-of-arguments call) (kept-arguments name arguments))
+    (setf (traced-call-arguments call) (kept-arguments name arguments))
     (sb-ext:atomic-push call (tracer-calls tracer))
     (flet ((finish (end now result)
              (end-call call end now result)
-             (note-overhead parent call begun)))
+             (add-overhead parent call begun)))
       (unwind-protect
            (let ((values (handler-bind ((serious-condition (lambda (condition)
                                                              (unless *recording-call*
                                                                (setf failure (failure-text tracer condition))))))
-                           (setf (call-of-start call) (nanoseconds))
+                           (setf (traced-call-start call) (nanoseconds))
                            (let ((*traced-call* call) (*recording-call* nil))
                              (multiple-value-list (apply function arguments))))))
              (finish :returned (nanoseconds) (kept-values values))
              (values-list values))
-        (unless (call-of-end call)
+        (unless (traced-call-end call)
           (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
 
 (defun number-call (tracer parent)
   "Count a call within the call PARENT, or outside of any call if PARENT is NIL. Return the number and depth of the new
 call, or NIL if it is not to be recorded."
   (declare (type tracer tracer))
-  (let ((depth (if parent (1+ (call-of-depth parent)) 0)))
+  (let ((depth (if parent (1+ (traced-call-depth parent)) 0)))
     (if (and parent (>= depth (tracer-depth tracer)))
-        (progn (sb-ext:atomic-incf (call-of-deeper parent)) nil)
+        (progn (sb-ext:atomic-incf (traced-call-deeper parent)) nil)
         (let ((number (sb-ext:atomic-incf (tracer-count tracer))))
           (and (< number (tracer-limit tracer))
                (values number depth))))))
@@ -268,22 +269,22 @@ at one of its limits, or the call is part of recording another call."
 ;;; Calls of local functions. Such calls begin and end at breakpoints, so variables such as *TRACED-CALL* cannot be bound
 ;;; around them.
 
-(defstruct (activation (:copier nil) (:predicate nil) (:constructor make-activation (call recorded parent within begun)))
+(defstruct (activation (:copier nil) (:predicate nil) (:constructor make-activation (call recorded parent outer-call begun)))
   "An activation of a local function that has not ended."
-  ;; CALL is the parent of calls that are made in this activation: its own call if RECORDED is true, else PARENT, which is
-  ;; the innermost recorded call around the activation, or NIL.
+  ;; CALL is the parent of the calls that this activation makes: the activation's own call if RECORDED is true, else PARENT.
+  ;; PARENT is the innermost recorded call around the activation, or NIL.
   (call nil :read-only t)
   (recorded nil :read-only t)
   (parent nil :read-only t)
   ;; The value of *TRACED-CALL* when the activation began.
-  (within nil :read-only t)
+  (outer-call nil :read-only t)
   ;; The time in nanoseconds at which the recording of the call began.
   (begun 0 :type (unsigned-byte 62) :read-only t)
   ;; The cookie by which SBCL identifies the call when it returns, or NIL before the cookie is known.
   (cookie nil))
 
 (defmacro activations (tracer)
-  "The activations of local functions in this thread, innermost first."
+  "Access the list in TRACER of this thread's ACTIVATIONs of local functions, innermost first."
   `(the list (gethash sb-thread:*current-thread* (tracer-activations ,tracer))))
 
 (defun close-activation (activation end now result)
@@ -291,10 +292,11 @@ at one of its limits, or the call is part of recording another call."
   (let ((call (activation-call activation)))
     (when (activation-recorded activation)
       (end-call call end now result)
-      (note-overhead (activation-parent activation) call (activation-begun activation)))))
+      (add-overhead (activation-parent activation) call (activation-begun activation)))))
 
 (defun close-exited-calls (tracer frame)
-  "Record the end of the local calls that a non-local exit has left. Such calls are no longer on the stack at FRAME."
+  "Record the end of calls of local functions that ended by a non-local exit. These calls are no longer on the stack at
+FRAME."
   (loop for activation = (first (activations tracer))
         while (and activation
                    (not (and (activation-cookie activation)
@@ -308,7 +310,7 @@ at one of its limits, or the call is part of recording another call."
     (let ((*recording-call* t))
       (close-exited-calls tracer (sb-di:top-frame)))
     (let ((activation (first (activations tracer))))
-      (when (and activation (eq (activation-within activation) *traced-call*))
+      (when (and activation (eq (activation-outer-call activation) *traced-call*))
         (return-from innermost-call (activation-call activation)))))
   *traced-call*)
 
@@ -322,9 +324,9 @@ at one of its limits, or the call is part of recording another call."
                         (make-traced-call number depth sb-thread:*current-thread* name)
                         parent)))
           (when number
-            (setf (call-of-arguments call)
+            (setf (traced-call-arguments call)
                   (kept-arguments name (guarded (nth-value 1 (sb-debug::frame-call frame)) (failure) '()))
-                  (call-of-start call) begun)
+                  (traced-call-start call) begun)
             (sb-ext:atomic-push call (tracer-calls tracer)))
           (push (make-activation call (and number t) parent *traced-call* begun) (activations tracer)))))))
 
@@ -334,7 +336,7 @@ at one of its limits, or the call is part of recording another call."
     (when (and activation (null (activation-cookie activation)))
       (setf (activation-cookie activation) cookie)
       (when (activation-recorded activation)
-        (setf (call-of-start (activation-call activation)) (nanoseconds))))))
+        (setf (traced-call-start (activation-call activation)) (nanoseconds))))))
 
 (defun end-local-call (tracer cookie values)
   "Record that the call that COOKIE identifies returns the list VALUES."
@@ -355,26 +357,26 @@ at one of its limits, or the call is part of recording another call."
 
 (defun push-traced-calls (tracer functions shown)
   "Push a record of the counts, then up to SHOWN of the calls that TRACER has recorded: this thread's calls first, and each
-thread's calls in order. FUNCTIONS is the number of traced functions. SHOWN is a limit of its own because printing and
-pushing a call takes several times as long as recording it."
-  (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
-         (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
+thread's calls in order. FUNCTIONS is the number of traced functions. SHOWN is separate from the limit on recorded calls,
+because printing and pushing a call takes several times as long as recording it."
+  (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'traced-call-number))
+         (threads (remove-duplicates (mapcar #'traced-call-thread calls) :from-end t)))
     (push-record "trace" :functions functions :calls (tracer-count tracer)
                          :recorded (length calls)
                          :omitted (max 0 (- (tracer-count tracer) (length calls)))
                          :stopped (tracer-stopped tracer))
     (dolist (thread (cons sb-thread:*current-thread* (remove sb-thread:*current-thread* threads)))
       (dolist (call calls)
-        (when (eq thread (call-of-thread call))
+        (when (eq thread (traced-call-thread call))
           (when (minusp (decf shown))
             (return-from push-traced-calls))
           (push-record "call"
                        :thread (unless (eq thread sb-thread:*current-thread*)
                                  (let ((name (sb-thread:thread-name thread)))
                                    (if (stringp name) name "unnamed")))
-                       :depth (call-of-depth call)
+                       :depth (traced-call-depth call)
                        :text (shown-call call)
-                       :end (string-downcase (or (call-of-end call) :running))
+                       :end (string-downcase (or (traced-call-end call) :running))
                        :result (shown-result call)
-                       :nanoseconds (call-of-nanoseconds call)
-                       :deeper (and (plusp (call-of-deeper call)) (call-of-deeper call))))))))
+                       :nanoseconds (traced-call-nanoseconds call)
+                       :deeper (and (plusp (traced-call-deeper call)) (traced-call-deeper call))))))))

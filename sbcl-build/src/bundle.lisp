@@ -34,14 +34,14 @@
 (defvar *reported-lines* '()
   "The lines written to the diagnostics file so far.")
 
-(defvar *errors* 0
+(defvar *error-count* 0
   "The number of reported errors.")
 
 (defun directory-pathname (namestring)
   "Return the pathname of the directory that NAMESTRING, a native namestring, names."
   (sb-ext:parse-native-namestring namestring nil *default-pathname-defaults* :as-directory t))
 
-(defun own-file-p (namestring)
+(defun application-file-p (namestring)
   "Return true if the file NAMESTRING, absolute or relative to the working directory, belongs to the application, not to a
 library."
   (let ((name (sb-ext:native-namestring (merge-pathnames (sb-ext:parse-native-namestring namestring)))))
@@ -57,8 +57,9 @@ library."
           (remove "" (uiop:split-string text :separator '(#\Space #\Tab #\Newline #\Return #\Page)) :test #'string=)))
 
 (defun diagnostic-line (what condition file line column form)
-  "Return the line that reports CONDITION. WHAT is error or warning. FILE, or NIL if unknown, is where CONDITION arose;
-LINE and COLUMN are the position in FILE, or 0. FORM describes the top-level form at the position, or is NIL."
+  "Return the line that reports CONDITION. WHAT is the string `error' or `warning'. FILE is the name of the file in which
+CONDITION arose, or NIL if it is unknown. LINE and COLUMN are the position in FILE, or 0. FORM is a description of the
+top-level form at the position, or NIL."
   (format nil "~A: ~@[~A:~]~@[~D:~]~@[~D:~]~:[~; ~]~A: ~A~@[ (in ~A)~]"
           what file (and (plusp line) line) (and (plusp column) column) file
           (cond ((typep condition 'style-warning) "STYLE-WARNING")
@@ -80,28 +81,29 @@ bundle.lisp itself, return NIL, 0, 0 and NIL."
 
 (defun report-condition (severity condition)
   "Append a line about CONDITION to the diagnostics file, unless the line was written before. SEVERITY is :ERROR,
-:WARNING, or :OWN, which means an error in the application's own files and a warning elsewhere."
+:WARNING, or :OWN, which means a warning if CONDITION arose in a file outside of the application, and otherwise an error."
   (multiple-value-bind (file line column form) (source-position condition)
     (let* ((errorp (or (eq severity :error)
-                       (and (eq severity :own) (or (null file) (own-file-p file)))))
+                       (and (eq severity :own) (or (null file) (application-file-p file)))))
            (text (diagnostic-line (if errorp "error" "warning") condition file line column form)))
       (unless (member text *reported-lines* :test #'string=)
         (push text *reported-lines*)
         (when errorp
-          (incf *errors*))
+          (incf *error-count*))
         (with-open-file (out (sb-ext:parse-native-namestring (getf *application* :diagnostics))
                              :direction :output :if-exists :append :external-format :utf-8)
           (write-line text out))))))
 
-(defun note-warning (condition)
-  "Report the warning CONDITION, unless it is a redefinition warning, is muffled by SBCL, or only summarizes others."
+(defun report-warning (condition)
+  "Report the warning CONDITION, unless it is a redefinition warning, is muffled by SBCL, or only summarizes other
+warnings."
   (typecase condition
     ((or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)
          uiop:compile-warned-warning uiop:compile-failed-warning))
     (style-warning (report-condition :warning condition))
     (t (report-condition :own condition))))
 
-(defun note-compiler-error (condition)
+(defun report-compiler-error (condition)
   "Report the original error that the compiler error CONDITION wraps."
   (report-condition :error (sb-int:encapsulated-condition condition)))
 
@@ -109,31 +111,31 @@ bundle.lisp itself, return NIL, 0, 0 and NIL."
   "Leave CALL-WITH-DIAGNOSTICS because of the unhandled CONDITION. Report CONDITION if no error was reported
 before."
   (declare (ignore hook))
-  (when (zerop *errors*)
+  (when (zerop *error-count*)
     (report-condition :error condition))
   (throw 'aborted nil))
 
 (defun call-with-diagnostics (function)
   "Call FUNCTION and report its warnings and errors. An unhandled error ends the call. After any error, exit with status 1."
   (catch 'aborted
-    (handler-bind ((sb-c:compiler-error #'note-compiler-error)
-                   (warning #'note-warning))
+    (handler-bind ((sb-c:compiler-error #'report-compiler-error)
+                   (warning #'report-warning))
       (let ((sb-ext:*invoke-debugger-hook* #'abort-compilation))
         (funcall function))))
-  (when (plusp *errors*)
+  (when (plusp *error-count*)
     (finish-output)
     (sb-ext:exit :code 1 :abort t)))
 
 ;;; Loading and saving
 
-(defun directory-system (directory number)
+(defun define-directory-system (directory number)
   "Define an ASDF system of the Lisp files in DIRECTORY, a native namestring, in the order of their names. Return the name
 of the system, which ends with NUMBER."
   (let ((name (format nil "sbcl-build-directory-~D" number))
         (files (sort (mapcar #'pathname-name
                              (directory (merge-pathnames "*.lisp" (directory-pathname directory)) :resolve-symlinks nil))
                      #'string<))
-        ;; Otherwise ASDF would assume that this file defines the system, and load it again.
+        ;; Without these bindings, ASDF would assume that bundle.lisp defines the system, and would load it again.
         (*load-pathname* nil)
         (*load-truename* nil))
     (eval `(asdf:defsystem ,name
@@ -162,7 +164,7 @@ of the system, which ends with NUMBER."
         do (asdf:load-system system))
   (loop for directory in (getf *application* :directories)
         for number from 1
-        do (let ((name (directory-system directory number)))
+        do (let ((name (define-directory-system directory number)))
              (asdf:load-system name)
              (asdf:clear-system name))))
 

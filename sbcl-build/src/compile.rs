@@ -5,13 +5,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use sbcl_core::{Bare, Progress};
+use sbcl_core::{BareSbcl, Progress};
 
 use crate::diagnostics::Diagnostics;
 use crate::error::Error;
 
 /// The Lisp program that SBCL loads.
-const PROGRAM: &str = include_str!("bundle.lisp");
+const BUNDLE_PROGRAM: &str = include_str!("bundle.lisp");
 
 /// Number of lines, from the end of SBCL's output, that an error shows.
 const LINES_SHOWN: usize = 40;
@@ -37,7 +37,7 @@ impl Application {
     /// application, and saves the image as the file `core`. All other files go to the directory `out`.
     pub(crate) fn compile(
         &self,
-        bare: &Bare,
+        bare: &BareSbcl,
         host: &Path,
         out: &Path,
         core: &Path,
@@ -45,19 +45,21 @@ impl Application {
     ) -> Result<(), Error> {
         let (program, log, report) = (out.join("bundle.lisp"), out.join("sbcl.log"), out.join("diagnostics"));
         let application = out.join("application.sexp");
-        write(&program, PROGRAM)?;
-        write(&application, &self.expression(host, &report, &out.join("fasl"), core)?)?;
+        write(&program, BUNDLE_PROGRAM)?;
+        write(&application, &self.property_list(host, &report, &out.join("fasl"), core)?)?;
         write(&report, "")?;
         let output = File::create(&log).map_err(io("making", &log))?;
         let errors = output.try_clone().map_err(io("making", &log))?;
-        progress
-            .say(format_args!("compiling the application's Lisp into a core, some seconds; log: {}", log.display()));
+        progress.say(format_args!(
+            "compiling the application's Lisp into a core takes some seconds; log: {}",
+            log.display()
+        ));
         // SBCL runs in the package's root, like the build script, and reports file names relative to this directory.
         let mut command = bare.command();
         command.arg("--load").arg(&program).env("SBCL_BUILD_APPLICATION", &application);
         let status = command.stdin(Stdio::null()).stdout(output).stderr(errors).status();
         let status = status.map_err(io("starting", &bare.program))?;
-        let diagnostics = Diagnostics::read(&read(&report)?);
+        let diagnostics = Diagnostics::parse(&read(&report)?);
         diagnostics.report_to_cargo();
         match diagnostics.errors.len() {
             0 if status.success() && core.is_file() => Ok(()),
@@ -73,8 +75,9 @@ impl Application {
     }
 
     /// Returns the property list that `bundle.lisp` reads.
-    fn expression(&self, host: &Path, report: &Path, fasls: &Path, core: &Path) -> Result<String, Error> {
-        let absolute = |path: &Path| path.canonicalize().map_err(io("looking for", path)).map(|path| directory(&path));
+    fn property_list(&self, host: &Path, report: &Path, fasls: &Path, core: &Path) -> Result<String, Error> {
+        let absolute =
+            |path: &Path| path.canonicalize().map_err(io("looking for", path)).map(|path| directory_literal(&path));
         let list = |paths: &[PathBuf]| -> Result<String, Error> {
             let paths: Vec<String> = paths.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?;
             Ok(format!("({})", paths.join(" ")))
@@ -82,14 +85,14 @@ impl Application {
         let systems: Vec<String> = self
             .systems
             .iter()
-            .map(|(name, path)| Ok(format!("({} {})", string(name.as_ref()), absolute(path)?)))
+            .map(|(name, path)| Ok(format!("({} {})", string_literal(name.as_ref()), absolute(path)?)))
             .collect::<Result<_, Error>>()?;
         Ok(format!(
             "(:host {} :diagnostics {} :fasls {} :core {}\n :systems ({})\n :directories {}\n :search {})\n",
-            string(host.as_os_str()),
-            string(report.as_os_str()),
-            directory(fasls),
-            string(core.as_os_str()),
+            string_literal(host.as_os_str()),
+            string_literal(report.as_os_str()),
+            directory_literal(fasls),
+            string_literal(core.as_os_str()),
             systems.join(" "),
             list(&self.directories)?,
             list(&self.search)?,
@@ -98,14 +101,14 @@ impl Application {
 }
 
 /// Returns the text as a Lisp string literal.
-fn string(text: &OsStr) -> String {
+fn string_literal(text: &OsStr) -> String {
     format!("\"{}\"", text.to_string_lossy().replace('\\', r"\\").replace('"', "\\\""))
 }
 
 /// Returns a directory's name as a Lisp string literal.
-fn directory(path: &Path) -> String {
+fn directory_literal(path: &Path) -> String {
     // Joining an empty path adds the trailing slash by which Lisp recognizes a directory.
-    string(path.join("").as_os_str())
+    string_literal(path.join("").as_os_str())
 }
 
 fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {

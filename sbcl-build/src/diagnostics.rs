@@ -14,7 +14,7 @@ pub(crate) struct Diagnostics {
 
 impl Diagnostics {
     /// Parses the lines that begin with `error: ` or `warning: `, and ignores all other lines.
-    pub(crate) fn read(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let mut read = Self::default();
         for line in text.lines() {
             if let Some(error) = line.strip_prefix("error: ") {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn lines_are_classified_by_error_and_warning_prefix() {
-        let read = Diagnostics::read("error: a.lisp:1:2: WARNING: x\nnoise\nwarning: b.lisp:3:4: STYLE-WARNING: y\n");
+        let read = Diagnostics::parse("error: a.lisp:1:2: WARNING: x\nnoise\nwarning: b.lisp:3:4: STYLE-WARNING: y\n");
         assert_eq!(read.errors, ["a.lisp:1:2: WARNING: x"]);
         assert_eq!(read.warnings, ["b.lisp:3:4: STYLE-WARNING: y"]);
     }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 /// The assembly file that includes the embedded files.
-const SOURCE: &str = include_str!("embed.S");
+const ASSEMBLY_SOURCE: &str = include_str!("embed.S");
 
 /// The files to embed.
 #[derive(Debug, Clone, Copy)]
-pub struct Contents<'a> {
+pub struct EmbeddedFiles<'a> {
     /// A core, at most one per program.
     pub core: Option<&'a Path>,
     /// The shared library.
@@ -19,9 +19,9 @@ pub struct Contents<'a> {
 ///
 /// # Panics
 /// Panics if cargo's variables for build scripts are missing, `OUT_DIR` is not writable, or the assembler fails.
-pub fn embed(name: &str, contents: &Contents<'_>) {
-    let source = PathBuf::from(crate::variable("OUT_DIR")).join(format!("{name}.S"));
-    std::fs::write(&source, SOURCE).unwrap_or_else(|error| panic!("writing {}: {error}", source.display()));
+pub fn embed(name: &str, contents: &EmbeddedFiles<'_>) {
+    let source = PathBuf::from(crate::env_var("OUT_DIR")).join(format!("{name}.S"));
+    std::fs::write(&source, ASSEMBLY_SOURCE).unwrap_or_else(|error| panic!("writing {}: {error}", source.display()));
     let mut assembler = cc::Build::new();
     assembler.file(&source).cargo_debug(false);
     // No symbol refers to the core, which the runtime finds by the name of its section, so the linker would drop it.

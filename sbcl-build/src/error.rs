@@ -11,10 +11,12 @@ use sbcl_core::settings;
 #[non_exhaustive]
 pub enum Error {
     /// The package does not depend on `sbcl-mcp`.
-    #[error("sbcl-build needs the package to depend on sbcl-mcp itself, of the same version, in [dependencies]")]
+    #[error(
+        "the package must depend directly on sbcl-mcp, in the same version as sbcl-build: add it to [dependencies]"
+    )]
     NoDependency,
 
-    /// The program would contain the plain core as well.
+    /// The program would contain two cores: its own and the plain core.
     #[error(
         "the program would carry two cores: its dependency sbcl-mcp has the feature `core`. Give it \
          default-features = false; if the feature comes from another package, build this one alone (-p)"
@@ -23,8 +25,8 @@ pub enum Error {
 
     /// The prebuilt directory has no core for this package.
     #[error(
-        "{variable} is set, so no core is made, and there is no {}. A build without the variable leaves that file in its \
-         OUT_DIR: put it there, or unset the variable",
+        "{variable} is set, so no core is built, but {} does not exist. Copy this file from the OUT_DIR of a build without \
+         the variable, or unset the variable",
         core.display(), variable = settings::PREBUILT
     )]
     Prebuilt {
@@ -33,16 +35,16 @@ pub enum Error {
     },
 
     /// The application's Lisp does not compile or load. Cargo has shown the errors.
-    #[error("{errors} in the application's Lisp; all that SBCL said: {}", log.display())]
+    #[error("{errors} in the application's Lisp; SBCL's full output is in {}", log.display())]
     Lisp {
-        /// Number of errors, in words.
+        /// The number of errors, as a phrase such as `one error` or `2 errors`.
         errors: String,
         /// The file with all of SBCL's output.
         log: PathBuf,
     },
 
     /// SBCL did not produce the core.
-    #[error("SBCL did not make the core ({status}). The end of its output, which is in {}:\n{output}", log.display())]
+    #[error("SBCL did not save the core ({status}). The end of its output, which is in {}:\n{output}", log.display())]
     Sbcl {
         /// SBCL's exit status.
         status: String,

@@ -42,10 +42,10 @@ mod error;
 
 use std::path::{Path, PathBuf};
 
-use sbcl_core::{Bare, Progress, settings};
+use sbcl_core::{BareSbcl, Progress, settings};
 
 use crate::compile::Application;
-pub use crate::embed::{Contents, embed};
+pub use crate::embed::{EmbeddedFiles, embed};
 pub use crate::error::Error;
 
 /// Returns the description of a core, to which systems and directories of Lisp files can be added.
@@ -55,7 +55,7 @@ pub fn core() -> Core {
 
 /// The description of a core: the plain core and, on top of it, systems, then directories of Lisp files.
 #[derive(Debug, Clone, Default)]
-#[must_use = "nothing is done before build()"]
+#[must_use = "nothing is built before build() is called"]
 pub struct Core {
     application: Application,
 }
@@ -75,8 +75,9 @@ impl Core {
         self
     }
 
-    /// Makes ASDF search `directory` and its subdirectories for systems that others depend on. ASDF searches nowhere
-    /// else, so libraries that a machine happens to have installed do not get into a program.
+    /// Makes ASDF search `directory` and its subdirectories for libraries, which are systems that other systems depend
+    /// on. ASDF searches only the directories of this [`Core`], so libraries that happen to be installed on a machine do
+    /// not get into a program.
     pub fn search(mut self, directory: impl Into<PathBuf>) -> Self {
         self.application.search.push(directory.into());
         self
@@ -99,26 +100,26 @@ impl Core {
             println!("cargo::rerun-if-changed={}", directory.display());
         }
         println!("cargo::rerun-if-env-changed={}", settings::PREBUILT);
-        let library = dependency("LIBRARY").ok_or(Error::NoDependency)?;
-        if dependency("CORE").is_some() {
+        let library = dependency_path("LIBRARY").ok_or(Error::NoDependency)?;
+        if dependency_path("CORE").is_some() {
             return Err(Error::TwoCores);
         }
         println!("cargo::rerun-if-changed={}", library.display());
-        let core = self.make()?;
-        embed("sbcl_application_core", &Contents { core: Some(&core), library: None });
+        let core = self.build_or_find()?;
+        embed("sbcl_application_core", &EmbeddedFiles { core: Some(&core), library: None });
         Ok(())
     }
 
-    /// Returns the core's file, after building it unless it is prebuilt.
-    fn make(&self) -> Result<PathBuf, Error> {
-        let name = format!("{}.core", variable("CARGO_PKG_NAME"));
+    /// Builds the core, unless it is prebuilt, and returns its path.
+    fn build_or_find(&self) -> Result<PathBuf, Error> {
+        let name = format!("{}.core", env_var("CARGO_PKG_NAME"));
         if let Some(directory) = std::env::var_os(settings::PREBUILT).filter(|value| !value.is_empty()) {
             let core = Path::new(&directory).join(name);
             return if core.is_file() { Ok(core) } else { Err(Error::Prebuilt { core }) };
         }
-        let need = |name| dependency(name).ok_or(Error::NoDependency);
-        let bare = Bare { program: need("BARE_PROGRAM")?, core: need("BARE_CORE")?, home: need("BARE_HOME")? };
-        let out = PathBuf::from(variable("OUT_DIR"));
+        let need = |name| dependency_path(name).ok_or(Error::NoDependency);
+        let bare = BareSbcl { program: need("BARE_PROGRAM")?, core: need("BARE_CORE")?, home: need("BARE_HOME")? };
+        let out = PathBuf::from(env_var("OUT_DIR"));
         let core = out.join(name);
         self.application.compile(&bare, &need("HOST")?, &out, &core, &Progress::terminal())?;
         Ok(core)
@@ -126,11 +127,11 @@ impl Core {
 }
 
 /// Returns a path that the build script of `sbcl-mcp` passes to its dependants (`links = "sbcl"`).
-fn dependency(name: &str) -> Option<PathBuf> {
+fn dependency_path(name: &str) -> Option<PathBuf> {
     std::env::var_os(format!("DEP_SBCL_{name}")).map(PathBuf::from)
 }
 
-/// Returns the environment variable `name`, which cargo sets for build scripts.
-fn variable(name: &str) -> String {
+/// Returns the value of the environment variable `name`, which cargo sets for build scripts.
+fn env_var(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
 }

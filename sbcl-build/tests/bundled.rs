@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Returns the workspace's root.
-fn root() -> &'static Path {
+fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
@@ -22,7 +22,7 @@ fn cargo(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn succeed(command: &mut Command) -> Output {
+fn run_successfully(command: &mut Command) -> Output {
     let output = command.output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}\n{out}\n{err}");
@@ -31,7 +31,7 @@ fn succeed(command: &mut Command) -> Output {
 
 /// Makes the directory `to` equal to `from`, but writes only the files that differ. Packaged files all have the same
 /// modification time, by which cargo decides what to rebuild.
-fn update(from: &Path, to: &Path) {
+fn mirror_directory(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(to).unwrap() {
         let path = entry.unwrap().path();
@@ -44,7 +44,7 @@ fn update(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {
-            update(&entry.path(), &target);
+            mirror_directory(&entry.path(), &target);
         } else {
             let contents = fs::read(entry.path()).unwrap();
             if fs::read(&target).ok().as_ref() != Some(&contents) {
@@ -67,32 +67,33 @@ impl Program {
         let directory = std::env::temp_dir().join(format!("sbcl-build-bundled-{}", std::process::id()));
         let packages = scratch.join("packages");
         let names = ["lisp-syntax", "sbcl-build", "sbcl-core", "sbcl-mcp"];
-        let mut package = cargo(root(), &["package", "--no-verify", "--offline", "--allow-dirty", "--target-dir"]);
+        let mut package =
+            cargo(workspace_root(), &["package", "--no-verify", "--offline", "--allow-dirty", "--target-dir"]);
         package.arg(&packages);
         for name in names {
             package.args(["--package", name]);
         }
-        succeed(&mut package);
+        run_successfully(&mut package);
         let mut patches = Vec::new();
         for name in names {
             let unpacked = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
             let archive = packages.join("package").join(format!("{unpacked}.crate"));
-            succeed(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&packages));
+            run_successfully(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&packages));
             // The crates are unpacked into a permanent directory, so that cargo need not rebuild everything the next
             // time.
             let crates = scratch.join("crates");
-            update(&packages.join(&unpacked), &crates.join(&unpacked));
+            mirror_directory(&packages.join(&unpacked), &crates.join(&unpacked));
             patches.push("--config".to_owned());
             patches.push(format!("patch.crates-io.{name}.path={:?}", crates.join(&unpacked)));
         }
         let program = Self { directory, target: scratch.join("bundled"), patches };
-        program.copy(&root().join("examples/bundled"), Path::new(""));
+        program.copy(&workspace_root().join("examples/bundled"), Path::new(""));
         // The rest of the manifest applies only within the repository.
         let manifest = program.read("Cargo.toml");
         let (own, _) = manifest.split_once("# In the repository").unwrap();
         program.write("Cargo.toml", own);
         // The workspace's lock file pins versions that have been downloaded already.
-        fs::copy(root().join("Cargo.lock"), program.directory.join("Cargo.lock")).unwrap();
+        fs::copy(workspace_root().join("Cargo.lock"), program.directory.join("Cargo.lock")).unwrap();
         program
     }
 
@@ -145,7 +146,7 @@ impl Program {
     fn run(&self) -> String {
         let binary = self.directory.join("elsewhere");
         fs::copy(self.target.join("debug/bundled"), &binary).unwrap();
-        let output = succeed(Command::new(&binary).env_clear().current_dir("/"));
+        let output = run_successfully(Command::new(&binary).env_clear().current_dir("/"));
         String::from_utf8(output.stdout).unwrap()
     }
 }
@@ -156,11 +157,11 @@ impl Drop for Program {
     }
 }
 
-/// This is a single test, because the builds share a target directory and build on each other.
+/// This is a single test, because all builds share a target directory, and each build continues from the previous one.
 #[test]
-fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
+fn bundled_example_contains_its_compiled_lisp_and_reports_build_errors() {
     let program = Program::new();
-    succeed(&mut program.build());
+    run_successfully(&mut program.build());
     assert_eq!(program.run(), "total: 280, compiled: true\n");
     // The program is too small to contain the plain core besides its own.
     let (size, core) = (program.size_of("bundled"), program.core().metadata().unwrap().len());
@@ -169,10 +170,11 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
 
     // The next build contains a change of the Lisp code.
     program.write("lisp/prices.lisp", &text.replace("(\"pear\" . 60)", "(\"pear\" . 61)"));
-    succeed(&mut program.build());
+    run_successfully(&mut program.build());
     assert_eq!(program.run(), "total: 283, compiled: true\n");
 
-    // Errors in the Lisp code fail the build, with their position; style warnings are only warnings.
+    // Errors and warnings in the Lisp code make the build fail, and are reported with their positions. Style warnings are
+    // only reported as warnings.
     program
         .write("lisp/prices.lisp", &text.replace("(error \"There is no ~A.\" article)", "(error \"None.\" artikle)"));
     let failure = program.build_failure();
@@ -184,7 +186,7 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     let failure = program.build_failure();
     assert!(failure.contains("error: bundled@0.1.0: lisp/prices.lisp:17:1: "), "{failure}");
     program.write("lisp/prices.lisp", &format!("{text}\n(defun odd (x) 1)\n"));
-    let output = succeed(&mut program.build());
+    let output = run_successfully(&mut program.build());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{stderr}");
 
@@ -213,7 +215,7 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
         ),
     );
     program.write("lisp/prices.lisp", &text);
-    let output = succeed(&mut program.build());
+    let output = run_successfully(&mut program.build());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("warning: bundled@0.1.0: vendor/deep/taxes.lisp:4:17: WARNING: Constant"), "{stderr}");
     assert_eq!(program.run(), "total: 42, compiled: true\n");
@@ -231,23 +233,23 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     fs::create_dir(&prebuilt).unwrap();
     fs::copy(program.core(), prebuilt.join("bundled.core")).unwrap();
     let library = format!("libsbcl{}", std::env::consts::DLL_SUFFIX);
-    let recipe = sbcl_core::Recipe::in_checkout(root());
+    let recipe = sbcl_core::Recipe::in_checkout(workspace_root());
     if let Some(directory) = &recipe.settings.prebuilt {
         fs::copy(directory.join(&library), prebuilt.join(&library)).unwrap();
     } else {
         fs::copy(recipe.build().unwrap().library, prebuilt.join(&library)).unwrap();
     }
     program.write("lisp/prices.lisp", "(");
-    succeed(program.build().env("SBCL_MCP_PREBUILT", &prebuilt));
+    run_successfully(program.build().env("SBCL_MCP_PREBUILT", &prebuilt));
     assert_eq!(program.run(), "total: 42, compiled: true\n");
     fs::remove_file(prebuilt.join("bundled.core")).unwrap();
     let failure = program.build().env("SBCL_MCP_PREBUILT", &prebuilt).output().unwrap();
     let stderr = String::from_utf8_lossy(&failure.stderr);
     assert!(!failure.status.success() && stderr.contains("prebuilt/bundled.core"), "{stderr}");
 
-    // A program without a core reports so when it starts.
+    // A program without a core ends with an error when it starts.
     program.write("build.rs", "fn main() {}");
-    succeed(&mut program.build());
+    run_successfully(&mut program.build());
     let output = Command::new(program.target.join("debug/bundled")).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && stderr.contains("NoCore"), "{stderr}");

@@ -12,26 +12,27 @@ use crate::{files, process};
 /// Revision of this recipe, incremented when it makes a different core from the same input.
 const REVISION: &str = "2";
 
-/// The file of the Lisp side that SBCL loads. It saves a core to the file named by [`OUTPUT`].
+/// The file of the Lisp side that SBCL loads. It saves a core to the file named by [`CORE_OUTPUT_VARIABLE`].
 const BUILD_FILE: &str = "build/build.lisp";
 
-/// The header with the contract between the Lisp side and its host. Compiling the Lisp side reads it.
+/// The header that declares the interface between the Lisp side and its host. The build of the Lisp side reads this
+/// header, too.
 const HEADER: &str = "sbcl_host.h";
 
 /// The environment variable that tells build.lisp in which file to save the core.
-const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";
+const CORE_OUTPUT_VARIABLE: &str = "SBCL_MCP_CORE_OUTPUT";
 
-/// The environment variable with the file for the compiled Lisp side.
-const HOST_OUTPUT: &str = "SBCL_MCP_HOST_OUTPUT";
+/// The environment variable that tells build.lisp in which file to store the compiled Lisp side.
+const HOST_OUTPUT_VARIABLE: &str = "SBCL_MCP_HOST_OUTPUT";
 
-/// The environment variable with the directory for fasls.
-const FASLS: &str = "SBCL_MCP_FASL_DIR";
+/// The environment variable that tells build.lisp in which directory to put fasls.
+const FASL_DIR_VARIABLE: &str = "SBCL_MCP_FASL_DIR";
 
 /// The core's file name.
-pub(crate) const NAME: &str = "sbcl.core";
+pub(crate) const FILE_NAME: &str = "sbcl.core";
 
 /// The file name of the compiled Lisp side.
-const HOST_NAME: &str = "sbcl-host.fasl";
+const HOST_FASL_NAME: &str = "sbcl-host.fasl";
 
 /// The files made by this stage.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ pub(crate) struct Core {
 /// Number of versions of this stage that are kept.
 const KEPT_VERSIONS: usize = 5;
 
-/// Returns the core from the cache, or saves it there.
+/// Returns the core and the compiled Lisp side from the cache, or builds them.
 pub(crate) fn build(
     cache: &Cache,
     sbcl: &Sbcl,
@@ -58,40 +59,40 @@ pub(crate) fn build(
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
         .text("heap", HEAP_MEGABYTES)
-        .files(lisp, &inputs(lisp)?)?
+        .files(lisp, &lisp_files(lisp)?)?
         .files(include, &header)?
         .finish();
-    let directory = cache.stage("core", &key, progress, |context| {
+    let directory = cache.get_or_build("core", &key, progress, |context| {
         progress.say(format_args!("saving the core; log: {}", context.log.path().display()));
-        make(sbcl, lisp, context)
+        save_core(sbcl, lisp, context)
     })?;
     cache.prune("core", KEPT_VERSIONS);
-    Ok(Core { core: directory.join(NAME), host: directory.join(HOST_NAME) })
+    Ok(Core { core: directory.join(FILE_NAME), host: directory.join(HOST_FASL_NAME) })
 }
 
 /// Returns the files of the Lisp side.
-pub(crate) fn inputs(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn lisp_files(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(lisp, |_| true)?;
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd", "sexp"])).collect())
 }
 
-fn make(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(), Error> {
+fn save_core(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(), Error> {
     let step = "saving the core";
     let (fasls, home) = (context.scratch.join("fasl"), context.scratch.join("home"));
     for directory in [&fasls, &home] {
         std::fs::create_dir(directory).context("making", directory)?;
     }
-    let (output, host) = (context.result.join(NAME), context.result.join(HOST_NAME));
+    let (output, host) = (context.result.join(FILE_NAME), context.result.join(HOST_FASL_NAME));
     let mut command = process::clean_command(&sbcl.program().to_string_lossy());
-    sbcl.bare().arguments(&mut command);
+    sbcl.bare().add_arguments(&mut command);
     command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&context.scratch);
     // With the real home directory, the user's own Lisp configuration would get into the core.
     command.env("HOME", &home);
-    command.env(OUTPUT, &output).env(HOST_OUTPUT, &host).env(FASLS, &fasls);
+    command.env(CORE_OUTPUT_VARIABLE, &output).env(HOST_OUTPUT_VARIABLE, &host).env(FASL_DIR_VARIABLE, &fasls);
     context.log.run(step, &mut command, context.progress)?;
     for file in [output, host] {
         if !file.is_file() {
-            return Err(Error::NotMade { step: step.to_owned(), file, log: context.log.path().to_owned() });
+            return Err(Error::MissingResult { step: step.to_owned(), file, log: context.log.path().to_owned() });
         }
     }
     Ok(())

@@ -11,14 +11,14 @@ use crate::{pin, settings};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
     /// The provider that was tried.
-    pub way: String,
+    pub provider: String,
     /// The reason why the attempt failed.
-    pub outcome: String,
+    pub reason: String,
 }
 
 impl fmt::Display for Attempt {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}: {}", self.way, self.outcome)
+        write!(formatter, "{}: {}", self.provider, self.reason)
     }
 }
 
@@ -34,7 +34,7 @@ pub enum Error {
         version = pin::VERSION
     )]
     Prebuilt {
-        /// The directory that the variable names.
+        /// The directory that `SBCL_MCP_PREBUILT` names.
         directory: PathBuf,
         /// The problem with the directory.
         problem: String,
@@ -42,10 +42,11 @@ pub enum Error {
         library: &'static str,
     },
 
-    /// The requested platform is not that of this machine: SBCL can only be built on the platform that it is for.
+    /// The requested platform is not this machine's platform. SBCL can only be built on the platform on which it will
+    /// run.
     #[error(
-        "SBCL cannot be built for {target} on {host}: build on such a machine, or set {variable} to a directory \
-         with a libsbcl and an sbcl.core made there",
+        "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to a directory \
+         with a libsbcl and an sbcl.core built on one",
         variable = settings::PREBUILT
     )]
     CrossBuild {
@@ -56,11 +57,12 @@ pub enum Error {
     },
 
     /// Programs that the build needs are not installed.
-    #[error("building SBCL {version} needs {list}, not found on the PATH. {help}", version = pin::VERSION, list = missing.join(", "))]
+    #[error("building SBCL {version} needs programs that are not on the PATH: {list}. \
+        {help}", version = pin::VERSION, list = missing.join(", "))]
     MissingTools {
         /// The missing programs.
         missing: Vec<String>,
-        /// The command that installs them, for each system.
+        /// The command that installs the missing programs, for each system.
         help: String,
     },
 
@@ -77,21 +79,21 @@ pub enum Error {
 
     /// A source that the user named, or a fetched repository, cannot be used.
     #[error(
-        "{way}: {reason}. Name a directory or archive of SBCL {version} ({archive}, SHA-256 {sha}), or unset \
-         the variable",
+        "SBCL's source cannot be used ({provider}): {reason}. Set SBCL_MCP_SOURCE to a directory or archive of SBCL \
+         {version} ({archive}, SHA-256 {sha}), or unset it to have the source fetched",
         version = pin::VERSION, archive = pin::ARCHIVE, sha = pin::ARCHIVE_SHA256
     )]
     SourceRefused {
-        /// The variable or repository that named the source.
-        way: String,
+        /// The environment variable that names the source, with its value, or the path of the fetched repository.
+        provider: String,
         /// The reason why the source cannot be used.
         reason: String,
     },
 
     /// No provider had the source.
     #[error(
-        "the source of SBCL {version} could not be had. Tried:{list}\nFetch {archive}, or tag {tag} of upstream's git \
-         repository, and set {variable} to it",
+        "the source of SBCL {version} could not be obtained. Tried:{list}\nFetch {archive}, or tag {tag} of upstream's git \
+         repository, and set {variable} to its path",
         version = pin::VERSION,
         archive = pin::ARCHIVE,
         tag = pin::GIT_TAG,
@@ -99,14 +101,14 @@ pub enum Error {
         list = tried.iter().map(|attempt| format!("\n  - {attempt}")).collect::<String>()
     )]
     NoSource {
-        /// All attempts, in order.
+        /// The failed attempts, one for each provider, in order.
         tried: Vec<Attempt>,
     },
 
     /// A program that a step ran has failed.
     #[error("{step} failed ({status}). The end of its output:\n{output}\nThe full output is in {}", log.display())]
     Step {
-        /// The step.
+        /// The name of the step, such as `saving the core`.
         step: String,
         /// The program's exit status, or the reason why it could not be started.
         status: String,
@@ -117,9 +119,9 @@ pub enum Error {
     },
 
     /// A step succeeded without making its result.
-    #[error("{step} did not make {}. Its output: {}", file.display(), log.display())]
-    NotMade {
-        /// The step.
+    #[error("{step} did not produce {}. Its output is in {}", file.display(), log.display())]
+    MissingResult {
+        /// The name of the step, such as `saving the core`.
         step: String,
         /// The missing file.
         file: PathBuf,

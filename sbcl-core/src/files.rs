@@ -27,7 +27,7 @@ pub(crate) fn list(directory: &Path, wanted: impl Fn(&Path) -> bool) -> Result<V
     Ok(names)
 }
 
-/// Copies files, given by names relative to both directories, and creates directories as needed.
+/// Copies the files `names`, which are relative to both directories, and creates directories as needed.
 pub(crate) fn copy(from: &Path, to: &Path, names: &[PathBuf]) -> Result<(), Error> {
     for name in names {
         let target = to.join(name);
@@ -45,7 +45,7 @@ pub(crate) fn has_extension(name: &Path, extensions: &[&str]) -> bool {
     extension.is_some_and(|extension| extensions.contains(&extension))
 }
 
-/// Returns true if `name` is the path of an executable program, or the name of one in `PATH`.
+/// Returns true if `name` is the path of an executable file, or the name of an executable file in `PATH`.
 pub(crate) fn is_program(name: &str) -> bool {
     if name.contains('/') {
         return is_executable(Path::new(name));

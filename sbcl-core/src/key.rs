@@ -13,7 +13,7 @@ pub(crate) struct Key(String);
 
 impl Key {
     /// Returns a number derived from the key, small enough to be a date in seconds since 1970.
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn as_timestamp(&self) -> u32 {
         u32::from_str_radix(&self.0[..8], 16).expect("a key is hexadecimal")
     }
 }
@@ -35,23 +35,23 @@ impl KeyBuilder {
 
     /// Adds a string under a label.
     pub(crate) fn text(mut self, label: &str, text: &str) -> Self {
-        self.part(label.as_bytes());
-        self.part(text.as_bytes());
+        self.add_part(label.as_bytes());
+        self.add_part(text.as_bytes());
         self
     }
 
-    /// Adds files: their names relative to `directory`, and their contents.
+    /// Adds the contents of files and their `names`, which are relative to `directory`.
     pub(crate) fn files(mut self, directory: &Path, names: &[PathBuf]) -> Result<Self, Error> {
         for name in names {
             let path = directory.join(name);
             let contents = std::fs::read(&path).context("reading", &path)?;
-            self.part(name.to_string_lossy().as_bytes());
-            self.part(&contents);
+            self.add_part(name.to_string_lossy().as_bytes());
+            self.add_part(&contents);
         }
         Ok(self)
     }
 
-    /// Returns the key of everything added.
+    /// Returns the key, a hash of all parts that were added.
     pub(crate) fn finish(self) -> Key {
         let mut digits = hex(&self.0.finalize());
         digits.truncate(20);
@@ -59,7 +59,7 @@ impl KeyBuilder {
     }
 
     // The length comes first, so that moving bytes from one part to the next changes the hash.
-    fn part(&mut self, bytes: &[u8]) {
+    fn add_part(&mut self, bytes: &[u8]) {
         self.0.update((bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
     }

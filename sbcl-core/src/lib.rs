@@ -16,15 +16,15 @@
 //!
 //! | stage | build time | contents | rebuilt when |
 //! |---|---|---|---|
-//! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the features, the compiler or the platform change |
+//! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the source, the build options, the compiler or the platform change |
 //! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | `sbcl-<key>`, the shim or one of its headers changes |
-//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | `sbcl-<key>`, a file of the Lisp side or the header changes |
+//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | `sbcl-<key>`, a file of the Lisp side or `sbcl_host.h` changes |
 //!
 //! # Environment variables
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `SBCL_MCP_PREBUILT` | an absolute directory with a prebuilt `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
+//! | `SBCL_MCP_PREBUILT` | the absolute path of a directory with a prebuilt `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
 //! | `SBCL_MCP_SOURCE` | the absolute path of SBCL's source: the pinned archive, or a directory. For a directory, only the version can be checked; its builds are cached separately |
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
@@ -37,13 +37,14 @@
 //! The main crate's `build.rs` runs the recipe again when one of [`Recipe::inputs`] or of [`settings::VARIABLES`] has
 //! changed, or when a file that it embedded is no longer in the cache. It declares `links = "sbcl"`, so the build
 //! script of a direct dependant receives paths in `DEP_SBCL_…`, from which the crate `sbcl-build` makes an
-//! application's own core. If `DOCS_RS` is set, `build.rs` does not call this crate at all: no network, no SBCL. `cargo
-//! run -p sbcl-core` does the same work beforehand, with progress on standard error.
+//! application's own core. If `DOCS_RS` is set, `build.rs` does not run the recipe, so it needs neither network nor SBCL.
+//! `cargo run -p sbcl-core` does the same work beforehand, with progress on standard error.
 //!
 //! # Where the source comes from
 //!
-//! In this order: [`SBCL_MCP_SOURCE`](settings::SOURCE), the cache, upstream's git repository, Debian's pool through
-//! the mirror that the machine's apt is configured with. Every source is compared with the [`pin`] first.
+//! The recipe looks for the source in this order: [`SBCL_MCP_SOURCE`](settings::SOURCE), the cache, upstream's git
+//! repository, and Debian's pool through the mirror that the machine's apt is configured with. Every source is compared
+//! with the [`pin`] before it is used.
 #![forbid(unsafe_code)]
 
 mod cache;
@@ -68,6 +69,6 @@ mod toolchain;
 pub use error::{Attempt, Error};
 pub use platform::Platform;
 pub use progress::Progress;
-pub use recipe::{Built, Recipe};
-pub use sbcl::Bare;
+pub use recipe::{BuildOutput, Recipe};
+pub use sbcl::BareSbcl;
 pub use settings::Settings;

@@ -27,8 +27,8 @@ pub(crate) struct Shim<'a> {
     pub(crate) include: &'a Path,
 }
 
-/// Returns the library from the cache, or links it. It has no debugging symbols; a copy with symbols is in `debug/`
-/// next to it.
+/// Returns the library from the cache, or links it. The library has no debugging symbols; a copy with symbols is in the
+/// directory `debug/` beside it.
 pub(crate) fn build(
     cache: &Cache,
     sbcl: &Sbcl,
@@ -45,9 +45,9 @@ pub(crate) fn build(
         .files(shim_directory, &shim_name)?
         .files(shim.include, &headers(shim.include)?)?
         .finish();
-    let directory = cache.stage("library", &key, progress, |context| {
+    let directory = cache.get_or_build("library", &key, progress, |context| {
         progress.say("linking libsbcl");
-        make(sbcl, shim, toolchain, platform, context)
+        link_library(sbcl, shim, toolchain, platform, context)
     })?;
     cache.prune("library", KEPT_VERSIONS);
     Ok(directory.join(platform.library_name()))
@@ -59,18 +59,18 @@ pub(crate) fn headers(include: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["h"])).collect())
 }
 
-fn make(
+fn link_library(
     sbcl: &Sbcl,
     shim: Shim<'_>,
     toolchain: &Toolchain,
     platform: &Platform,
     context: &StageContext<'_>,
 ) -> Result<(), Error> {
-    let runtime = sbcl.runtime();
+    let runtime = sbcl.runtime_directory();
     let flags = Flags::read(&runtime.join("sbcl.mk"))?;
     let object = context.scratch.join("shim.o");
     // The shim is compiled with the flags of SBCL's own shared library, so that it sees the same structures.
-    let mut compile = toolchain.compile();
+    let mut compile = toolchain.compiler_command();
     compile.args(["-fPIC", "-c", "-I"]).arg(&runtime).arg("-I").arg(shim.include);
     compile.args(flags.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));
     compile.arg(shim.source).arg("-o").arg(&object);
@@ -80,16 +80,16 @@ fn make(
     let debug = context.result.join("debug");
     std::fs::create_dir(&debug).context("making", &debug)?;
     let library = debug.join(name);
-    let mut link = toolchain.compile();
+    let mut link = toolchain.compiler_command();
     link.arg("-shared").arg("-o").arg(&library).args(sbcl.objects()?).arg(&object);
     if !platform.is_macos() {
         // The shim determines where SBCL looks for an embedded core.
         link.arg("-Wl,--wrap=os_get_runtime_executable_path");
-        // The shim corrects SBCL's behaviour after a collection.
+        // The shim enables interrupts for a garbage collection in which a signal could make SBCL end the process.
         link.arg("-Wl,--wrap=maybe_gc");
-        // The host decides who handles signals.
+        // The shim intercepts SBCL's installation of signal handlers, so that the host decides which signals SBCL handles.
         link.arg("-Wl,--wrap=sigaction");
-        // A missing symbol fails the build, not the first call.
+        // With this option, a missing symbol makes the build fail, rather than the first call.
         link.arg("-Wl,-z,defs");
     }
     link.args(flags.words("LIBS"));

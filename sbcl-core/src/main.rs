@@ -1,5 +1,5 @@
-//! `cargo run -p sbcl-core` builds the shared library and the core now, with visible progress, and prints their paths.
-//! A build of the main crate then finds them in the cache. `cargo run -p sbcl-core internals` writes
+//! `cargo run -p sbcl-core` builds the shared library and the core, with visible progress, and prints their paths. A
+//! later build of the main crate finds these files in the cache. `cargo run -p sbcl-core internals` writes
 //! `lisp/build/sbcl-internals.sexp` instead, using SBCL alone.
 
 use std::path::{Path, PathBuf};
@@ -35,7 +35,8 @@ fn main() -> ExitCode {
 /// Writes the table of SBCL's internal names that the Lisp side uses, as the pinned SBCL defines them.
 fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
     let bare = recipe.sbcl().map_err(|error| error.to_string())?;
-    let bare = bare.ok_or("ready-made files bring no SBCL to describe the names with")?;
+    let bare =
+        bare.ok_or("a prebuilt SBCL (SBCL_MCP_PREBUILT) cannot describe the internal names: unset the variable")?;
     let (scripts, fasls) = (recipe.lisp_dir.join("build"), checkout.join("target/sbcl-internals"));
     let table = scripts.join("sbcl-internals.sexp");
     let mut command = bare.command();

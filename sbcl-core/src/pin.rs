@@ -1,4 +1,4 @@
-//! The pinned SBCL. No other file names its version.
+//! The pinned SBCL: its version, and the source that every build must use.
 
 /// SBCL's version.
 pub const VERSION: &str = "2.6.4";

@@ -17,8 +17,8 @@ const LINES_SHOWN: usize = 120;
 /// Interval at which a program without output is reported as still running.
 const REPORT_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Environment variables that a step may see. All others are removed, since they could change a result without changing
-/// its key.
+/// Environment variables that a step may see. Other variables are removed, since they could change a stage without
+/// changing its key.
 const KEPT_VARIABLES: [&str; 9] =
     ["PATH", "HOME", "USER", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "SDKROOT", "DEVELOPER_DIR"];
 
@@ -69,7 +69,7 @@ impl Log {
         command.stdout(writer.try_clone().context("making a pipe for", path)?);
         command.stderr(writer);
         let spawned = command.spawn();
-        // `command` still holds the pipe's write end; until this end is closed, reading never ends.
+        // `command` still holds write ends of the pipe. Unless they are closed, the reader never reaches the end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
 
@@ -101,14 +101,15 @@ impl Log {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        let status = child.wait().context("waiting for a program of", path)?;
+        let status = child.wait().context("waiting for a program that writes to", path)?;
         if status.success() { Ok(()) } else { Err(failed(status.to_string(), Vec::from(last).join("\n"))) }
     }
 }
 
-/// Runs a command for at most `limit` and returns its output, including stderr. The error is the output of a failed
-/// command, or the reason why the command failed.
-pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
+/// Runs a command for at most `limit` and returns its output, including stderr. If the command fails, the error is its
+/// output, or its exit status if it printed nothing. Otherwise the error is the reason why the command could not run, or
+/// says that the time limit was exceeded.
+pub(crate) fn run_with_timeout(limit: Duration, command: &mut Command) -> Result<String, String> {
     let (mut reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     let errors = writer.try_clone().map_err(|error| error.to_string())?;
     let spawned = command.stdin(Stdio::null()).stdout(writer).stderr(errors).spawn();
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn command_runs_in_a_bare_environment_without_cargo_variables() {
-        let output = output_within(Duration::from_secs(5), &mut shell("env")).unwrap();
+        let output = run_with_timeout(Duration::from_secs(5), &mut shell("env")).unwrap();
         assert!(output.contains("PATH="));
         // Cargo sets this variable for tests.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
@@ -179,14 +180,14 @@ mod tests {
     #[test]
     fn a_time_limit_ends_a_command() {
         let started = Instant::now();
-        let outcome = output_within(Duration::from_millis(100), &mut shell("exec sleep 30"));
+        let outcome = run_with_timeout(Duration::from_millis(100), &mut shell("exec sleep 30"));
         assert_eq!(outcome, Err("no answer within 100ms".to_owned()));
         assert!(started.elapsed() < Duration::from_secs(10));
     }
 
     #[test]
     fn missing_program_is_an_error() {
-        let outcome = output_within(Duration::from_secs(1), &mut clean_command("no-such-program-anywhere"));
+        let outcome = run_with_timeout(Duration::from_secs(1), &mut clean_command("no-such-program-anywhere"));
         assert!(outcome.unwrap_err().contains("No such file"));
     }
 }

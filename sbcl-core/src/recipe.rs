@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::library::Shim;
 use crate::platform::Platform;
 use crate::progress::Progress;
-use crate::sbcl::{Bare, Sbcl};
+use crate::sbcl::{BareSbcl, Sbcl};
 use crate::settings::Settings;
 use crate::toolchain::Toolchain;
 use crate::{core, library, sbcl};
@@ -33,20 +33,21 @@ pub struct Recipe {
 
 /// The results of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Built {
+pub struct BuildOutput {
     /// The shared library, without debugging symbols.
     pub library: PathBuf,
     /// The core that the library boots.
     pub core: PathBuf,
     /// The SBCL that made the library and the core; `None` for prebuilt files.
-    pub bare: Option<Bare>,
-    /// The compiled Lisp side, as one fasl, for other cores made with `bare`.
+    pub bare: Option<BareSbcl>,
+    /// The compiled Lisp side, as one fasl, for other cores made with `bare`; `None` for prebuilt files.
     pub host: Option<PathBuf>,
 }
 
 impl Recipe {
-    /// Returns the recipe for a checkout of the project: its `lisp/` and `ffi/`, this machine, this environment,
-    /// progress on standard error. For a user without a home directory the cache is in the checkout's `target/`.
+    /// Returns the recipe for a checkout of the project, with its `lisp/` and `ffi/`, for this machine, with settings
+    /// from this environment and progress on standard error. For a user without a home directory the cache is in the
+    /// checkout's `target/`.
     #[must_use]
     pub fn in_checkout(root: &Path) -> Self {
         Self {
@@ -60,13 +61,14 @@ impl Recipe {
         }
     }
 
-    /// Returns the library and the core: those in the directory that [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT)
-    /// names, or those in the cache, which are built if necessary.
+    /// Returns the library and the core. If [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names a directory, returns
+    /// the prebuilt files in this directory. Otherwise returns files in the cache, after building them if necessary.
     ///
     /// # Errors
     ///
-    /// Returns an [`Error`] if the build fails. Where possible, the message says how to fix the problem.
-    pub fn build(&self) -> Result<Built, Error> {
+    /// Returns an [`Error`] if the prebuilt files cannot be used, the target is not this machine's platform, or the
+    /// build fails. Where possible, the message says how to fix the problem.
+    pub fn build(&self) -> Result<BuildOutput, Error> {
         if let Some(directory) = &self.settings.prebuilt {
             return self.prebuilt(directory);
         }
@@ -79,17 +81,17 @@ impl Recipe {
         let shim = Shim { source: &self.shim, include: &self.include_dir };
         let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
         let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.include_dir, &self.progress)?;
-        Ok(Built { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
+        Ok(BuildOutput { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 
-    /// Returns SBCL alone, as its own build leaves it, and builds it if it is not in the cache. This also works while
-    /// the Lisp side does not build with it. Returns `None` if [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names
+    /// Returns SBCL alone, as its own build leaves it, and builds it if it is not in the cache. The Lisp side need not
+    /// compile for this. Returns `None` if [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names
     /// prebuilt files.
     ///
     /// # Errors
     ///
-    /// Returns an [`Error`] in the same cases as [`build`](Self::build), if they concern SBCL alone.
-    pub fn sbcl(&self) -> Result<Option<Bare>, Error> {
+    /// Returns an [`Error`] if a tool or SBCL's source is missing, or if SBCL's own build fails.
+    pub fn sbcl(&self) -> Result<Option<BareSbcl>, Error> {
         if self.settings.prebuilt.is_some() {
             return Ok(None);
         }
@@ -110,13 +112,13 @@ impl Recipe {
         inputs
     }
 
-    fn prebuilt(&self, directory: &Path) -> Result<Built, Error> {
-        let (library, core) = (directory.join(self.target.library_name()), directory.join(core::NAME));
-        let built = Built { library, core, bare: None, host: None };
+    fn prebuilt(&self, directory: &Path) -> Result<BuildOutput, Error> {
+        let (library, core) = (directory.join(self.target.library_name()), directory.join(core::FILE_NAME));
+        let built = BuildOutput { library, core, bare: None, host: None };
         let problem = if !directory.is_absolute() {
-            "that is not an absolute path".to_owned()
-        } else if let Some(missing) = self.missing(&built) {
-            format!("{} is not there", missing.display())
+            "this path is not absolute".to_owned()
+        } else if let Some(missing) = self.missing_file(&built) {
+            format!("{} does not exist", missing.display())
         } else {
             return Ok(built);
         };
@@ -124,7 +126,7 @@ impl Recipe {
     }
 
     /// Returns the first prebuilt file that is missing.
-    fn missing<'a>(&self, built: &'a Built) -> Option<&'a Path> {
+    fn missing_file<'a>(&self, built: &'a BuildOutput) -> Option<&'a Path> {
         let wanted = [Some(&built.library), Some(&built.core).filter(|_| self.wants_core)];
         wanted.into_iter().flatten().map(PathBuf::as_path).find(|file| !file.is_file())
     }

@@ -26,7 +26,7 @@ impl Form {
                     open.push(Vec::new());
                     continue;
                 }
-                ')' => Self::List(open.pop().filter(|_| !open.is_empty()).ok_or("a `)` too many")?),
+                ')' => Self::List(open.pop().filter(|_| !open.is_empty()).ok_or("there is one `)` too many")?),
                 '"' => {
                     let mut text = String::new();
                     loop {
@@ -48,14 +48,14 @@ impl Form {
                     Self::Symbol(name)
                 }
             };
-            open.last_mut().ok_or("a `)` too many")?.push(form);
+            open.last_mut().ok_or("there is one `)` too many")?.push(form);
         }
         let all = open.pop().filter(|_| open.is_empty());
         all.ok_or_else(|| "a `)` is missing".to_owned())
     }
 }
 
-/// Returns the Rust type for the name of a field's type.
+/// Returns the Rust type for the name of a field's type in the table, or `None` if the name is unknown.
 fn rust_type(name: &str) -> Option<&'static str> {
     Some(match name {
         "text" => "String",
@@ -73,18 +73,19 @@ fn rust_type(name: &str) -> Option<&'static str> {
 /// Returns the invocation of the macro `records!` for a table of records.
 ///
 /// # Errors
-/// Returns a sentence that describes what is wrong with the table.
-pub fn rust(table: &str) -> Result<String, String> {
+/// Returns a description of the problem if the table's syntax is wrong, if a record or field is malformed, or if the
+/// type of a field is unknown.
+pub fn generate_rust(table: &str) -> Result<String, String> {
     let mut rust = String::from("records! {\n");
     for record in Form::read_all(table)? {
-        let unknown = format!("this is no record: {record:?}");
+        let unknown = format!("not a record: {record:?}");
         let Form::List(parts) = record else { return Err(unknown) };
         let [Form::Symbol(kind), Form::Symbol(name), Form::Text(says), fields @ ..] = &parts[..] else {
             return Err(unknown);
         };
         _ = writeln!(rust, "    /// {says}\n    {} {name} {{", kind.replace('-', "_"));
         for field in fields {
-            let unknown = || format!("this is no field of {kind}: {field:?}");
+            let unknown = || format!("not a field of {kind}: {field:?}");
             let Form::List(parts) = field else { return Err(unknown()) };
             let [Form::Symbol(name), Form::Symbol(of), Form::Text(says), other @ ..] = &parts[..] else {
                 return Err(unknown());
@@ -105,25 +106,25 @@ pub fn rust(table: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::rust;
+    use super::generate_rust;
 
     #[test]
     fn records_become_arguments_of_the_macro() {
         let table =
             ";; c\n(more-checks MoreChecks \"How \\\"many\\\".\" (count number \"It.\")\n (a-b text? \"That.\" \"c\"))";
         assert_eq!(
-            rust(table).unwrap(),
+            generate_rust(table).unwrap(),
             "records! {\n    /// How \"many\".\n    more_checks MoreChecks {\n        /// It.\n        count: u64,\n        \
              /// That.\n        #[serde(rename = \"c\")]\n        a_b: Option<String>,\n    }\n}\n"
         );
         for (table, expected) in [
             ("(a", "a `)` is missing"),
-            ("a)", "a `)` too many"),
+            ("a)", "there is one `)` too many"),
             ("\"a", "a string without end"),
-            ("(a B)", "this is no record: List([Symbol(\"a\"), Symbol(\"B\")])"),
-            ("(a B \"c\" (d odd \"e\"))", "this is no field of a: List([Symbol(\"d\"), Symbol(\"odd\"), Text(\"e\")])"),
+            ("(a B)", "not a record: List([Symbol(\"a\"), Symbol(\"B\")])"),
+            ("(a B \"c\" (d odd \"e\"))", "not a field of a: List([Symbol(\"d\"), Symbol(\"odd\"), Text(\"e\")])"),
         ] {
-            assert_eq!(rust(table).unwrap_err(), expected);
+            assert_eq!(generate_rust(table).unwrap_err(), expected);
         }
     }
 }

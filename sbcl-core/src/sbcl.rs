@@ -15,9 +15,9 @@ use crate::{files, pin, process, source};
 /// Revision of this recipe, incremented when it makes a different SBCL from the same source.
 const REVISION: &str = "1";
 
-/// Options of SBCL's build. Without compression, SBCL needs no library other than C's. The default home is a directory
-/// that cannot exist, so that SBCL never loads the contribs of another SBCL.
-const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
+/// Options of SBCL's build. Core compression is off, so SBCL needs no library besides the C library. The default home is
+/// a directory that cannot exist, so that SBCL never loads the contribs of another SBCL.
+const BUILD_OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
 /// Flags for the C compiler. SBCL's signal handlers first read a thread local, on whichever thread receives the signal.
 /// In a library loaded with dlopen, the first read on a thread allocates (`__tls_get_addr`), and deadlocks if the
@@ -25,10 +25,10 @@ const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 const CFLAGS: &str = "-ftls-model=initial-exec";
 
 /// Contribs that the core does not need.
-const CONTRIBS_LEFT_OUT: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
+const EXCLUDED_CONTRIBS: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
 
-/// Heap size, in megabytes, under which the core is saved: the largest that it will run with. When a core boots with a
-/// larger heap than it was saved under, every function is patched for a wider card table, which costs time and memory.
+/// Heap size, in megabytes, of the SBCL that saves a core. It is the largest heap that a core is expected to run with,
+/// because booting with a larger heap patches every function for a wider card table, which costs time and memory.
 pub(crate) const HEAP_MEGABYTES: &str = "8192";
 
 /// Number of versions of this stage that are kept.
@@ -43,12 +43,12 @@ pub(crate) struct Sbcl {
 }
 
 impl Sbcl {
-    /// Returns the executable.
+    /// Returns the path of SBCL's executable.
     pub(crate) fn program(&self) -> PathBuf {
-        self.runtime().join("sbcl")
+        self.runtime_directory().join("sbcl")
     }
 
-    /// Returns the executable's own core.
+    /// Returns the path of the core that SBCL's own build made.
     pub(crate) fn core(&self) -> PathBuf {
         self.directory.join("output/sbcl.core")
     }
@@ -59,13 +59,13 @@ impl Sbcl {
     }
 
     /// Returns the directory of the runtime's headers, objects and `sbcl.mk`.
-    pub(crate) fn runtime(&self) -> PathBuf {
+    pub(crate) fn runtime_directory(&self) -> PathBuf {
         self.directory.join("src/runtime")
     }
 
     /// Returns the executable with its core and home, as needed to start it.
-    pub(crate) fn bare(&self) -> Bare {
-        Bare { program: self.program(), core: self.core(), home: self.home() }
+    pub(crate) fn bare(&self) -> BareSbcl {
+        BareSbcl { program: self.program(), core: self.core(), home: self.home() }
     }
 
     /// Returns the position-independent objects of the shared library.
@@ -78,7 +78,7 @@ impl Sbcl {
 
 /// An SBCL as its own build leaves it, without the Lisp side.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bare {
+pub struct BareSbcl {
     /// The executable.
     pub program: PathBuf,
     /// The executable's own core.
@@ -87,19 +87,19 @@ pub struct Bare {
     pub home: PathBuf,
 }
 
-impl Bare {
-    /// Returns a command that starts SBCL with the heap size that cores are saved under, and without any user's
+impl BareSbcl {
+    /// Returns a command that starts SBCL with the heap size with which cores are saved, and without any user's
     /// configuration. An unhandled error makes SBCL exit with a status other than 0. Lisp's own options, such as
     /// `--load`, may be appended.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        self.arguments(&mut command);
+        self.add_arguments(&mut command);
         command
     }
 
-    /// Adds the arguments and variables of [`command`](Self::command).
-    pub(crate) fn arguments(&self, command: &mut Command) {
+    /// Adds the arguments and environment variables of [`command`](Self::command) to another command.
+    pub(crate) fn add_arguments(&self, command: &mut Command) {
         command.arg("--core").arg(&self.core).args(["--noinform", "--dynamic-space-size", HEAP_MEGABYTES]);
         command.args(["--no-sysinit", "--no-userinit", "--non-interactive", "--disable-debugger"]);
         command.env("SBCL_HOME", &self.home);
@@ -119,13 +119,13 @@ pub(crate) fn build(
         .text("commit", pin::GIT_COMMIT)
         .text("archive", pin::ARCHIVE_SHA256)
         .text("source", &source::identity(settings, progress)?)
-        .text("options", &OPTIONS.join(" "))
+        .text("options", &BUILD_OPTIONS.join(" "))
         .text("compiler flags", CFLAGS)
-        .text("contribs left out", CONTRIBS_LEFT_OUT)
+        .text("contribs left out", EXCLUDED_CONTRIBS)
         .text("compiler", &toolchain.identity()?)
         .text("platform", &platform.to_string())
         .finish();
-    let directory = cache.stage("sbcl", &key, progress, |context| {
+    let directory = cache.get_or_build("sbcl", &key, progress, |context| {
         toolchain.check(&context.scratch)?;
         progress.say(format_args!(
             "building SBCL {}, once on this machine: about three minutes; log: {}",
@@ -134,47 +134,52 @@ pub(crate) fn build(
         ));
         let source = source::find(settings, cache, progress)?;
         progress.say(format_args!("source: {source}"));
-        make(&source, &key, toolchain, context)
+        compile_sbcl(&source, &key, toolchain, context)
     })?;
     cache.prune("sbcl", KEPT_VERSIONS);
     Ok(Sbcl { directory, key })
 }
 
-fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, context: &StageContext<'_>) -> Result<(), Error> {
+fn compile_sbcl(
+    source: &source::Source,
+    key: &Key,
+    toolchain: &Toolchain,
+    context: &StageContext<'_>,
+) -> Result<(), Error> {
     let tree = context.scratch.join("tree");
     std::fs::create_dir(&tree).context("making", &tree)?;
     source::unpack(source, &tree, context)?;
     let step = format!("building SBCL {}", pin::VERSION);
-    let mut build = script(&tree, "make.sh", key, toolchain);
-    build.args(OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
+    let mut build = script_command(&tree, "make.sh", key, toolchain);
+    build.args(BUILD_OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
     context.log.run(&step, &mut build, context.progress)?;
-    // This step makes the object files. Its library is not used: the library stage links another one, with the shim.
+    // This step makes the object files. Its library is not used, because the library stage links a library with the shim.
     let step = "building libsbcl";
-    context.log.run(step, &mut script(&tree, "make-shared-library.sh", key, toolchain), context.progress)?;
+    context.log.run(step, &mut script_command(&tree, "make-shared-library.sh", key, toolchain), context.progress)?;
     files::copy(&tree, &context.result, &files::list(&tree, is_needed)?)?;
     for name in ["src/runtime/sbcl", "src/runtime/sbcl.mk", "src/runtime/runtime.pic.o", "output/sbcl.core"] {
         let file = context.result.join(name);
         if !file.is_file() {
             let (step, log) = (step.to_owned(), context.log.path().to_owned());
-            return Err(Error::NotMade { step, file, log });
+            return Err(Error::MissingResult { step, file, log });
         }
     }
     Ok(())
 }
 
-fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
+fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
     let mut command = process::clean_command("sh");
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
-    command.env("SBCL_CONTRIB_BLOCKLIST", CONTRIBS_LEFT_OUT);
+    command.env("SBCL_CONTRIB_BLOCKLIST", EXCLUDED_CONTRIBS);
     // This date makes SBCL's build identifier independent of machine and user, but different for each key.
-    command.env("SOURCE_DATE_EPOCH", key.number().to_string());
+    command.env("SOURCE_DATE_EPOCH", key.as_timestamp().to_string());
     command
 }
 
-/// Returns true if a file of the built tree is kept, or a directory is entered. The tree keeps its shape, because the
-/// headers include one another by relative paths, and SBCL finds its contribs relative to its home.
+/// Returns true if `name` is a file of the built tree to keep, or a directory to enter. The files keep their relative
+/// paths, because the headers include one another by relative paths, and SBCL finds its contribs relative to its home.
 fn is_needed(name: &Path) -> bool {
     const FILES: [&str; 3] = ["src/runtime/sbcl", "src/runtime/sbcl.mk", "output/sbcl.core"];
     const DIRECTORIES: [&str; 9] = [

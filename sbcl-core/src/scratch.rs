@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A new empty directory, removed when it is dropped.
+/// A new temporary directory, removed when this value is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {

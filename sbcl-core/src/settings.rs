@@ -4,28 +4,28 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// The variable that names a directory with a prebuilt library and core, so that nothing is built.
+/// The environment variable that names a directory with a prebuilt library and core, so that nothing is built.
 pub const PREBUILT: &str = "SBCL_MCP_PREBUILT";
-/// The variable that names SBCL's source: a directory or the pinned archive.
+/// The environment variable that names SBCL's source: a directory or the pinned archive.
 pub const SOURCE: &str = "SBCL_MCP_SOURCE";
-/// The variable with the command that starts the bootstrapping Lisp.
+/// The environment variable with the command that starts the bootstrapping Lisp.
 pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
-/// The variable with the C compiler's command.
+/// The environment variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
 
-/// The variables whose change requires another run of the recipe.
+/// The environment variables whose change requires another run of the recipe.
 pub const VARIABLES: [&str; 6] = [PREBUILT, SOURCE, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
 
 /// The settings of a build.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The directory of a prebuilt library and core.
+    /// The directory of a prebuilt library and core, if the user named a directory.
     pub prebuilt: Option<PathBuf>,
-    /// The source named by the user.
+    /// The path of SBCL's source, if the user named a path.
     pub source: Option<PathBuf>,
     /// The command that starts the bootstrapping Lisp.
     pub bootstrap: String,
-    /// The C compiler's command, if the user named one.
+    /// The C compiler's command, if the user named a command.
     pub compiler: Option<String>,
     /// The cache's directory.
     pub cache: PathBuf,

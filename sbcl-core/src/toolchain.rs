@@ -9,7 +9,7 @@ use crate::settings::Settings;
 use crate::{files, process};
 
 /// Time limit for a command that tests the compiler.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const COMPILER_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Systems with known installation commands, in the order of [`Tool::packages`].
 const SYSTEMS: [(&str, &str); 4] = [
@@ -20,7 +20,7 @@ const SYSTEMS: [(&str, &str); 4] = [
 ];
 
 /// The command that installs compilers on macOS, used in place of a package.
-const XCODE: &str = "xcode-select --install";
+const XCODE_INSTALL: &str = "xcode-select --install";
 
 /// A required program and its alternatives.
 struct Tool {
@@ -28,7 +28,7 @@ struct Tool {
     name: &'static str,
     /// The alternative commands, one of which must exist.
     commands: Vec<String>,
-    /// The package that contains the program, for each system; empty if every system of this kind has the program.
+    /// The package that contains the program, for each of [`SYSTEMS`]; empty if the system always has the program.
     packages: [&'static str; 4],
 }
 
@@ -54,16 +54,17 @@ impl Toolchain {
             jobs: settings.jobs,
         };
         if !files::is_program(toolchain.compiler_program()) {
-            // This check reports all missing tools at once, not the compiler now and the rest after its installation.
+            // Report all missing tools at once, rather than the compiler now and the other tools in the next build.
             check(&toolchain.tools(), files::is_program)?;
         }
         Ok(toolchain)
     }
 
-    /// Returns everything that distinguishes compilers: the command, the version and the target machine.
+    /// Returns a string that identifies the C compiler: its command, version and target machine.
     pub(crate) fn identity(&self) -> Result<String, Error> {
         let ask = |option: &str| {
-            process::output_within(ANSWER_TIMEOUT, self.compile().arg(option)).map_err(|output| self.broken(output))
+            process::run_with_timeout(COMPILER_TEST_TIMEOUT, self.compiler_command().arg(option))
+                .map_err(|output| self.broken_compiler_error(output))
         };
         Ok(format!("{:?} {} {}", self.compiler, ask("--version")?, ask("-dumpmachine")?))
     }
@@ -76,7 +77,7 @@ impl Toolchain {
     }
 
     /// Returns a command that runs the C compiler.
-    pub(crate) fn compile(&self) -> Command {
+    pub(crate) fn compiler_command(&self) -> Command {
         let mut command = process::clean_command(self.compiler_program());
         command.args(self.compiler.iter().skip(1));
         command
@@ -86,17 +87,19 @@ impl Toolchain {
         self.compiler.first().map_or("cc", String::as_str)
     }
 
-    // A frequent problem is a compiler without the C library's headers, so the probe includes one.
+    // Often a compiler is installed without the C library's headers, so the probe includes a header.
     fn try_compiler(&self, scratch: &Path) -> Result<(), Error> {
         let source = scratch.join("probe.c");
         let program = "#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n";
         std::fs::write(&source, program).context("writing", &source)?;
-        let mut command = self.compile();
+        let mut command = self.compiler_command();
         command.arg(&source).arg("-o").arg(scratch.join("probe"));
-        process::output_within(ANSWER_TIMEOUT, &mut command).map(|_| ()).map_err(|output| self.broken(output))
+        process::run_with_timeout(COMPILER_TEST_TIMEOUT, &mut command)
+            .map(|_| ())
+            .map_err(|output| self.broken_compiler_error(output))
     }
 
-    fn broken(&self, output: String) -> Error {
+    fn broken_compiler_error(&self, output: String) -> Error {
         Error::BrokenCompiler {
             compiler: self.compiler.join(" "),
             output,
@@ -105,7 +108,7 @@ impl Toolchain {
     }
 
     fn compiler_tool(&self) -> Tool {
-        let packages = ["build-essential", "gcc glibc-devel", "base-devel", XCODE];
+        let packages = ["build-essential", "gcc glibc-devel", "base-devel", XCODE_INSTALL];
         tool("a C compiler", &[self.compiler_program()], packages)
     }
 
@@ -114,8 +117,8 @@ impl Toolchain {
         vec![
             tool("sbcl (or another Common Lisp that can bootstrap it)", &[lisp], ["sbcl"; 4]),
             self.compiler_tool(),
-            tool("make", &["make", "gmake"], ["make", "make", "make", XCODE]),
-            tool("strip", &["strip"], ["binutils", "binutils", "binutils", XCODE]),
+            tool("make", &["make", "gmake"], ["make", "make", "make", XCODE_INSTALL]),
+            tool("strip", &["strip"], ["binutils", "binutils", "binutils", XCODE_INSTALL]),
             tool("tar", &["tar"], ["tar", "tar", "tar", ""]),
             tool("xz", &["xz"], ["xz-utils", "xz", "xz", "xz"]),
         ]
@@ -155,10 +158,10 @@ fn install_help(tools: &[&Tool]) -> String {
     for (system, (name, install)) in SYSTEMS.iter().enumerate() {
         let mut packages: Vec<&str> = tools.iter().map(|tool| tool.packages[system]).collect();
         let mut commands = Vec::new();
-        if packages.contains(&XCODE) {
-            commands.push(XCODE.to_owned());
+        if packages.contains(&XCODE_INSTALL) {
+            commands.push(XCODE_INSTALL.to_owned());
         }
-        packages.retain(|&package| !package.is_empty() && package != XCODE);
+        packages.retain(|&package| !package.is_empty() && package != XCODE_INSTALL);
         if !packages.is_empty() {
             commands.push(format!("{install} {}", packages.join(" ")));
         }

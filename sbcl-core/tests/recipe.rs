@@ -1,5 +1,5 @@
-//! Tests of the whole recipe, through its command line, with a fake source whose `make.sh` only counts how often it
-//! ran.
+//! Tests of the whole recipe, through its command line. The source is a fake, whose `make.sh` counts its runs and makes
+//! small stand-ins for SBCL's files.
 
 #![cfg(unix)]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sbcl_core::{Error, Platform, Progress, Recipe, Settings};
 
-const MAKE: &str = r#"
+const FAKE_MAKE_SH: &str = r#"
 set -e
 echo built >> "$HOME/builds"
 while [ -e "$HOME/wait" ]; do sleep 0.05; done
@@ -45,7 +45,7 @@ impl Fixture {
         fixture.write("checkout/ffi/shim.c", SHIM);
         fixture.write("checkout/ffi/shim.h", "");
         fixture.write("checkout/lisp/build/build.lisp", "(one)");
-        fixture.write("source/make.sh", MAKE);
+        fixture.write("source/make.sh", FAKE_MAKE_SH);
         fixture.write("source/make-shared-library.sh", "");
         fixture.write("source/version.lisp-expr", "\"2.6.4\"");
         fixture
@@ -101,7 +101,7 @@ impl Drop for Fixture {
 }
 
 /// Returns the library and the core that a run printed.
-fn results(output: &Output) -> (PathBuf, PathBuf) {
+fn printed_paths(output: &Output) -> (PathBuf, PathBuf) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     let path = |label: &str| {
@@ -111,7 +111,7 @@ fn results(output: &Output) -> (PathBuf, PathBuf) {
     (path("library: "), path("core: "))
 }
 
-fn failure(output: &Output) -> String {
+fn failure_message(output: &Output) -> String {
     assert!(!output.status.success());
     String::from_utf8(output.stderr.clone()).unwrap()
 }
@@ -120,7 +120,7 @@ fn failure(output: &Output) -> String {
 fn concurrent_builds_build_sbcl_once() {
     let fixture = Fixture::new("concurrent");
     let builds = [fixture.start(), fixture.start(), fixture.start()];
-    let outputs = builds.map(|build| results(&build.wait_with_output().unwrap()));
+    let outputs = builds.map(|build| printed_paths(&build.wait_with_output().unwrap()));
     assert_eq!(fixture.builds(), 1);
     assert_eq!(outputs[0], outputs[1]);
     assert_eq!(outputs[1], outputs[2]);
@@ -136,7 +136,7 @@ fn concurrent_builds_build_sbcl_once() {
 #[test]
 fn changed_file_rebuilds_only_the_stages_that_depend_on_the_file() {
     let fixture = Fixture::new("change");
-    let run = || results(&fixture.command().output().unwrap());
+    let run = || printed_paths(&fixture.command().output().unwrap());
     let (library, core) = run();
     fixture.write("checkout/lisp/build/build.lisp", "(two)");
     let (same_library, other_core) = run();
@@ -148,7 +148,7 @@ fn changed_file_rebuilds_only_the_stages_that_depend_on_the_file() {
     assert_ne!(library, other_library);
     assert_eq!(other_core, same_core);
     assert_eq!(fixture.builds(), 1);
-    fixture.write("source/make.sh", &format!("{MAKE}# changed\n"));
+    fixture.write("source/make.sh", &format!("{FAKE_MAKE_SH}# changed\n"));
     run();
     assert_eq!(fixture.builds(), 2);
 }
@@ -162,7 +162,7 @@ fn killed_build_is_redone_by_the_next_run() {
     build.kill().unwrap();
     build.wait().unwrap();
     std::fs::remove_file(fixture.path("home/wait")).unwrap();
-    let (library, core) = results(&fixture.command().output().unwrap());
+    let (library, core) = printed_paths(&fixture.command().output().unwrap());
     assert_eq!(fixture.builds(), 2);
     assert!(library.is_file() && core.is_file());
 }
@@ -171,14 +171,14 @@ fn killed_build_is_redone_by_the_next_run() {
 fn failing_lisp_build_reports_its_output_and_the_log_path() {
     let fixture = Fixture::new("lisp");
     fixture.write("checkout/lisp/build/build.lisp", "(unbalanced");
-    let message = failure(&fixture.command().output().unwrap());
+    let message = failure_message(&fixture.command().output().unwrap());
     assert!(message.contains("saving the core failed"), "{message}");
     assert!(message.contains("end of file on"), "{message}");
-    let log = message.trim().rsplit_once("The whole of it: ").unwrap().1;
+    let log = message.trim().rsplit_once("The full output is in ").unwrap().1;
     assert!(std::fs::read_to_string(log).unwrap().contains("end of file on"));
     // Once the error is corrected, the build continues from the stages that were finished.
     fixture.write("checkout/lisp/build/build.lisp", "(balanced)");
-    results(&fixture.command().output().unwrap());
+    printed_paths(&fixture.command().output().unwrap());
     assert_eq!(fixture.builds(), 1);
 }
 
@@ -186,7 +186,7 @@ fn failing_lisp_build_reports_its_output_and_the_log_path() {
 fn a_source_of_another_version_is_refused() {
     let fixture = Fixture::new("version");
     fixture.write("source/version.lisp-expr", "\"2.6.3\"");
-    let message = failure(&fixture.command().output().unwrap());
+    let message = failure_message(&fixture.command().output().unwrap());
     assert!(message.contains("is SBCL 2.6.3"), "{message}");
     assert!(message.contains("SBCL_MCP_SOURCE"), "{message}");
     assert_eq!(fixture.builds(), 0);
@@ -195,10 +195,10 @@ fn a_source_of_another_version_is_refused() {
 #[test]
 fn cache_is_in_the_checkout_target_when_home_is_unset() {
     let fixture = Fixture::new("homeless");
-    // The fake build counts in HOME, which is unset here.
-    fixture.write("source/make.sh", &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""));
+    // The fake build counts its runs in a file in HOME, which is unset here.
+    fixture.write("source/make.sh", &FAKE_MAKE_SH.replace("echo built >> \"$HOME/builds\"\n", ""));
     let output = fixture.command().env_remove("HOME").output().unwrap();
-    let (library, _) = results(&output);
+    let (library, _) = printed_paths(&output);
     assert!(library.starts_with(fixture.path("checkout/target")), "{}", library.display());
 }
 
@@ -221,12 +221,12 @@ fn prebuilt_directory_needs_both_library_and_core() {
     let message = build(&ready).unwrap_err().to_string();
     assert!(message.contains("SBCL_MCP_PREBUILT"), "{message}");
     let library = ready.join(Platform::host().library_name());
-    assert!(message.contains(&format!("{} is not there", library.display())), "{message}");
+    assert!(message.contains(&format!("{} does not exist", library.display())), "{message}");
 
     std::fs::create_dir(&ready).unwrap();
     std::fs::write(&library, "").unwrap();
     let message = build(&ready).unwrap_err().to_string();
-    assert!(message.contains("sbcl.core is not there"), "{message}");
+    assert!(message.contains("sbcl.core does not exist"), "{message}");
 
     std::fs::write(ready.join("sbcl.core"), "").unwrap();
     let built = build(&ready).unwrap();

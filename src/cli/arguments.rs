@@ -10,9 +10,9 @@ use clap::{ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
-use super::{say, sessions, version};
+use super::{print_to_stderr, sessions, version};
 use crate::environment;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::Checkpoints;
 use crate::sandbox::Confinement;
 use crate::{ImageConfig, Limits, Session, mcp};
@@ -266,7 +266,7 @@ pub(super) struct Tests {
     ))]
     pub(super) suspects: u64,
     /// Time limit of each test, after which it fails. --timeout does not apply to tests.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = test_timeout)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_test_timeout)]
     pub(super) test_timeout: f64,
     /// Names of systems; with --attach also a test or suite with its package (`my-tests::parsing`), or a package
     /// followed by a colon.
@@ -290,7 +290,7 @@ pub(super) struct Serve {
     #[arg(long, value_enum, default_value_t = CheckpointTiming::Asked)]
     pub(super) checkpoints: CheckpointTiming,
     /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic ones are deleted.
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
     pub(super) checkpoint_space: u64,
     /// Also send results as structured content, with a schema for each tool. Some clients then hide the text.
     #[arg(long)]
@@ -340,7 +340,7 @@ pub(super) enum Restore {
 #[derive(Debug, Args)]
 pub(super) struct Options {
     /// Time limit of an evaluation, 0 for none.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = timeout)]
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_timeout)]
     pub(super) timeout: Timeout,
     /// Maximum characters of output kept for each evaluation.
     #[arg(long, value_name = "CHARS", default_value = "1000000", value_parser = clap::value_parser!(u64).range(
@@ -354,16 +354,16 @@ pub(super) struct Options {
     ))]
     pub(super) max_answer: u64,
     /// Time for which a failed evaluation is held for debugging.
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = positive_duration)]
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_positive_duration)]
     pub(super) hold: Duration,
     /// Grace period of an interrupted evaluation's cleanup forms, after which they are interrupted, too.
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = positive_duration)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_duration)]
     pub(super) cleanup: Duration,
     /// Size of the Lisp heap, such as 8G or 512M: address space, which takes memory only as it is used.
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8G")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "8G")]
     pub(super) heap: u64,
     /// Size of each evaluation's control stack, such as 256M.
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M")]
     pub(super) control_stack: u64,
     /// Directory with an sbcl.core to boot in place of the built-in core. A directory with another libsbcl.so is
     /// refused.
@@ -376,7 +376,7 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) user_init: bool,
     /// Log filter for stderr, such as "debug".
-    #[arg(long, value_name = "FILTER", env = environment::LOG, default_value = "warn", value_parser = filter)]
+    #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "warn", value_parser = parse_log_filter)]
     pub(super) log: EnvFilter,
     #[command(flatten)]
     pub(super) confinement: Confinement,
@@ -393,7 +393,7 @@ impl Options {
     }
 
     /// Returns the configuration to boot the image with.
-    pub(super) fn image(&self, scratch: &Scratch) -> ImageConfig {
+    pub(super) fn image_config(&self, scratch: &ScratchDirectory) -> ImageConfig {
         ImageConfig {
             heap: self.heap,
             control_stack: self.control_stack,
@@ -408,7 +408,11 @@ impl Options {
     ///
     /// # Errors
     /// Returns a sentence if the process cannot be confined or Lisp cannot be booted.
-    pub(super) fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
+    pub(super) fn boot_session(
+        &self,
+        scratch: &ScratchDirectory,
+        checkpoints: Option<&Checkpoints>,
+    ) -> Result<Session, String> {
         self.confinement.apply(checkpoints)?;
         let limits = Limits {
             timeout: self.timeout.0,
@@ -418,11 +422,12 @@ impl Options {
             cleanup: self.cleanup,
             ..Limits::default()
         };
-        Session::start(&self.image(scratch), limits).map_err(|error| error.to_string())
+        Session::start(&self.image_config(scratch), limits).map_err(|error| error.to_string())
     }
 }
 
-/// Returns the server options given to a command, each as `--name=value`, for a server that this process starts.
+/// Returns the server options given to a command, each as `--name=value` or, for a flag, `--name`. They are for a server
+/// that this process starts.
 pub(super) fn server_options(command_line: &ArgMatches) -> Vec<OsString> {
     let Some((_, given)) = command_line.subcommand() else { return Vec::new() };
     let server = Serve::augment_args(clap::Command::new("serve"));
@@ -463,7 +468,7 @@ pub(super) fn refuse_server_options_with_attach(command_line: &ArgMatches) {
             if option.starts_with(&passed_on) { " For a test's time limit use --test-timeout." } else { "" };
         if for_tests.is_empty() || tests {
             let name = option.split('=').next().unwrap_or_default();
-            say(&format!(
+            print_to_stderr(&format!(
                 "sbcl-mcp {command}: {name} is a server option and cannot be combined with --attach, since the \
                  running server has its own options.{for_tests}"
             ));
@@ -479,7 +484,7 @@ pub(super) fn exit_with_error(error: &clap::Error) -> ! {
         (error.kind(), error.get(ContextKind::InvalidArg))
         && SBCL_OPTIONS.contains(&option.as_str())
     {
-        say(&format!(
+        print_to_stderr(&format!(
             "sbcl-mcp serves SBCL to MCP clients and is not a replacement for sbcl: it has no option {option}. To \
              evaluate code: sbcl-mcp eval CODE, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run \
              sbcl."
@@ -489,28 +494,28 @@ pub(super) fn exit_with_error(error: &clap::Error) -> ! {
     error.exit()
 }
 
-fn timeout(text: &str) -> Result<Timeout, String> {
+fn parse_timeout(text: &str) -> Result<Timeout, String> {
     let seconds = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     Limits::timeout_from_seconds(seconds).map(Timeout).map_err(|error| error.to_string())
 }
 
-fn test_timeout(text: &str) -> Result<f64, String> {
+fn parse_test_timeout(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     let allowed = mcp::TEST_TIMEOUT_RANGE;
     let is_allowed = allowed.contains(&seconds);
     is_allowed.then_some(seconds).ok_or_else(|| format!("not between {} and {}", allowed.start(), allowed.end()))
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
-    timeout(text)?.0.ok_or_else(|| "it must be greater than 0".to_owned())
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    parse_timeout(text)?.0.ok_or_else(|| "it must be greater than 0".to_owned())
 }
 
-fn filter(text: &str) -> Result<EnvFilter, String> {
+fn parse_log_filter(text: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(text).map_err(|error| error.to_string())
 }
 
 /// Parses a number of bytes, optionally followed by K, M, G or T (binary: 1K is 1024).
-fn size(text: &str) -> Result<u64, String> {
+fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" => 0,
@@ -555,11 +560,11 @@ mod tests {
 
     #[test]
     fn sizes_have_binary_suffixes() {
-        assert_eq!(size("8G"), Ok(8 << 30));
-        assert_eq!(size("512m"), Ok(512 << 20));
-        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!(parse_size("8G"), Ok(8 << 30));
+        assert_eq!(parse_size("512m"), Ok(512 << 20));
+        assert_eq!(parse_size("4096"), Ok(4096));
         for wrong in ["", "G", "8X", "-1G", "1.5G", "99999999999T"] {
-            assert!(size(wrong).is_err(), "{wrong}");
+            assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }
 }

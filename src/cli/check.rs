@@ -1,4 +1,4 @@
-//! The command `check`: reports what the Lisp reader would refuse in files, without starting Lisp.
+//! The command `check`, which reports the errors that the Lisp reader would find in files, without starting Lisp.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -6,21 +6,22 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use lisp_syntax::{Checked, Severity, check, packages};
+use lisp_syntax::{CheckResult, Severity, check, packages};
 
 use super::exit_status::{CANNOT_RUN, FAILED, SUCCEEDED};
 
 /// Extensions of files with Lisp source.
 const EXTENSIONS: [&str; 4] = ["lisp", "lsp", "cl", "asd"];
-/// Number of directories, from a file's own upwards, that are searched for a system definition.
+/// Number of directories, from a file's own directory upwards, that are searched for a system definition.
 const MAX_PARENTS: usize = 4;
-/// Maximum number of files searched for the packages that a system defines, and maximum size of each in bytes.
+/// Maximum number of files that are searched for the packages that a system defines.
 const MAX_FILES: usize = 1_000;
+/// Maximum size, in bytes, of a file that is searched for packages.
 const MAX_FILE_SIZE: u64 = 2 << 20;
 
-/// Checks files, the Lisp source in directories and, for `-`, stdin. With `fix`, repairs what can be repaired. `known`
-/// names packages that exist even if no file defines them. Returns the exit status, or a sentence if the output cannot
-/// be written.
+/// Checks files, the Lisp source in directories and, for `-`, stdin. With `fix`, repairs the texts that can be repaired.
+/// `known` names packages that exist even if no file defines them. Returns the exit status, or a sentence if the output
+/// cannot be written.
 pub(super) fn run(
     paths: &[PathBuf],
     fix: bool,
@@ -38,7 +39,7 @@ pub(super) fn run(
             let Some(mut stdin) = stdin.take() else { continue };
             let mut bytes = Vec::new();
             if let Err(error) = stdin.read_to_end(&mut bytes) {
-                super::say(&format!("sbcl-mcp cannot read stdin: {error}"));
+                super::print_to_stderr(&format!("sbcl-mcp cannot read stdin: {error}"));
                 status = status.max(CANNOT_RUN);
                 continue;
             }
@@ -48,7 +49,7 @@ pub(super) fn run(
             if checked.is_error() && !is_repaired {
                 status = status.max(FAILED);
             }
-            print(&mut report, "<stdin>", &checked);
+            push_findings(&mut report, "<stdin>", &checked);
             if fix {
                 repaired = Some(checked.repaired.filter(|_| exact).unwrap_or(text));
             }
@@ -58,7 +59,7 @@ pub(super) fn run(
             match check_file(&file, fix, &mut context, &mut report) {
                 Ok(found) => status = status.max(found),
                 Err(error) => {
-                    super::say(&format!("sbcl-mcp check: {}: {error}", file.display()));
+                    super::print_to_stderr(&format!("sbcl-mcp check: {}: {error}", file.display()));
                     status = status.max(CANNOT_RUN);
                 }
             }
@@ -68,7 +69,7 @@ pub(super) fn run(
     let written = match repaired {
         // Stdout is taken by the repaired text, so the report goes to stderr.
         Some(text) => {
-            super::say(report.trim_end());
+            super::print_to_stderr(report.trim_end());
             output.write_all(text.as_bytes())
         }
         None => output.write_all(report.as_bytes()),
@@ -86,7 +87,7 @@ fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut
         checked = check(&text, &known);
     }
     let name = file.display().to_string();
-    print(report, &name, &checked);
+    push_findings(report, &name, &checked);
     if !checked.is_error() {
         return Ok(SUCCEEDED);
     }
@@ -109,7 +110,7 @@ fn decode(bytes: Vec<u8>) -> (String, bool) {
     }
 }
 
-fn print(report: &mut String, name: &str, checked: &Checked) {
+fn push_findings(report: &mut String, name: &str, checked: &CheckResult) {
     for finding in &checked.findings {
         let severity = match finding.severity {
             Severity::Error => "error",

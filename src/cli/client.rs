@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
-use crate::mcp::{FOR_PERSON, PACKAGE};
-use crate::os::processes::wait_child;
+use crate::mcp::{FOR_PERSON_KEY, PACKAGE_KEY};
+use crate::os::processes::wait_for_child;
 use crate::recovery::checkpoint::store::this_program;
-use crate::rpc::attach::NOTICE;
+use crate::rpc::attach::NOTICE_METHOD;
 use crate::rpc::framing::MAX_LINE;
 
 /// The MCP revision that the client speaks.
@@ -60,7 +60,7 @@ impl std::fmt::Display for CallError {
 
 /// A tool's answer.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ToolAnswer {
     pub(super) text: String,
     pub(super) is_error: bool,
     /// The structured content, if it was requested.
@@ -69,7 +69,7 @@ pub(super) struct Answer {
     pub(super) package: Option<String>,
 }
 
-/// A function that takes the parameters of a [`NOTICE`].
+/// A function that takes the parameters of a [`NOTICE_METHOD`] notification.
 type NoticeHandler = Box<dyn Fn(&Value) + Send + Sync>;
 
 /// A connection to a server, as its client.
@@ -78,13 +78,13 @@ pub(super) struct Client {
     output: Option<Box<dyn Write + Send>>,
     events: Receiver<ClientEvent>,
     interrupts: Sender<ClientEvent>,
-    server: Option<Server>,
+    server: Option<ServerProcess>,
     closed: bool,
     last_id: u64,
 }
 
 /// A server process that this client started.
-struct Server {
+struct ServerProcess {
     process: Child,
     stderr: Option<std::thread::JoinHandle<String>>,
 }
@@ -109,7 +109,7 @@ impl Client {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         let mut client = Self::from_streams(from, to);
-        client.server = Some(Server { process, stderr });
+        client.server = Some(ServerProcess { process, stderr });
         Ok(client)
     }
 
@@ -119,12 +119,12 @@ impl Client {
         let interrupts = sender.clone();
         let notice_handler: Arc<OnceLock<NoticeHandler>> = Arc::default();
         let handler = notice_handler.clone();
-        std::thread::spawn(move || read(from, &sender, &handler));
+        std::thread::spawn(move || read_messages(from, &sender, &handler));
         Self { notice_handler, interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last_id: 0 }
     }
 
-    /// Sets the function that the reading thread calls with the parameters of each [`NOTICE`] about the server's other
-    /// clients. Must be called before the handshake.
+    /// Sets the function that the reading thread calls with the parameters of each [`NOTICE_METHOD`] notification, which
+    /// is about the server's other clients. Must be called before the handshake.
     pub(super) fn on_notice(&self, notice_handler: impl Fn(&Value) + Send + Sync + 'static) {
         let _ = self.notice_handler.set(Box::new(notice_handler));
     }
@@ -133,20 +133,25 @@ impl Client {
     pub(super) fn initialize(&mut self, time: Duration) -> Result<Value, CallError> {
         let client = json!({"name": "sbcl-mcp", "version": crate::VERSION});
         let capabilities =
-            if self.notice_handler.get().is_some() { json!({"experimental": {NOTICE: {}}}) } else { json!({}) };
+            if self.notice_handler.get().is_some() { json!({"experimental": {NOTICE_METHOD: {}}}) } else { json!({}) };
         let params = json!({"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": client});
         // A server without room for another client sends its reason and closes before it reads, so writing may fail.
         let _ = self.send("initialize", &params);
-        let result = self.answer(self.last_id, Some(time))?;
+        let result = self.wait_for_result(self.last_id, Some(time))?;
         self.notify("notifications/initialized", &json!({}))?;
         Ok(result)
     }
 
     /// Calls a tool and waits at most `time` for the answer.
-    pub(super) fn call(&mut self, tool: &str, arguments: &Value, time: Option<Duration>) -> Result<Answer, CallError> {
+    pub(super) fn call(
+        &mut self,
+        tool: &str,
+        arguments: &Value,
+        time: Option<Duration>,
+    ) -> Result<ToolAnswer, CallError> {
         let id = self.send("tools/call", &json!({"name": tool, "arguments": arguments}))?;
-        let result = self.answer(id, time)?;
-        Ok(Answer::of(&result))
+        let result = self.wait_for_result(id, time)?;
+        Ok(ToolAnswer::from_result(&result))
     }
 
     /// Sends a tool call as a person's client: asks for structured content, the package, and progress. The progress
@@ -158,14 +163,14 @@ impl Client {
     /// Sends any request that is answered like a tool call, with the same metadata as [`begin_call`](Self::begin_call).
     pub(super) fn send_for_person(&mut self, method: &str, mut params: Value) -> Result<u64, CallError> {
         params["_meta"]["progressToken"] = (self.last_id + 1).into();
-        params["_meta"][FOR_PERSON] = true.into();
+        params["_meta"][FOR_PERSON_KEY] = true.into();
         self.send(method, &params)
     }
 
     /// Sends a request and waits at most `time` for its result.
     pub(super) fn request(&mut self, method: &str, params: &Value, time: Duration) -> Result<Value, CallError> {
         let id = self.send(method, params)?;
-        self.answer(id, Some(time))
+        self.wait_for_result(id, Some(time))
     }
 
     /// Calls a tool as [`begin_call`](Self::begin_call) does, and waits at most `time` for the answer.
@@ -174,18 +179,18 @@ impl Client {
         tool: &str,
         arguments: &Value,
         time: Duration,
-    ) -> Result<Answer, CallError> {
+    ) -> Result<ToolAnswer, CallError> {
         let id = self.begin_call(tool, arguments)?;
-        Ok(Answer::of(&self.answer(id, Some(time))?))
+        Ok(ToolAnswer::from_result(&self.wait_for_result(id, Some(time))?))
     }
 
     /// Returns a sender for [`ClientEvent::Interrupted`].
-    pub(super) fn interrupts(&self) -> Sender<ClientEvent> {
+    pub(super) fn interrupt_sender(&self) -> Sender<ClientEvent> {
         self.interrupts.clone()
     }
 
     /// Returns the process id of the server, if this client started it.
-    pub(super) fn server(&self) -> Option<u32> {
+    pub(super) fn server_pid(&self) -> Option<u32> {
         self.server.as_ref().map(|server| server.process.id())
     }
 
@@ -231,7 +236,7 @@ impl Client {
     }
 
     /// Waits at most `time` for the result of request `id`. Other messages are dropped.
-    fn answer(&mut self, id: u64, time: Option<Duration>) -> Result<Value, CallError> {
+    fn wait_for_result(&mut self, id: u64, time: Option<Duration>) -> Result<Value, CallError> {
         let end = time.map(|time| Instant::now() + time);
         loop {
             let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -255,8 +260,8 @@ impl Client {
 
     fn end_server(&mut self) -> String {
         self.output = None;
-        let Some(Server { mut process, stderr }) = self.server.take() else { return String::new() };
-        let has_ended = wait_child(Pid::from_child(&process), SHUTDOWN_TIMEOUT);
+        let Some(ServerProcess { mut process, stderr }) = self.server.take() else { return String::new() };
+        let has_ended = wait_for_child(Pid::from_child(&process), SHUTDOWN_TIMEOUT);
         if !has_ended {
             let _ = process.kill();
         }
@@ -275,14 +280,14 @@ impl Drop for Client {
     }
 }
 
-impl Answer {
+impl ToolAnswer {
     /// Reads the result of a tool call.
-    pub(super) fn of(result: &Value) -> Self {
+    pub(super) fn from_result(result: &Value) -> Self {
         Self {
             text: result["content"][0]["text"].as_str().unwrap_or_default().to_owned(),
             is_error: result["isError"].as_bool().unwrap_or(false),
             content: result["structuredContent"].clone(),
-            package: result["_meta"][PACKAGE].as_str().map(str::to_owned),
+            package: result["_meta"][PACKAGE_KEY].as_str().map(str::to_owned),
         }
     }
 }
@@ -301,7 +306,7 @@ pub(super) fn response_to(mut message: Value, id: u64) -> Option<Result<Value, C
 }
 
 /// Reads messages until the stream ends or the client is gone. Lines that are not JSON are skipped.
-fn read(from: impl Read, events: &Sender<ClientEvent>, notice_handler: &OnceLock<NoticeHandler>) {
+fn read_messages(from: impl Read, events: &Sender<ClientEvent>, notice_handler: &OnceLock<NoticeHandler>) {
     let mut from = BufReader::new(from);
     loop {
         let mut line = Vec::new();
@@ -310,7 +315,7 @@ fn read(from: impl Read, events: &Sender<ClientEvent>, notice_handler: &OnceLock
             _ => break,
         }
         let Ok(message) = serde_json::from_slice::<Value>(&line) else { continue };
-        match notice_handler.get().filter(|_| message["method"] == NOTICE) {
+        match notice_handler.get().filter(|_| message["method"] == NOTICE_METHOD) {
             Some(notice_handler) => notice_handler(&message["params"]),
             None if events.send(ClientEvent::Message(message)).is_err() => return,
             None => {}
@@ -345,7 +350,7 @@ pub(super) fn connect_or_start(attach: Option<Option<String>>, arguments: Vec<Os
 pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
     let mut client = connect_or_start(Some(name.map(str::to_owned)), Vec::new())?;
     let result = client.initialize(START_TIMEOUT);
-    let result = result.and_then(|_| client.request(crate::rpc::attach::PACKAGES, &json!({}), START_TIMEOUT));
+    let result = result.and_then(|_| client.request(crate::rpc::attach::PACKAGES_METHOD, &json!({}), START_TIMEOUT));
     let answer = result.map_err(|failure| failure.to_string())?;
     let names = answer["packages"].as_array().into_iter().flatten();
     Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())

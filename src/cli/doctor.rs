@@ -1,4 +1,4 @@
-//! The command `doctor`: checks everything that the server needs, and says how to fix what fails.
+//! The command `doctor`, which checks everything that the server needs and says how to fix problems.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use super::client::{CallError, Client};
 use super::exit_status::{FAILED, SUCCEEDED};
 use crate::environment;
 use crate::image::address_space;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::state_directory;
 use crate::{ImageConfig, mcp};
 
@@ -32,9 +32,10 @@ const FEW_DESCRIPTORS: u64 = 256;
 /// File size limit, in bytes, below which a checkpoint cannot be written.
 const MIN_FILE_SIZE: u64 = 64 << 20;
 /// Address space, in bytes, left free for malloc(3), which reserves 64 MiB for each thread if possible.
-const MARGIN: u64 = 512 << 20;
-/// Sizes to suggest, in bytes, if the heap does not fit: the smallest heap, and the control stacks to try.
+const MALLOC_MARGIN: u64 = 512 << 20;
+/// Smallest heap, in bytes, that is suggested if the configured heap does not fit.
 const MIN_HEAP: u64 = 256 << 20;
+/// Sizes, in bytes, of the control stacks that are tried if the heap does not fit.
 const SMALL_STACKS: [u64; 3] = [64 << 20, 16 << 20, 4 << 20];
 /// Maximum number of directory entries whose sizes are added up.
 const MAX_ENTRIES: usize = 10_000;
@@ -91,7 +92,7 @@ pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedF
     let mut findings = Findings::default();
     check_program(&mut findings, config);
     check_limits(&mut findings, config);
-    check_files(&mut findings);
+    check_directories(&mut findings);
     check_init_files(&mut findings, config.user_init);
     check_start(&mut findings, arguments);
     let end = match findings.problems {
@@ -114,32 +115,34 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
     findings.fine("system", &format!("{system} {kernel} {processor}, {processors} processors"));
     let binary = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("?"));
     match fs::metadata(&binary) {
-        Ok(data) => findings.fine("binary", &format!("{} ({})", binary.display(), size(data.len()))),
+        Ok(data) => findings.fine("binary", &format!("{} ({})", binary.display(), format_bytes(data.len()))),
         Err(error) => findings.note(
             "binary",
             &format!("{}: {error}", binary.display()),
-            "it was moved or replaced while running; start the new one",
+            "the program was moved or replaced while running; start the new one",
         ),
     }
     match find_on_path("sbcl-mcp") {
-        Some(found) if is_same(&found, &binary) => {
+        Some(found) if is_same_file(&found, &binary) => {
             findings.fine("PATH", &format!("{} is this program", found.display()))
         }
         Some(found) => findings.note(
             "PATH",
-            &format!("another sbcl-mcp is on it: {}", found.display()),
+            &format!("another sbcl-mcp comes first: {}", found.display()),
             "use this program's full path in the client's configuration",
         ),
-        None => {
-            findings.note("PATH", "sbcl-mcp is not on it", "use its full path, as above, in the client's configuration")
-        }
+        None => findings.note(
+            "PATH",
+            "sbcl-mcp is not on the PATH",
+            "use the binary's full path in the client's configuration",
+        ),
     }
     match &config.core_dir {
         None => findings.fine("core", "in the binary"),
         Some(directory) => {
             let core = directory.join("sbcl.core");
             match fs::metadata(&core) {
-                Ok(data) => findings.fine("core", &format!("{} ({})", core.display(), size(data.len()))),
+                Ok(data) => findings.fine("core", &format!("{} ({})", core.display(), format_bytes(data.len()))),
                 Err(error) => findings.problem(
                     "core",
                     &format!("{}: {error}", core.display()),
@@ -153,14 +156,14 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
 /// Checks the limits of the process, memory and /proc.
 fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     let needed = address_space(config);
-    let needed_for = format!("needed: {} for a heap of {}", size(needed), size(config.heap));
+    let needed_for = format!("needed: {} for a heap of {}", format_bytes(needed), format_bytes(config.heap));
     match getrlimit(Resource::As).current {
         None => findings.fine("address space", &format!("no limit; {needed_for}")),
         Some(limit) => {
-            let found = format!("at most {}; {needed_for}", size(limit));
+            let found = format!("at most {}; {needed_for}", format_bytes(limit));
             let state = match limit {
                 _ if limit < needed => CheckState::Problem,
-                _ if limit < needed + MARGIN => CheckState::Note,
+                _ if limit < needed + MALLOC_MARGIN => CheckState::Note,
                 _ => CheckState::Fine,
             };
             let remedy = (state != CheckState::Fine).then(|| suggest_smaller(config, limit));
@@ -183,7 +186,7 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     }
     // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to it.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
-        findings.problem("file size", &format!("at most {} each", size(limit)), "ulimit -f unlimited");
+        findings.problem("file size", &format!("at most {} each", format_bytes(limit)), "ulimit -f unlimited");
     }
 }
 
@@ -193,13 +196,13 @@ fn suggest_smaller(config: &ImageConfig, limit: u64) -> String {
     for control_stack in stacks.filter(|stack| *stack <= config.control_stack) {
         let besides = address_space(&ImageConfig { control_stack, heap: 0, ..config.clone() });
         // The heap is rounded down to a multiple of 128 MiB.
-        let heap = limit.saturating_sub(besides + MARGIN) & !((128 << 20) - 1);
+        let heap = limit.saturating_sub(besides + MALLOC_MARGIN) & !((128 << 20) - 1);
         if heap >= MIN_HEAP {
             let stack = match control_stack == config.control_stack {
                 true => String::new(),
                 false => format!(" --control-stack {}M", control_stack >> 20),
             };
-            return format!("start it with --heap {}M{stack}, or raise the limit (ulimit -v)", heap >> 20);
+            return format!("start the server with --heap {}M{stack}, or raise the limit (ulimit -v)", heap >> 20);
         }
     }
     "raise the limit (ulimit -v)".to_owned()
@@ -211,8 +214,11 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
     let left = meminfo("CommitLimit").zip(meminfo("Committed_AS")).map(|(limit, taken)| limit.saturating_sub(taken));
     match (mode.as_deref(), left) {
         (Some("2"), Some(left)) if left < needed => {
-            let found =
-                format!("not allowed (vm.overcommit_memory is 2); {} left, {} needed", size(left), size(needed));
+            let found = format!(
+                "not allowed (vm.overcommit_memory is 2); {} left, {} needed",
+                format_bytes(left),
+                format_bytes(needed)
+            );
             let remedy = format!("{}; or sysctl vm.overcommit_memory=0", suggest_smaller(config, left));
             findings.problem("overcommit", &found, &remedy);
         }
@@ -224,18 +230,17 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
 fn check_memory(findings: &mut Findings, heap: u64) {
     let Some((total, available)) = meminfo("MemTotal").zip(meminfo("MemAvailable")) else { return };
     let limit = cgroup_limit().filter(|limit| *limit < total);
-    let mut found = format!("{}, {} available", size(total), size(available));
+    let mut found = format!("{}, {} available", format_bytes(total), format_bytes(available));
     if let Some(limit) = limit {
-        _ = write!(found, "; limited to {} by the control group", size(limit));
+        _ = write!(found, "; limited to {} by the control group", format_bytes(limit));
     }
     let room = limit.unwrap_or(total);
     if available.min(room) < LOW_MEMORY {
-        findings.note("memory", &found, "Lisp starts, but large systems need more");
+        findings.note("memory", &found, "Lisp starts, but large systems need more memory");
     } else if room < heap / 2 {
         // The server stops an evaluation that nearly fills the heap, but the kernel would kill the process first.
         let remedy = format!(
-            "start it with --heap {}M, so that using too much memory is an error and does not kill \
-            the image",
+            "start the server with --heap {}M, so that a full heap is an error and the kernel does not kill the image",
             room >> 21
         );
         findings.note("memory", &found, &remedy);
@@ -244,7 +249,7 @@ fn check_memory(findings: &mut Findings, heap: u64) {
     }
 }
 
-/// Returns the smallest memory limit of this process' control group and its ancestors, in bytes.
+/// Returns the smallest memory limit of this process's control group and the group's ancestors, in bytes.
 fn cgroup_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let limits = groups.lines().flat_map(|line| {
@@ -256,7 +261,7 @@ fn cgroup_limit() -> Option<u64> {
             "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             _ => ("/nonexistent", ""),
         };
-        // In a container, the path may be that of the host, while the root is the process' own group.
+        // In a container, the path may be that of the host, while the root is the process's own group.
         let own = Path::new(root).join(path.trim_start_matches('/'));
         let above: Vec<_> = own.ancestors().take_while(|group| group.starts_with(root)).map(Path::to_owned).collect();
         above.into_iter().filter_map(move |group| first_line(group.join(file))?.parse().ok())
@@ -265,10 +270,13 @@ fn cgroup_limit() -> Option<u64> {
 }
 
 /// Checks the directories for temporary files, HOME, checkpoints and sockets.
-fn check_files(findings: &mut Findings) {
+fn check_directories(findings: &mut Findings) {
     let temporary = std::env::temp_dir();
-    let what =
-        if std::env::var_os(environment::TEMPORARY).is_some() { environment::TEMPORARY } else { "temporary files" };
+    let what = if std::env::var_os(environment::TEMPORARY_DIRECTORY).is_some() {
+        environment::TEMPORARY_DIRECTORY
+    } else {
+        "temporary files"
+    };
     match probe_in(&temporary) {
         Err(error) => findings.problem(
             what,
@@ -276,8 +284,8 @@ fn check_files(findings: &mut Findings) {
             "set TMPDIR to a writable directory",
         ),
         Ok(()) => {
-            let (space, runs) = file_system(&temporary);
-            let found = format!("{}, {} free", temporary.display(), size(space));
+            let (space, runs) = file_system_info(&temporary);
+            let found = format!("{}, {} free", temporary.display(), format_bytes(space));
             if space < LOW_SPACE {
                 findings.note(what, &found, "free some space there, or set TMPDIR to another directory");
             } else if !runs {
@@ -285,7 +293,8 @@ fn check_files(findings: &mut Findings) {
                 findings.note(
                     what,
                     &found,
-                    "programs and libraries that Lisp code makes there cannot be run or loaded",
+                    "Lisp code cannot run programs or load libraries from there; if it must, set TMPDIR to another \
+                    directory",
                 );
             } else {
                 findings.fine(what, &found);
@@ -307,9 +316,9 @@ fn check_files(findings: &mut Findings) {
     match state.as_deref().map(|directory| (directory, probe_directory(directory))) {
         None => {}
         Some((directory, Ok(()))) => {
-            let (space, _) = file_system(directory);
-            let taken = bytes_below(directory);
-            let found = format!("{} ({}), {} free", directory.display(), size(taken), size(space));
+            let (space, _) = file_system_info(directory);
+            let taken = directory_size(directory);
+            let found = format!("{} ({}), {} free", directory.display(), format_bytes(taken), format_bytes(space));
             findings.fine("checkpoints", &found);
         }
         Some((directory, Err(error))) => findings.problem(
@@ -338,7 +347,7 @@ fn check_files(findings: &mut Findings) {
     }
 }
 
-/// Checks the init file and where Lisp systems are found.
+/// Checks the init file, and lists the places where ASDF looks for Lisp systems.
 fn check_init_files(findings: &mut Findings, user_init: bool) {
     let Some(home) = std::env::home_dir() else { return };
     let init = home.join(".sbclrc");
@@ -374,11 +383,11 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
     if let Err(failure) = client.initialize(TIMEOUT) {
         return report_failure(findings, "start", failure, client);
     }
-    findings.fine("start", &milliseconds(started.elapsed()));
+    findings.fine("start", &format_milliseconds(started.elapsed()));
     let started = Instant::now();
     match client.call("evaluate-lisp", &json!({"code": "(+ 1 2)"}), Some(TIMEOUT)) {
         Ok(answer) if answer.text == "=> 3" => {
-            findings.fine("evaluation", &format!("(+ 1 2) => 3 in {}", milliseconds(started.elapsed())));
+            findings.fine("evaluation", &format!("(+ 1 2) => 3 in {}", format_milliseconds(started.elapsed())));
         }
         Ok(answer) => {
             let found = format!("(+ 1 2) returned:\n{}", answer.text);
@@ -392,13 +401,17 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
     let values: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("=> \"")?.strip_suffix('"')).collect();
     let [version, cache] = values[..] else {
         let remedy = "check what ASDF reads: CL_SOURCE_REGISTRY, ASDF_OUTPUT_TRANSLATIONS and ~/.config/common-lisp";
-        return findings.problem("ASDF", &format!("it does not work:\n{text}"), remedy);
+        return findings.problem("ASDF", &format!("the query for ASDF's version failed:\n{text}"), remedy);
     };
     let found = format!("{version}, compiled files below {cache}");
     let cache = Path::new(cache);
     match probe_directory(cache) {
         Ok(()) if cache.starts_with(std::env::temp_dir()) => {
-            findings.note("ASDF", &found, "set HOME or XDG_CACHE_HOME to keep them from one session to the next");
+            findings.note(
+                "ASDF",
+                &found,
+                "set HOME or XDG_CACHE_HOME to keep compiled files from one session to the next",
+            );
         }
         Ok(()) => findings.fine("ASDF", &found),
         Err(error) => {
@@ -408,7 +421,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
     }
 }
 
-/// Adds a problem for a request to the server that failed, with the server's stderr.
+/// Adds a problem for a failed request to the server, with the server's stderr.
 fn report_failure(findings: &mut Findings, what: &str, failure: CallError, client: Client) {
     let said = client.end();
     let found = match failure {
@@ -426,14 +439,14 @@ fn probe_directory(directory: &Path) -> io::Result<()> {
 }
 
 fn probe_in(directory: &Path) -> io::Result<()> {
-    let name = Scratch::new().path().file_name().unwrap_or_default().to_owned();
+    let name = ScratchDirectory::new().path().file_name().unwrap_or_default().to_owned();
     let file = directory.join(name);
     File::create_new(&file)?;
     fs::remove_file(&file)
 }
 
 /// Returns the free bytes of the file system that holds a path, and true if programs on it can be executed.
-fn file_system(path: &Path) -> (u64, bool) {
+fn file_system_info(path: &Path) -> (u64, bool) {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok());
     found.map_or((u64::MAX, true), |found| {
         (found.f_bavail.saturating_mul(found.f_frsize), !found.f_flag.contains(StatVfsMountFlags::NOEXEC))
@@ -441,7 +454,7 @@ fn file_system(path: &Path) -> (u64, bool) {
 }
 
 /// Returns the total size of the files in a directory, in bytes. Counts at most [`MAX_ENTRIES`] entries.
-fn bytes_below(directory: &Path) -> u64 {
+fn directory_size(directory: &Path) -> u64 {
     let mut directories = vec![directory.to_owned()];
     let (mut bytes, mut seen) = (0, 0);
     while let Some(directory) = directories.pop() {
@@ -466,7 +479,7 @@ fn find_on_path(name: &str) -> Option<PathBuf> {
         .find(|file| fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0))
 }
 
-fn is_same(one: &Path, other: &Path) -> bool {
+fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
     identity(one).is_some_and(|one| identity(other) == Some(one))
 }
@@ -483,7 +496,7 @@ fn meminfo(field: &str) -> Option<u64> {
 }
 
 /// Formats a number of bytes with a unit.
-fn size(bytes: u64) -> String {
+fn format_bytes(bytes: u64) -> String {
     match bytes {
         0..1_024 => format!("{bytes} bytes"),
         1_024..0x10_0000 => format!("{} KiB", bytes >> 10),
@@ -492,7 +505,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn milliseconds(time: Duration) -> String {
+fn format_milliseconds(time: Duration) -> String {
     let milliseconds = time.as_secs_f64() * 1000.0;
     if milliseconds < 10.0 { format!("{milliseconds:.1} ms") } else { format!("{milliseconds:.0} ms") }
 }

@@ -19,7 +19,7 @@ use serde_json::json;
 use super::client::Client;
 use super::repl::COMMANDS;
 use crate::recovery::checkpoint::store::state_directory;
-use lisp_syntax::{Part, is_unfinished, parts};
+use lisp_syntax::{HighlightKind, highlights, is_unfinished};
 
 /// Maximum number of history entries.
 const MAX_HISTORY: usize = 2_000;
@@ -78,7 +78,7 @@ impl Editor {
         // Without colours, a hint would look like typed text.
         let editor =
             if colours { editor.with_hinter(Box::new(DefaultHinter::default().with_style(hint))) } else { editor };
-        // reedline polls the external printer ten times a second.
+        // reedline polls the external printer ten times a second, and prints new notices above the prompt.
         let editor = if let Some(notices) = notices { editor.with_external_printer(notices) } else { editor };
         let history = history_file().ok().and_then(|file| FileBackedHistory::with_file(MAX_HISTORY, file).ok());
         Self(match history {
@@ -134,7 +134,7 @@ impl Prompt for PromptText {
     }
 
     fn render_prompt_multiline_indicator(&self) -> Cow<'_, str> {
-        // Continuation lines begin with spaces, so that what is copied from the terminal is valid Lisp.
+        // Continuation lines begin with spaces, so that text copied from the terminal is valid Lisp.
         " ".repeat(self.0.chars().count() + 1).into()
     }
 
@@ -162,16 +162,16 @@ impl Highlighter for SyntaxHighlighter {
         let mut styled = StyledText::new();
         let mut done = 0;
         if self.0 && text.len() <= MAX_TEXT {
-            for (range, part) in parts(text) {
+            for (range, part) in highlights(text) {
                 // The cursor is on the parenthesis or just after it.
                 let is_at_cursor = |at: usize| at == cursor || at + 1 == cursor;
                 let style = match part {
-                    Part::Text => Style::new().fg(Color::Green),
-                    Part::Keyword => Style::new().fg(Color::Cyan),
-                    Part::Parenthesis { partner } if is_at_cursor(range.start) || is_at_cursor(partner) => {
+                    HighlightKind::Text => Style::new().fg(Color::Green),
+                    HighlightKind::Keyword => Style::new().fg(Color::Cyan),
+                    HighlightKind::Parenthesis { partner } if is_at_cursor(range.start) || is_at_cursor(partner) => {
                         Style::new().bold()
                     }
-                    Part::Parenthesis { .. } => continue,
+                    HighlightKind::Parenthesis { .. } => continue,
                 };
                 if range.start >= done {
                     styled.push((Style::new(), text[done..range.start].to_owned()));
@@ -215,7 +215,7 @@ impl Completer for SymbolCompleter {
         if typed.is_empty() || typed.contains(['*', '?']) && !typed.starts_with('*') {
             return Vec::new();
         }
-        // Asterisks around a special variable are part of its name, so they are matched by `?`.
+        // The asterisks around a special variable are part of its name. In the query, `?` matches each of them.
         let query = format!("{}*", typed.replace('*', "?"));
         let mut client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let arguments = json!({"query": query, "limit": 200});
@@ -240,7 +240,7 @@ impl Completer for SymbolCompleter {
                 Some(suggest(name.to_owned(), Some(description.chars().take(DESCRIPTION_COLUMNS).collect())))
             })
             .collect();
-        // Accessible symbols come first, then shorter ones.
+        // Symbols without a package prefix come first, and shorter names come before longer names.
         suggestions.sort_by_key(|suggestion| (suggestion.value.contains(':'), suggestion.value.len()));
         suggestions.dedup_by(|one, other| one.value == other.value);
         suggestions.truncate(MAX_COMPLETIONS);

@@ -8,22 +8,22 @@ use super::arguments::Options;
 use super::client::connect_or_start;
 use super::exit_status::CANNOT_RUN;
 use super::serve::clean_up;
-use super::{say, start_logging, tools};
+use super::{print_to_stderr, start_logging, tools};
 use crate::mcp::stdio::Stdio;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::session::observer::StuckReporter;
 use crate::{Evaluation, Outcome, report};
 
 pub(super) fn in_own_image(options: Options, code: &[String], stdio: Stdio) -> i32 {
-    evaluate_and_print(options, code, stdio).unwrap_or_else(cannot_run)
+    evaluate_and_print(options, code, stdio).unwrap_or_else(report_cannot_run)
 }
 
 /// Evaluates code and prints the report. Returns the exit status, or a sentence that says why there is no report.
 fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result<i32, String> {
     let Stdio { input, output, .. } = stdio;
-    let text = code_of(code, input)?;
-    let scratch = Scratch::new();
-    let session = options.session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
+    let text = read_code(code, input)?;
+    let scratch = ScratchDirectory::new();
+    let session = options.boot_session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
     start_logging(options.log);
     let output = std::fs::File::from(output);
     let print_outcome = Arc::new(move |outcome: &Outcome| {
@@ -38,32 +38,32 @@ fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result
     });
     let print_unfinished = print_outcome.clone();
     session.observe(Arc::new(StuckReporter::new(move |outcome| {
-        crate::exit_now(print_unfinished(&outcome).unwrap_or_else(cannot_run));
+        crate::exit_now(print_unfinished(&outcome).unwrap_or_else(report_cannot_run));
     })));
     print_outcome(&session.evaluate(Evaluation::new(text)))
 }
 
 /// Prints the reason why there is no report, and returns the exit status.
-fn cannot_run(reason: String) -> i32 {
-    say(&reason);
+fn report_cannot_run(reason: String) -> i32 {
+    print_to_stderr(&reason);
     CANNOT_RUN
 }
 
 /// Evaluates code in the image of a running server. `timeout` is the time limit in seconds. Returns the exit status.
 pub(super) fn in_attached_image(name: Option<String>, code: &[String], timeout: Option<f64>, stdio: Stdio) -> i32 {
     let evaluated = || {
-        let code = code_of(code, stdio.input)?;
+        let code = read_code(code, stdio.input)?;
         let client = connect_or_start(Some(name), Vec::new())?;
         tools::run(client, &tools::ToolRequest::Evaluate { code, timeout }, stdio.output)
     };
     evaluated().unwrap_or_else(|reason| {
-        say(&format!("sbcl-mcp eval: {reason}"));
+        print_to_stderr(&format!("sbcl-mcp eval: {reason}"));
         CANNOT_RUN
     })
 }
 
 /// Returns the code from the arguments, or from stdin if the only argument is `-`.
-fn code_of(code: &[String], input: OwnedFd) -> Result<String, String> {
+fn read_code(code: &[String], input: OwnedFd) -> Result<String, String> {
     if code != ["-"] {
         return Ok(code.join("\n"));
     }

@@ -1,6 +1,6 @@
 //! The exit statuses of the program's commands.
 
-use crate::image::heap::{EXIT_HEAP_EXHAUSTED, EXIT_LOST};
+use crate::image::heap::{EXIT_HEAP_EXHAUSTED, EXIT_IMAGE_LOST};
 use crate::mcp::EXIT_STUCK;
 
 /// Status of a command that did what was asked.
@@ -36,7 +36,7 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "The client closed its end of the connection.",
         FAILED => "The server could not start, or images crashed one after another without an answer in between.",
         NOT_TRIED => "The command line is wrong.",
-        EXIT_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
+        EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
         EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: the heap was exhausted during a garbage collection.",
         EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server.",
         128 + libc::SIGHUP => "The server received SIGHUP.",
@@ -58,13 +58,13 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "All tests passed.",
         FAILED => "A test failed.",
         NOT_TRIED => "Tests could not be run: there are none, all are skipped, a system does not load, there is no server to \
-                    attach to, or the command line is wrong. With several systems, one of them is enough.",
+                    attach to, or the command line is wrong. With several systems, one such system is enough.",
     }
     "repl" {
-        SUCCEEDED => "The REPL ended. From a pipe or a file: nothing failed.",
-        FAILED => "From a pipe or a file: a form failed.",
+        SUCCEEDED => "The REPL ended, and no form failed if the input was a pipe or a file.",
+        FAILED => "A form failed, and the input was a pipe or a file.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "There is no server.",
+        CANNOT_RUN => "There is no server to attach to, no server could be started, or the server ended.",
     }
     "sessions" {
         SUCCEEDED => "The sessions were listed, or the session was deleted or exported.",
@@ -73,7 +73,7 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     }
     "doctor" {
         SUCCEEDED => "Everything that the server needs works.",
-        FAILED => "Something does not work; the output says what to do.",
+        FAILED => "A check failed; the output says what to do.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "The findings could not be written.",
     }
@@ -81,11 +81,11 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "All answers are the same as in the recording.",
         FAILED => "Some answers differ.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "The recording cannot be played.",
+        CANNOT_RUN => "The recording cannot be replayed.",
     }
     "check" {
-        SUCCEEDED => "The reader accepts every file. There may be notes.",
-        FAILED => "The reader refuses a file.",
+        SUCCEEDED => "The reader accepts every file; the output may contain notes.",
+        FAILED => "The reader rejects a file.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "A file cannot be read or written.",
     }

@@ -9,7 +9,7 @@ use super::{report_failure, start_logging};
 use crate::Outcome;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::ProbeReport;
 use crate::session::observer::StuckReporter;
 
@@ -25,12 +25,12 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     let mut request = String::new();
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
     let request: mcp::fresh_image::TestRequest = serde_json::from_str(&request).map_err(|error| error.to_string())?;
-    let (tests, scratch) = (request.tests, Arc::new(Scratch::inherited(request.scratch)));
+    let (tests, scratch) = (request.tests, Arc::new(ScratchDirectory::inherited(request.scratch)));
     let remaining = scratch.clone();
     exit_after_supervisor(&stdio, EXIT_GRACE_PERIOD, move || remaining.remove()).map_err(|error| error.to_string())?;
     // A fresh image loads files: it is not restored from a checkpoint.
     let options = Options { image: None, ..options };
-    let session = options.session(&scratch, None)?;
+    let session = options.boot_session(&scratch, None)?;
     start_logging(options.log);
     let output = std::fs::File::from(stdio.output);
     let send_outcome = Arc::new(move |outcome: &Outcome| {
@@ -42,18 +42,18 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     session.observe(Arc::new(StuckReporter::new(move |outcome| {
         crate::exit_now(i32::from(send_unfinished(&outcome).is_err()));
     })));
-    send_outcome(&session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors())))
+    send_outcome(&session.evaluate_with_options(None, tests.evaluation(), Some(&tests.operation().with_errors())))
 }
 
 /// Boots a checkpoint, collects all garbage, and reports the checkpoint's name and definitions as found in the image.
 /// Returns the exit status.
 pub(super) fn probe(options: Options, stdio: Stdio) -> i32 {
-    let scratch = Scratch::new();
-    let session = match options.session(&scratch, None) {
+    let scratch = ScratchDirectory::new();
+    let session = match options.boot_session(&scratch, None) {
         Ok(session) => session,
         Err(error) => return report_failure(&format!("sbcl-mcp cannot start: {error}")),
     };
-    let (name, defines) = session.collect_and_name();
+    let (name, defines) = session.collect_garbage_and_describe();
     let trial = serde_json::to_vec(&ProbeReport { name, defines }).unwrap_or_default();
     let written = std::fs::File::from(stdio.output).write_all(&trial);
     clean_up(&scratch);

@@ -23,7 +23,7 @@ use once_cell::sync::Lazy;
 use tracing_subscriber::EnvFilter;
 
 use crate::mcp::stdio::Stdio;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::Checkpoints;
 use crate::supervisor::log::StderrLog;
 use arguments::{Cli, Command};
@@ -46,7 +46,7 @@ pub fn main() -> ! {
                 serve,
                 stdio,
                 status_fd,
-                Scratch::inherited(scratch),
+                ScratchDirectory::inherited(scratch),
                 checkpoint_directory,
                 lock_fd,
             ),
@@ -62,7 +62,7 @@ pub fn main() -> ! {
                 let known = attach.map_or_else(|| Ok(Vec::new()), |name| client::packages_of(name.as_deref()));
                 let checked = known.and_then(|known| check::run(&files, fix, known, stdio.input, stdio.output));
                 checked.unwrap_or_else(|reason| {
-                    say(&format!("sbcl-mcp check: {reason}"));
+                    print_to_stderr(&format!("sbcl-mcp check: {reason}"));
                     CANNOT_RUN
                 })
             }
@@ -77,14 +77,14 @@ pub fn main() -> ! {
                 tools::call(attach.attach, options(), &tools::ToolRequest::Test(tests), stdio)
             }
             Command::Doctor { options: given } => {
-                let config = given.image(&Scratch::new());
+                let config = given.image_config(&ScratchDirectory::new());
                 doctor::run(&config, options(), stdio.output).unwrap_or_else(|reason| {
-                    say(&reason);
+                    print_to_stderr(&reason);
                     CANNOT_RUN
                 })
             }
             Command::Replay { file, options } => replay::run(&file, options, stdio.output).unwrap_or_else(|reason| {
-                say(&format!("sbcl-mcp replay: {reason}"));
+                print_to_stderr(&format!("sbcl-mcp replay: {reason}"));
                 CANNOT_RUN
             }),
             Command::Completions { shell } => manual::print_completions(shell, stdio.output),
@@ -97,17 +97,17 @@ pub fn main() -> ! {
         },
         Err(error) => report_failure(&format!("sbcl-mcp cannot set up stdin and stdout: {error}")),
     };
-    // Exit handlers must not run while Lisp's threads do.
+    // `exit_now` runs no exit handlers, since they must not run while Lisp's threads do.
     crate::exit_now(status)
 }
 
 fn report_failure(reason: &str) -> i32 {
-    say(reason);
+    print_to_stderr(reason);
     FAILED
 }
 
 /// Writes a line to stderr. Unlike `eprintln!`, the write neither fails nor blocks if nobody reads stderr.
-fn say(text: &str) {
+fn print_to_stderr(text: &str) {
     let _ = StderrLog.write_all(format!("{text}\n").as_bytes());
 }
 

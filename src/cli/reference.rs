@@ -19,9 +19,10 @@ pub fn options() -> String {
     let program = visible_command();
     let server = program.find_subcommand("serve").expect("the command serve");
     let shared: BTreeSet<String> = server.get_arguments().map(identity).collect();
-    let mut text =
-        String::from("## Options of the server\n\n`sbcl-mcp`, and `sbcl-mcp serve`, which is the same, take:\n\n");
-    table(&mut text, "serve", server.get_arguments());
+    let mut text = String::from(
+        "## Options of the server\n\n`sbcl-mcp` and `sbcl-mcp serve` are the same, with these options:\n\n",
+    );
+    push_table(&mut text, "serve", server.get_arguments());
     for command in program.get_subcommands().filter(|command| command.get_name() != "serve") {
         describe(&mut text, command, "sbcl-mcp", &shared);
     }
@@ -31,13 +32,13 @@ pub fn options() -> String {
 /// Appends the description of a command and its subcommands. `shared` has the [`identity`] of each server option.
 fn describe(text: &mut String, command: &Command, parent: &str, shared: &BTreeSet<String>) {
     let name = format!("{parent} {}", command.get_name());
-    let about = command.get_long_about().or_else(|| command.get_about()).map(plain).unwrap_or_default();
-    _ = write!(text, "\n## {name}\n\n{}\n", sentence(&about));
+    let about = command.get_long_about().or_else(|| command.get_about()).map(plain_text).unwrap_or_default();
+    _ = write!(text, "\n## {name}\n\n{}\n", with_full_stop(&about));
     let (of_server, own): (Vec<&Arg>, Vec<&Arg>) =
         command.get_arguments().partition(|argument| shared.contains(&identity(argument)));
     if !own.is_empty() {
         text.push('\n');
-        table(text, command.get_name(), own.into_iter());
+        push_table(text, command.get_name(), own.into_iter());
     }
     if of_server.len() == shared.len() {
         text.push_str("\nAlso all [options of the server](#options-of-the-server).\n");
@@ -51,7 +52,7 @@ fn describe(text: &mut String, command: &Command, parent: &str, shared: &BTreeSe
 }
 
 /// Appends a table of `arguments`, which belong to `command`.
-fn table<'a>(text: &mut String, command: &str, arguments: impl Iterator<Item = &'a Arg>) {
+fn push_table<'a>(text: &mut String, command: &str, arguments: impl Iterator<Item = &'a Arg>) {
     text.push_str("| option | default | range | meaning |\n|---|---|---|---|\n");
     for argument in arguments.filter(|argument| !matches!(argument.get_id().as_str(), "help" | "version")) {
         let defaults: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
@@ -60,28 +61,35 @@ fn table<'a>(text: &mut String, command: &str, arguments: impl Iterator<Item = &
         } else {
             String::new()
         };
-        let help = argument.get_long_help().or_else(|| argument.get_help()).map(plain).unwrap_or_default();
-        let mut meaning = sentence(&help);
+        let help = argument.get_long_help().or_else(|| argument.get_help()).map(plain_text).unwrap_or_default();
+        let mut meaning = with_full_stop(&help);
         if let Some(variable) = argument.get_env() {
             _ = write!(meaning, " Environment variable: `{}`.", variable.to_string_lossy());
         }
-        let range = range(command, argument);
-        _ = writeln!(text, "| `{}` | {default} | {} | {} |", usage(argument, true), cell(&range), cell(&meaning));
+        let range = accepted_values(command, argument);
+        _ = writeln!(
+            text,
+            "| `{}` | {default} | {} | {} |",
+            usage(argument, true),
+            escape_cell(&range),
+            escape_cell(&meaning)
+        );
     }
 }
 
 /// Returns the values that an option accepts: its choices, or the range that the parser's error message names.
-fn range(command: &str, argument: &Arg) -> String {
+fn accepted_values(command: &str, argument: &Arg) -> String {
     let choices: Vec<_> = argument.get_possible_values();
     if argument.get_action().takes_values() && !choices.is_empty() {
         let choice = |choice: &clap::builder::PossibleValue| {
-            let help = choice.get_help().map(plain).unwrap_or_default();
+            let help = choice.get_help().map(plain_text).unwrap_or_default();
             format!("`{}`: {help}", choice.get_name())
         };
         return choices.iter().map(choice).collect::<Vec<_>>().join("<br>");
     }
     let Some(long) = argument.get_long().filter(|_| argument.get_action().takes_values()) else { return String::new() };
-    let bytes = |range: RangeInclusive<u64>| format!("{} to {}", size(*range.start()), size(*range.end()));
+    let bytes =
+        |range: RangeInclusive<u64>| format!("{} to {}", format_size(*range.start()), format_size(*range.end()));
     match long {
         "heap" => return bytes(ImageConfig::HEAP_RANGE),
         "control-stack" => return bytes(ImageConfig::CONTROL_STACK_RANGE),
@@ -98,7 +106,7 @@ fn range(command: &str, argument: &Arg) -> String {
 }
 
 /// Formats a size as the command line accepts it.
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     match bytes {
         ..0x4000_0000 => format!("{}M", bytes >> 20),
         _ => format!("{}G", bytes >> 30),
@@ -122,20 +130,20 @@ fn usage(argument: &Arg, with_value: bool) -> String {
 
 /// Returns a key that is equal for options that several commands share.
 fn identity(argument: &Arg) -> String {
-    format!("{} {}", argument.get_id(), argument.get_help().map(plain).unwrap_or_default())
+    format!("{} {}", argument.get_id(), argument.get_help().map(plain_text).unwrap_or_default())
 }
 
-fn plain(text: &StyledStr) -> String {
+fn plain_text(text: &StyledStr) -> String {
     text.to_string()
 }
 
 /// Restores the full stop that clap removes from the end of help texts.
-fn sentence(text: &str) -> String {
+fn with_full_stop(text: &str) -> String {
     let text = text.trim();
     if text.is_empty() || text.ends_with(['.', '?', ':']) { text.to_owned() } else { format!("{text}.") }
 }
 
 /// Escapes text for a cell of a table.
-fn cell(text: &str) -> String {
+fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -13,22 +13,22 @@ use std::time::{Duration, Instant};
 use reedline::ExternalPrinter;
 use serde_json::{Value, json};
 
-use super::client::{Answer, CallError, Client, ClientEvent, START_TIMEOUT, connect_or_start, response_to};
+use super::client::{CallError, Client, ClientEvent, START_TIMEOUT, ToolAnswer, connect_or_start, response_to};
 use super::editor::{Editor, Input};
 use super::exit_status::{CANNOT_RUN, FAILED, SUCCEEDED};
 use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
 use crate::environment;
 use crate::mcp::stdio::Stdio;
-use crate::mcp::{ONE_FORM, split_names};
+use crate::mcp::{ONE_FORM_KEY, split_names};
 use crate::report;
-use crate::rpc::attach::ADOPT_HELD;
-use crate::rpc::inflight::OUTPUT_FROM;
+use crate::rpc::attach::ADOPT_HELD_METHOD;
+use crate::rpc::inflight::OUTPUT_OFFSET_KEY;
 use lisp_syntax::is_unfinished;
 
 /// Maximum time between two presses of Ctrl-C that count as a double press.
-const DOUBLE_PRESS: Duration = Duration::from_secs(1);
+const DOUBLE_PRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time to wait for an interrupted evaluation to end before a message mentions the double press.
-const INTERRUPT_NOTICE: Duration = Duration::from_millis(200);
+const INTERRUPT_NOTICE_DELAY: Duration = Duration::from_millis(200);
 /// Time to wait for an interrupted evaluation to unwind. Afterwards the prompt returns even if the evaluation still
 /// runs.
 const UNWIND_TIMEOUT: Duration = Duration::from_secs(15);
@@ -70,7 +70,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":restart", "N [VALUES]", "invoke a restart; in the debugger its number is enough"),
     command(":return", "VALUES", "continue as if the frame had returned these values"),
     command(":abort", "", "abort the held evaluation"),
-    command(":take", "[EVALUATION]", "take over what another client holds for debugging"),
+    command(":take", "[EVALUATION]", "take over an evaluation that another client holds for debugging"),
 ];
 
 /// The settings of a REPL.
@@ -100,7 +100,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
     }
     client.initialize(START_TIMEOUT).map_err(|failure| failure.to_string())?;
     if is_terminal {
-        watch_interrupts(&client).map_err(|error| format!("SIGINT cannot be watched: {error}"))?;
+        watch_interrupts(&client).map_err(|error| format!("no handler for SIGINT can be installed: {error}"))?;
     }
     let client = Arc::new(Mutex::new(client));
     let has_editor = is_terminal && !is_dumb && io::stderr().is_terminal();
@@ -129,7 +129,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         Ok(()) if repl.failed && !is_terminal => Ok(FAILED),
         Ok(()) => Ok(SUCCEEDED),
         Err(ReplError::ServerGone) => {
-            super::say("; The server has ended.");
+            super::print_to_stderr("; The server has ended.");
             Ok(CANNOT_RUN)
         }
         Err(ReplError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
@@ -151,7 +151,7 @@ fn notice_text(params: &Value, colours: bool) -> String {
 fn watch_interrupts(client: &Client) -> io::Result<()> {
     let (mut receiver, sender) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
-    let interrupts = client.interrupts();
+    let interrupts = client.interrupt_sender();
     let forward = move || {
         let mut byte = [0];
         while matches!(receiver.read(&mut byte), Ok(1))
@@ -166,10 +166,10 @@ fn watch_interrupts(client: &Client) -> io::Result<()> {
 struct CtrlC(Instant);
 
 impl CtrlC {
-    /// Records another press. Returns true if the press came within [`DOUBLE_PRESS`] of the previous one.
+    /// Records another press. Returns true if the press came within [`DOUBLE_PRESS_INTERVAL`] of the previous one.
     fn record_press(&mut self, at: Instant) -> bool {
         let before = std::mem::replace(&mut self.0, at);
-        at.saturating_duration_since(before) <= DOUBLE_PRESS
+        at.saturating_duration_since(before) <= DOUBLE_PRESS_INTERVAL
     }
 }
 
@@ -207,10 +207,10 @@ impl From<io::Error> for ReplError {
 }
 
 /// The reply to a request.
-enum Reply {
-    Answer(Box<Answer>),
-    /// The user interrupted the request. `has_ended` is false if the image was lost, so that the new image must report
-    /// what it restored.
+enum RequestReply {
+    Answer(Box<ToolAnswer>),
+    /// The user interrupted the request. `has_ended` is false if the image may have been lost: the new image must then
+    /// report what it restored.
     Interrupted {
         has_ended: bool,
     },
@@ -257,7 +257,7 @@ impl Repl {
             &format!("; SBCL {}{whose}. :help lists commands, Ctrl-D leaves.\n", crate::SBCL_VERSION),
         )?;
         // The answer of any tool names the current package.
-        self.ask("check-evaluation", &json!({})).map(drop)
+        self.call_tool("check-evaluation", &json!({})).map(drop)
     }
 
     /// Reads, evaluates and prints until the input ends.
@@ -295,7 +295,7 @@ impl Repl {
             return Ok(true);
         }
         if self.level > 0 && text.parse::<u64>().is_ok() {
-            self.restart(text)?;
+            self.invoke_restart(text)?;
             return Ok(false);
         }
         if let Some(name) = text.split_whitespace().next()
@@ -305,7 +305,7 @@ impl Repl {
             let rest = text[name.len()..].trim();
             let lower = name.to_lowercase();
             if COMMANDS.iter().any(|command| command.name == lower) {
-                return self.command(&lower, rest);
+                return self.run_command(&lower, rest);
             }
             let similar = similar_command(&lower);
             if !rest.is_empty() {
@@ -319,7 +319,10 @@ impl Repl {
             // A keyword is a form like any other, but may be a mistyped command.
             self.evaluate(text)?;
             if let (Some(similar), true) = (similar, self.interactive) {
-                self.print(TextStyle::Note, &format!("; That was read as a keyword. The command is {similar}.\n"))?;
+                self.print(
+                    TextStyle::Note,
+                    &format!("; {name} is a keyword, not a command. Did you mean {similar}?\n"),
+                )?;
             }
             return Ok(false);
         }
@@ -328,11 +331,11 @@ impl Repl {
     }
 
     /// Runs a command. Returns true if the user wants to leave.
-    fn command(&mut self, name: &str, rest: &str) -> Result<bool, ReplError> {
+    fn run_command(&mut self, name: &str, rest: &str) -> Result<bool, ReplError> {
         let number = rest.parse::<u64>();
         match name {
             ":quit" => return Ok(true),
-            ":help" => self.help()?,
+            ":help" => self.show_help()?,
             ":load" | ":test" | ":describe" | ":return" | ":restart" if rest.is_empty() => {
                 let arguments =
                     COMMANDS.iter().find(|command| command.name == name).map_or("", |known| known.arguments);
@@ -345,10 +348,10 @@ impl Repl {
             }
             ":load" => {
                 let arguments = self.with_options(load_arguments(rest));
-                self.run("load-system", &arguments)?;
+                self.run_tool("load-system", &arguments)?;
             }
             ":test" => match test_arguments(&split_names(rest)) {
-                Ok(arguments) => self.run("run-tests", &arguments)?,
+                Ok(arguments) => self.run_tool("run-tests", &arguments)?,
                 Err(reason) => {
                     self.failed = true;
                     self.print(TextStyle::Failure, &format!("; {reason}\n"))?;
@@ -374,15 +377,15 @@ impl Repl {
                 self.show_frames(&json!({"from": self.frame, "max-frames": 1}))?;
             }
             ":locals" => self.show_locals(number.unwrap_or(self.frame))?,
-            ":restart" => self.restart(rest)?,
+            ":restart" => self.invoke_restart(rest)?,
             ":take" => {
                 let params = number.map_or_else(|_| json!({}), |id| json!({"id": id}));
-                let reply = self.request(ADOPT_HELD, params)?;
+                let reply = self.request(ADOPT_HELD_METHOD, params)?;
                 self.finish_evaluation(reply)?;
             }
             ":return" => {
                 let arguments = json!({"frame": self.frame, "return": rest});
-                self.run("resume-from-frame", &arguments)?;
+                self.run_tool("resume-from-frame", &arguments)?;
             }
             _ => {
                 self.show("abort-evaluation", &json!({}))?;
@@ -392,14 +395,15 @@ impl Repl {
         Ok(false)
     }
 
-    fn help(&mut self) -> Result<(), ReplError> {
+    fn show_help(&mut self) -> Result<(), ReplError> {
         let mut text = String::new();
         for ReplCommand { name, arguments, summary } in &COMMANDS {
             _ = writeln!(text, "{:28} {summary}", format!("{name} {arguments}"));
         }
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
-             Tab completes. Ctrl-C interrupts; twice within a second, it replaces the image and restores it.\n",
+             Tab completes. Ctrl-C interrupts; pressed twice within a second, it replaces the image and restores the \
+             session.\n",
         );
         self.print(TextStyle::Plain, &text)
     }
@@ -410,16 +414,16 @@ impl Repl {
             return self.evaluate_forms(code);
         }
         let arguments = with_timeout(json!({"frame": self.frame, "code": code}), self.timeout);
-        let reply = self.ask("eval-in-frame", &arguments)?;
-        if let Reply::Answer(answer) = &reply
-            && is_nothing_held(answer)
+        let reply = self.call_tool("eval-in-frame", &arguments)?;
+        if let RequestReply::Answer(answer) = &reply
+            && reports_no_held_evaluation(answer)
         {
             // The held evaluation has timed out, or another client has released it.
             self.level = 0;
             self.print(TextStyle::Note, "; The held evaluation was released.\n")?;
             return self.evaluate(code);
         }
-        self.report(reply)
+        self.show_reply(reply)
     }
 
     /// Evaluates forms one by one and shows the result of each. In interactive use, stops at the first failure.
@@ -427,9 +431,9 @@ impl Repl {
         let mut rest = code;
         loop {
             let arguments = self.with_options(json!({"code": rest}));
-            let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {ONE_FORM: true}});
+            let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {ONE_FORM_KEY: true}});
             let reply = self.request("tools/call", params)?;
-            let Reply::Answer(answer) = &reply else { return self.finish_evaluation(reply) };
+            let RequestReply::Answer(answer) = &reply else { return self.finish_evaluation(reply) };
             let (read, is_error) = (answer.content["read"].as_u64(), answer.is_error);
             let Some(read) = read.and_then(|read| usize::try_from(read).ok()) else {
                 // `read`, the end of the form, is missing if the code could not be read or contained no further form.
@@ -456,56 +460,56 @@ impl Repl {
     }
 
     /// Invokes a restart. `text` has the restart's number or name, then Lisp expressions for its arguments.
-    fn restart(&mut self, text: &str) -> Result<(), ReplError> {
+    fn invoke_restart(&mut self, text: &str) -> Result<(), ReplError> {
         let (restart, values) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let mut arguments = json!({"restart": restart});
         if !values.trim().is_empty() {
             arguments["values"] = values.trim().into();
         }
-        self.run("invoke-restart", &arguments)
+        self.run_tool("invoke-restart", &arguments)
     }
 
     /// Calls a tool that evaluates, and shows the result.
-    fn run(&mut self, tool: &str, arguments: &Value) -> Result<(), ReplError> {
-        let reply = self.ask(tool, arguments)?;
+    fn run_tool(&mut self, tool: &str, arguments: &Value) -> Result<(), ReplError> {
+        let reply = self.call_tool(tool, arguments)?;
         self.finish_evaluation(reply)
     }
 
     /// Updates the debugger level after a request that evaluates, and shows the reply.
-    fn finish_evaluation(&mut self, reply: Reply) -> Result<(), ReplError> {
+    fn finish_evaluation(&mut self, reply: RequestReply) -> Result<(), ReplError> {
         match &reply {
-            // The server refused the call, so the evaluation is held as before.
-            Reply::Answer(answer) if answer.content.get("refused").is_some() => {
-                if is_nothing_held(answer) {
+            // The server refused the call, so a held evaluation stays held, unless the refusal says that there is none.
+            RequestReply::Answer(answer) if answer.content.get("refused").is_some() => {
+                if reports_no_held_evaluation(answer) {
                     self.level = 0;
                 }
             }
-            Reply::Answer(answer) => {
+            RequestReply::Answer(answer) => {
                 self.level = usize::from(answer.content["held"] == true);
                 self.frame = 0;
             }
-            Reply::Interrupted { has_ended } => {
+            RequestReply::Interrupted { has_ended } => {
                 self.level = 0;
                 if self.owns_image && !has_ended {
                     let client = Arc::clone(&self.client);
                     self.show_recovery(&mut client.lock().unwrap_or_else(PoisonError::into_inner))?;
                 }
             }
-            Reply::Refused(_) => self.level = 0,
+            RequestReply::Refused(_) => self.level = 0,
         }
-        self.report(reply)
+        self.show_reply(reply)
     }
 
     /// Calls a tool that does not evaluate, and shows its answer.
     fn show(&mut self, tool: &str, arguments: &Value) -> Result<(), ReplError> {
-        let reply = self.ask(tool, arguments)?;
-        self.report(reply)
+        let reply = self.call_tool(tool, arguments)?;
+        self.show_reply(reply)
     }
 
-    /// Shows frames of the last error. Advice about the tool's arguments is replaced by the command `:bt`.
+    /// Shows frames of the last error. Advice about the tool's arguments is replaced with advice about the command `:bt`.
     fn show_frames(&mut self, arguments: &Value) -> Result<(), ReplError> {
-        let mut reply = self.ask("get-backtrace", arguments)?;
-        if let Reply::Answer(answer) = &mut reply
+        let mut reply = self.call_tool("get-backtrace", arguments)?;
+        if let RequestReply::Answer(answer) = &mut reply
             && let Some((frames, last)) = answer.text.trim_end().rsplit_once('\n')
             && let Some((count, how)) = last.split_once("; pass ")
         {
@@ -514,13 +518,13 @@ impl Repl {
                 None => frames.to_owned(),
             };
         }
-        self.report(reply)
+        self.show_reply(reply)
     }
 
     /// Shows the local variables of a frame, one per line.
     fn show_locals(&mut self, frame: u64) -> Result<(), ReplError> {
-        let mut reply = self.ask("get-backtrace", &json!({"from": frame, "max-frames": 1, "locals": true}))?;
-        if let Reply::Answer(answer) = &mut reply
+        let mut reply = self.call_tool("get-backtrace", &json!({"from": frame, "max-frames": 1, "locals": true}))?;
+        if let RequestReply::Answer(answer) = &mut reply
             && let Some(locals) = answer.content["error"]["frames"][0]["locals"].as_array()
         {
             let name = |local: &Value| local["name"].as_str().unwrap_or_default().to_owned();
@@ -535,16 +539,16 @@ impl Repl {
             }
             answer.text = lines.join("\n");
         }
-        self.report(reply)
+        self.show_reply(reply)
     }
 
     /// Calls a tool, shows its output as it arrives, and waits for the reply.
-    fn ask(&mut self, tool: &str, arguments: &Value) -> Result<Reply, ReplError> {
+    fn call_tool(&mut self, tool: &str, arguments: &Value) -> Result<RequestReply, ReplError> {
         self.request("tools/call", json!({"name": tool, "arguments": arguments}))
     }
 
     /// Sends a request that is answered like a tool call, shows output as it arrives, and waits for the reply.
-    fn request(&mut self, method: &str, params: Value) -> Result<Reply, ReplError> {
+    fn request(&mut self, method: &str, params: Value) -> Result<RequestReply, ReplError> {
         let client = Arc::clone(&self.client);
         let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
         // Events left over from the previous request, such as a late Ctrl-C, are dropped.
@@ -558,11 +562,11 @@ impl Repl {
         loop {
             match client.next(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) if message["params"]["progressToken"] == id => {
-                    printed += self.progress(&message["params"], printed)?;
+                    printed += self.show_progress(&message["params"], printed)?;
                 }
                 ClientEvent::Message(message) => match response_to(message, id) {
                     Some(Ok(result)) => {
-                        let mut answer = Answer::of(&result);
+                        let mut answer = ToolAnswer::from_result(&result);
                         if answer.package.is_some() {
                             self.package.clone_from(&answer.package);
                         }
@@ -571,9 +575,9 @@ impl Repl {
                             let rest = stdout.get(printed..).unwrap_or_default().to_owned();
                             *stdout = rest;
                         }
-                        return Ok(Reply::Answer(Box::new(answer)));
+                        return Ok(RequestReply::Answer(Box::new(answer)));
                     }
-                    Some(Err(CallError::Refused(reason))) => return Ok(Reply::Refused(reason)),
+                    Some(Err(CallError::Refused(reason))) => return Ok(RequestReply::Refused(reason)),
                     Some(Err(_)) => return Err(ReplError::ServerGone),
                     None => {}
                 },
@@ -586,9 +590,9 @@ impl Repl {
     }
 
     /// Shows output from a progress notification if it continues at byte `printed`. Returns the number of bytes shown.
-    fn progress(&mut self, params: &Value, printed: usize) -> Result<usize, ReplError> {
+    fn show_progress(&mut self, params: &Value, printed: usize) -> Result<usize, ReplError> {
         let message = params["message"].as_str().unwrap_or_default();
-        if params["_meta"][OUTPUT_FROM] != printed {
+        if params["_meta"][OUTPUT_OFFSET_KEY] != printed {
             return Ok(0);
         }
         self.print(TextStyle::Plain, message)?;
@@ -596,7 +600,7 @@ impl Repl {
     }
 
     /// Cancels request `id` and waits for it to end. A double press of Ctrl-C meanwhile replaces the image.
-    fn interrupt(&mut self, client: &mut Client, id: u64, mut ctrl_c: CtrlC) -> Result<Reply, ReplError> {
+    fn interrupt(&mut self, client: &mut Client, id: u64, mut ctrl_c: CtrlC) -> Result<RequestReply, ReplError> {
         let params = json!({"requestId": id, "reason": "Ctrl-C"});
         client.notify("notifications/cancelled", &params).map_err(|_| ReplError::ServerGone)?;
         let mut started = Instant::now();
@@ -604,12 +608,12 @@ impl Repl {
         // that the evaluation still runs.
         let mut question =
             client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| ReplError::ServerGone)?;
-        let mut wait = INTERRUPT_NOTICE;
+        let mut wait = INTERRUPT_NOTICE_DELAY;
         loop {
             match client.next(Some(wait.saturating_sub(started.elapsed()))) {
                 Some(ClientEvent::Message(message)) => {
                     if let Some(Ok(result)) = response_to(message, question) {
-                        let answer = Answer::of(&result);
+                        let answer = ToolAnswer::from_result(&result);
                         if report::reports_pending_cancellation(&answer.text) {
                             let repeated = client.begin_call("get-backtrace", &json!({"max-frames": 5}));
                             question = repeated.map_err(|_| ReplError::ServerGone)?;
@@ -621,18 +625,18 @@ impl Repl {
                         if has_ended {
                             self.print(TextStyle::Note, &format!("{}\n", answer.text))?;
                         }
-                        return Ok(Reply::Interrupted { has_ended });
+                        return Ok(RequestReply::Interrupted { has_ended });
                     }
                 }
                 Some(ClientEvent::Interrupted(at)) if ctrl_c.record_press(at) => {
-                    self.replace(client)?;
-                    return Ok(Reply::Interrupted { has_ended: true });
+                    self.replace_image(client)?;
+                    return Ok(RequestReply::Interrupted { has_ended: true });
                 }
                 // A single press changes nothing: the server interrupts the evaluation once a second until it has
                 // ended.
-                Some(ClientEvent::Interrupted(_)) => (started, wait) = (Instant::now(), INTERRUPT_NOTICE),
+                Some(ClientEvent::Interrupted(_)) => (started, wait) = (Instant::now(), INTERRUPT_NOTICE_DELAY),
                 Some(ClientEvent::Closed) => return Err(ReplError::ServerGone),
-                None if wait == INTERRUPT_NOTICE => {
+                None if wait == INTERRUPT_NOTICE_DELAY => {
                     wait = UNWIND_TIMEOUT;
                     let more = match self.workers(client).is_empty() {
                         true => "",
@@ -642,7 +646,7 @@ impl Repl {
                 }
                 None => {
                     self.print(TextStyle::Failure, "; The evaluation does not respond to the interrupt.\n")?;
-                    return Ok(Reply::Interrupted { has_ended: true });
+                    return Ok(RequestReply::Interrupted { has_ended: true });
                 }
             }
         }
@@ -650,7 +654,7 @@ impl Repl {
 
     /// Kills the process that holds the image. The server starts another process and restores what it can; a reset would
     /// discard everything.
-    fn replace(&mut self, client: &mut Client) -> Result<(), ReplError> {
+    fn replace_image(&mut self, client: &mut Client) -> Result<(), ReplError> {
         let workers = self.workers(client);
         if workers.is_empty() {
             let why = if self.owns_image {
@@ -668,7 +672,7 @@ impl Repl {
         self.show_recovery(client)
     }
 
-    /// Shows the new image's first answer, which reports what was restored and what was lost.
+    /// Shows the notices in the new image's first answer. The notices report the state that was restored or lost.
     fn show_recovery(&mut self, client: &mut Client) -> Result<(), ReplError> {
         self.level = 0;
         let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| ReplError::ServerGone)?;
@@ -676,7 +680,7 @@ impl Repl {
             match client.next(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) => {
                     if let Some(Ok(result)) = response_to(message, id) {
-                        let answer = Answer::of(&result);
+                        let answer = ToolAnswer::from_result(&result);
                         if answer.package.is_some() {
                             self.package.clone_from(&answer.package);
                         }
@@ -690,23 +694,24 @@ impl Repl {
         }
     }
 
-    /// Returns the processes that hold this REPL's image, if the image is its own and has a process of its own.
+    /// Returns the child processes of the server that the REPL has started: the workers, which hold the image. Returns none
+    /// if the REPL is attached to a running server.
     fn workers(&self, client: &Client) -> Vec<rustix::process::Pid> {
-        client.server().filter(|_| self.owns_image).map(workers_of).unwrap_or_default()
+        client.server_pid().filter(|_| self.owns_image).map(workers_of).unwrap_or_default()
     }
 
     /// Shows the reply to a request.
-    fn report(&mut self, reply: Reply) -> Result<(), ReplError> {
+    fn show_reply(&mut self, reply: RequestReply) -> Result<(), ReplError> {
         match reply {
-            Reply::Interrupted { .. } => {
+            RequestReply::Interrupted { .. } => {
                 self.failed = true;
                 Ok(())
             }
-            Reply::Refused(reason) => {
+            RequestReply::Refused(reason) => {
                 self.failed = true;
                 self.print(TextStyle::Failure, &format!("; {reason}\n"))
             }
-            Reply::Answer(answer) => {
+            RequestReply::Answer(answer) => {
                 self.failed |= answer.is_error || test_failures(&answer.content) > 0;
                 self.show_answer(&answer)
             }
@@ -714,8 +719,8 @@ impl Repl {
     }
 
     /// Shows an answer: the result of an evaluation part by part, anything else as the tool's text.
-    fn show_answer(&mut self, answer: &Answer) -> Result<(), ReplError> {
-        let Answer { text, content, is_error, .. } = answer;
+    fn show_answer(&mut self, answer: &ToolAnswer) -> Result<(), ReplError> {
+        let ToolAnswer { text, content, is_error, .. } = answer;
         if content.get("refused").is_some() {
             return self.print(TextStyle::Failure, &format!("; {text}\n"));
         }
@@ -815,7 +820,7 @@ impl Repl {
 }
 
 /// Returns true if a debugger tool was refused because no evaluation is held.
-fn is_nothing_held(answer: &Answer) -> bool {
+fn reports_no_held_evaluation(answer: &ToolAnswer) -> bool {
     answer.content.get("refused").is_some() && answer.text.starts_with("No evaluation is held")
 }
 
@@ -857,7 +862,7 @@ pub(super) fn start(
         run(connect_or_start(attach, given)?, &ReplOptions { joined, shared, timeout })
     };
     run_repl().unwrap_or_else(|reason| {
-        super::say(&format!("sbcl-mcp repl: {reason}"));
+        super::print_to_stderr(&format!("sbcl-mcp repl: {reason}"));
         CANNOT_RUN
     })
 }
@@ -874,7 +879,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ctrl_c_is_double_within_a_second_of_the_previous_one() {
+    fn ctrl_c_twice_within_a_second_is_a_double_press() {
         let started = Instant::now();
         let mut ctrl_c = CtrlC(started);
         let presses =

@@ -18,23 +18,24 @@ use super::arguments::Cli;
 use super::client::{Client, ClientEvent};
 use super::exit_status::{FAILED, SUCCEEDED};
 use crate::rpc::framing::MAX_LINE;
-use crate::rpc::recorder::{Header, Record, Side, read_header};
+use crate::rpc::recorder::{Header, RecordingEntry, Side, read_header};
 
-/// Factor by which an answer may take longer than in the recording, and the minimum time to wait for it.
+/// Factor by which an answer may take longer than in the recording.
 const TIME_FACTOR: f64 = 10.0;
+/// Minimum time to wait for an answer, however short the recorded time was.
 const MIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum delay before a request that was made while another request was unanswered.
-const MAX_GAP: Duration = Duration::from_secs(10);
+const MAX_REQUEST_DELAY: Duration = Duration::from_secs(10);
 /// Maximum number of lines shown of each side of a difference.
 const MAX_DIFF_LINES: usize = 20;
 /// Maximum number of the server's messages that are kept until the recording reaches them.
-const MAX_WAITING: usize = 100_000;
+const MAX_KEPT_MESSAGES: usize = 100_000;
 
 /// Options of the recorded server that do not affect its answers, without the dashes.
 const IGNORED_SERVER_OPTIONS: [&str; 3] = ["record", "session", "socket"];
 
 /// Patterns of text that differs from run to run, each with its replacement for the comparison of answers.
-static VOLATILE: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
+static VOLATILE_PATTERNS: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
     let patterns = [
         ("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?Z", "<time>"),
         // An unreadable object: `#<FOO {1001A2B3C4}>`.
@@ -50,7 +51,7 @@ static VOLATILE: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
 });
 
 /// Numeric properties of structured content that differ from run to run.
-const MEASURED: [&str; 8] =
+const MEASURED_PROPERTIES: [&str; 8] =
     ["seconds", "realMs", "runMs", "gcMs", "bytesConsed", "milliseconds", "nanoseconds", "stoppedMs"];
 
 /// Replays the recording in `path` against a new server with `arguments`, or, if `arguments` is empty, with the recorded
@@ -65,7 +66,7 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
     let mut replay = Replay::new(client, File::from(output));
     let Header { sbcl_mcp, sbcl, recorded, .. } = &header;
     let (now, now_sbcl) = (crate::VERSION, crate::SBCL_VERSION);
-    replay.say(&format!(
+    replay.print(&format!(
         "Recorded {recorded} with sbcl-mcp {sbcl_mcp} (SBCL {sbcl}); played with sbcl-mcp {now} (SBCL {now_sbcl}).\n"
     ))?;
     let mut number = 1;
@@ -78,8 +79,8 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
         }
         number += 1;
         // The last line may be incomplete if the recorded server was killed.
-        let Ok(record) = serde_json::from_slice::<Record>(&line) else {
-            replay.say(&format!("line {number} is not a record: the recording ends before it\n"))?;
+        let Ok(record) = serde_json::from_slice::<RecordingEntry>(&line) else {
+            replay.print(&format!("line {number} is not a record: the replay ends before this line\n"))?;
             break;
         };
         if !replay.replay_record(number, &record)? {
@@ -120,7 +121,7 @@ struct Replay {
     waiting: VecDeque<Value>,
     /// Requests that the recording has not answered yet: their ids, titles and times.
     unanswered: Vec<(Value, String, f64)>,
-    /// Ids of the server's requests: in the recording, and in this run.
+    /// Ids of the server's requests. Each pair has the id in the recording and the id in this run.
     server_requests: Vec<(Value, Value)>,
     /// Time of the last record, in seconds.
     at: f64,
@@ -134,15 +135,15 @@ impl Replay {
         Self { client, output, waiting, unanswered, server_requests, at: 0.0, answers: 0, different: 0 }
     }
 
-    fn say(&mut self, text: &str) -> Result<(), String> {
+    fn print(&mut self, text: &str) -> Result<(), String> {
         self.output.write_all(text.as_bytes()).map_err(|error| format!("sbcl-mcp cannot write: {error}"))
     }
 
     /// Replays one record. Returns false if the server has ended.
-    fn replay_record(&mut self, number: usize, record: &Record) -> Result<bool, String> {
+    fn replay_record(&mut self, number: usize, record: &RecordingEntry) -> Result<bool, String> {
         let gap = record.at - std::mem::replace(&mut self.at, record.at);
         if let Some(note) = &record.note {
-            self.say(&format!("line {number}: {note}\n"))?;
+            self.print(&format!("line {number}: {note}\n"))?;
         }
         let (Some(from), Some(line)) = (record.from, &record.line) else { return Ok(true) };
         let message: Value = serde_json::from_str(line).unwrap_or(Value::Null);
@@ -152,7 +153,7 @@ impl Replay {
                     && let Ok(gap) = Duration::try_from_secs_f64(gap)
                 {
                     // Keep the recorded delay: the line may be about the unanswered request, as a cancellation is.
-                    std::thread::sleep(gap.min(MAX_GAP));
+                    std::thread::sleep(gap.min(MAX_REQUEST_DELAY));
                 }
                 if self.send(record.bytes.as_deref().unwrap_or(line.as_bytes()), &message, record.at) {
                     return Ok(true);
@@ -165,11 +166,11 @@ impl Replay {
                     let timeout = self.timeout(None, record.at);
                     let is_same =
                         |other: &Value| matches!(kind_of(other), MessageKind::Request(now, _) if now == method);
-                    match self.next(timeout, is_same) {
+                    match self.next_message(timeout, is_same) {
                         Some(request) => self.server_requests.push((id.clone(), request["id"].clone())),
                         None => {
                             self.different += 1;
-                            self.say(&format!("line {number}: the server no longer sends {method}\n"))?;
+                            self.print(&format!("line {number}: the server no longer sends {method}\n"))?;
                         }
                     }
                     Ok(true)
@@ -199,8 +200,8 @@ impl Replay {
         self.client.send_line(line).is_ok()
     }
 
-    /// Returns the maximum time to wait for a message recorded at the time `at`, which answers a request recorded at the
-    /// time `requested`.
+    /// Returns the maximum time to wait for a message that was recorded at the time `at` and follows a request recorded at
+    /// the time `requested`, by default the oldest unanswered request. Times are in seconds since the recording began.
     fn timeout(&self, requested: Option<f64>, at: f64) -> Duration {
         let took = at - requested.unwrap_or_else(|| self.unanswered.first().map_or(at, |(.., requested)| *requested));
         Duration::try_from_secs_f64(took * TIME_FACTOR).unwrap_or_default().max(MIN_TIMEOUT)
@@ -215,26 +216,26 @@ impl Replay {
         self.answers += 1;
         let timeout = self.timeout(Some(requested).filter(|_| known.is_some()), at);
         let Some(answer) =
-            self.next(timeout, |other| matches!(kind_of(other), MessageKind::Answer(other) if other == id))
+            self.next_message(timeout, |other| matches!(kind_of(other), MessageKind::Answer(other) if other == id))
         else {
             self.different += 1;
             if self.client.is_closed() {
                 return self.report_server_end(number);
             }
-            self.say(&format!("line {number}, {title}: no answer within {} seconds\n", timeout.as_secs()))?;
+            self.print(&format!("line {number}, {title}: no answer within {} seconds\n", timeout.as_secs()))?;
             return Ok(true);
         };
         if normalized(recorded) != normalized(&answer) {
             self.different += 1;
             let difference = difference(&normalized(recorded), &normalized(&answer));
-            self.say(&format!("line {number}, {title}: the answer differs\n{difference}"))?;
+            self.print(&format!("line {number}, {title}: the answer differs\n{difference}"))?;
         }
         Ok(true)
     }
 
     /// Returns the first message from the server that satisfies `is_wanted`: a kept message, or a message that arrives
     /// within `time`.
-    fn next(&mut self, time: Duration, is_wanted: impl Fn(&Value) -> bool) -> Option<Value> {
+    fn next_message(&mut self, time: Duration, is_wanted: impl Fn(&Value) -> bool) -> Option<Value> {
         if let Some(index) = self.waiting.iter().position(&is_wanted) {
             return self.waiting.remove(index);
         }
@@ -244,7 +245,7 @@ impl Replay {
                 ClientEvent::Message(message) if is_wanted(&message) => return Some(message),
                 ClientEvent::Message(message) if matches!(kind_of(&message), MessageKind::Other) => {}
                 ClientEvent::Message(message) => {
-                    if self.waiting.len() == MAX_WAITING {
+                    if self.waiting.len() == MAX_KEPT_MESSAGES {
                         self.waiting.pop_front();
                     }
                     self.waiting.push_back(message);
@@ -257,21 +258,21 @@ impl Replay {
 
     fn report_server_end(&mut self, number: usize) -> Result<bool, String> {
         self.different = self.different.max(1);
-        self.say(&format!("line {number}: the server has ended\n"))?;
+        self.print(&format!("line {number}: the server has ended\n"))?;
         Ok(false)
     }
 
     fn finish(mut self) -> Result<i32, String> {
         let (answers, different) = (self.answers, self.different);
         let end = match different {
-            0 => format!("{answers} answers, all the same.\n"),
+            0 => format!("{answers} answers, all as recorded.\n"),
             1 => format!("{answers} answers, 1 difference.\n"),
             _ => format!("{answers} answers, {different} differences.\n"),
         };
-        self.say(&end)?;
+        self.print(&end)?;
         let stderr = self.client.end();
         if different > 0 && !stderr.trim().is_empty() {
-            super::say(stderr.trim_end());
+            super::print_to_stderr(stderr.trim_end());
         }
         Ok(if different == 0 { SUCCEEDED } else { FAILED })
     }
@@ -279,7 +280,7 @@ impl Replay {
 
 /// The kind of a message from the server.
 enum MessageKind<'a> {
-    /// An answer to the request with this id, or to a batch that begins with it.
+    /// An answer to the request with this id, or a batch of answers whose first answer has this id.
     Answer(&'a Value),
     /// A request to the client: its method and id.
     Request(&'a str, &'a Value),
@@ -310,7 +311,7 @@ fn title(request: &Value) -> String {
 fn normalized(message: &Value) -> Value {
     match message {
         Value::String(text) => {
-            let text = VOLATILE
+            let text = VOLATILE_PATTERNS
                 .iter()
                 .fold(text.clone(), |text, (pattern, name)| pattern.replace_all(&text, *name).into_owned());
             text.into()
@@ -318,7 +319,7 @@ fn normalized(message: &Value) -> Value {
         Value::Array(items) => items.iter().map(normalized).collect(),
         Value::Object(map) => {
             let normalize = |(name, value): (&String, &Value)| {
-                let measured = value.is_number() && MEASURED.contains(&name.as_str());
+                let measured = value.is_number() && MEASURED_PROPERTIES.contains(&name.as_str());
                 (name.clone(), if measured { json!("<number>") } else { normalized(value) })
             };
             Value::Object(map.iter().map(normalize).collect())
@@ -375,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn times_addresses_and_process_ids_do_not_differ() {
+    fn times_addresses_and_process_ids_are_not_compared() {
         for (one, other) in [
             ("at 2026-11-21T20:55:03Z", "at 2026-11-22T01:02:03.123Z"),
             ("=> #<FOO {1001A2B3C4}>", "=> #<FOO {1009FFFFF3}>"),

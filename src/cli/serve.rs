@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::arguments::{CheckpointTiming, Restore, Serve};
-use super::{report_failure, say, sessions, start_logging, version};
+use super::{print_to_stderr, report_failure, sessions, start_logging, version};
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
 use crate::os::poll_set::PollSet;
 use crate::os::processes;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::save::SavePolicy;
 use crate::recovery::checkpoint::store::{Checkpoints, remove_directory};
 use crate::recovery::event::WorkerEvent;
@@ -31,7 +31,7 @@ pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 const SAVE_GRACE_PERIOD: Duration = Duration::from_secs(15);
 
 impl Serve {
-    /// Returns the options of the tools that clients are offered.
+    /// Returns the options of the tools that the server offers.
     fn tool_options(&self) -> mcp::ToolOptions {
         let attachable = self.socket || self.session.is_some();
         mcp::ToolOptions {
@@ -45,7 +45,7 @@ impl Serve {
     ///
     /// # Errors
     /// Returns a sentence if the file cannot be used.
-    fn recorder(&self) -> Result<Option<Recorder>, String> {
+    fn start_recording(&self) -> Result<Option<Recorder>, String> {
         let Some(path) = &self.record else { return Ok(None) };
         let header = Header {
             sbcl_mcp: crate::VERSION.to_owned(),
@@ -56,12 +56,12 @@ impl Serve {
         Recorder::begin(path, &header).map(Some)
     }
 
-    /// Opens the socket where other clients can attach, if `--socket` or a persistent session asks for a socket. The
-    /// socket's name is the persistent session's name, or else the id of this process.
+    /// Opens the socket where other clients can attach, if `--socket` was given or the session is persistent. The socket's
+    /// name is `session`, the persistent session's name, or else the id of this process.
     ///
     /// # Errors
     /// Returns a sentence if the socket was requested and cannot be opened.
-    fn listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
+    fn open_listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
         if !self.socket && session.is_none() {
             return Ok(None);
         }
@@ -69,19 +69,19 @@ impl Serve {
         match Listener::bind(&name).map_err(|error| format!("other clients cannot attach: {error}")) {
             Ok(listener) => Ok(Some(listener)),
             Err(reason) if self.socket => Err(reason),
-            // The socket was not requested but is a convenience of persistent sessions: serve without it.
+            // The socket was not requested but is a convenience of persistent sessions, so the server runs without it.
             Err(reason) => {
-                say(&format!("sbcl-mcp: {reason}"));
+                print_to_stderr(&format!("sbcl-mcp: {reason}"));
                 Ok(None)
             }
         }
     }
 }
 
-/// Serves as the supervisor, which relays between clients and a worker process. Returns the exit status.
+/// Serves as the supervisor, which relays messages between clients and a worker process. Returns the exit status.
 pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
-    greet(&stdio);
-    let recorder = match serve.recorder() {
+    print_terminal_help(&stdio);
+    let recorder = match serve.start_recording() {
         Ok(recorder) => recorder,
         Err(reason) => return report_failure(&format!("sbcl-mcp: {reason}")),
     };
@@ -90,11 +90,11 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Some(Ok(persistent)) => Some(persistent),
         Some(Err(reason)) => return refuse(stdio, &reason),
     };
-    let listener = match serve.listener(persistent.as_ref().map(|(persistent, _)| &*persistent.name)) {
+    let listener = match serve.open_listener(persistent.as_ref().map(|(persistent, _)| &*persistent.name)) {
         Ok(listener) => listener,
         Err(reason) => return report_failure(&format!("sbcl-mcp: {reason}")),
     };
-    let scratch = Scratch::new();
+    let scratch = ScratchDirectory::new();
     let directory = match &persistent {
         Some((persistent, _)) => persistent.directory().to_owned(),
         None => Checkpoints::choose_directory(scratch.path()),
@@ -102,11 +102,11 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     let checkpoints = serve.options.checkpoints(directory.clone());
     start_logging(serve.options.log);
     let is_persistent = persistent.is_some();
-    let options = supervisor::Options {
+    let options = supervisor::SupervisorOptions {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
         restore: serve.restore != Restore::None,
         checkpoints: checkpoints.clone(),
-        begins_with_checkpoints: serve.restore == Restore::Checkpoint,
+        boots_last_checkpoint: serve.restore == Restore::Checkpoint,
         session: persistent,
         listener,
         watch_interval: Duration::from_millis(serve.watch_interval),
@@ -121,7 +121,7 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         .serve(input, output)
         .unwrap_or_else(|error| report_failure(&format!("sbcl-mcp cannot serve: {error}")));
     if !is_persistent {
-        checkpoints.remove();
+        checkpoints.remove_all();
     }
     scratch.remove();
     status
@@ -136,7 +136,11 @@ fn refuse(stdio: Stdio, reason: &str) -> i32 {
 }
 
 /// Returns the arguments of a worker, derived from the server's arguments.
-fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, checkpoints: &Path) -> Vec<OsString> {
+fn worker_arguments(
+    given: impl Iterator<Item = OsString>,
+    scratch: &ScratchDirectory,
+    checkpoints: &Path,
+) -> Vec<OsString> {
     let mut given = given.peekable();
     given.next_if(|first| first == "serve");
     let ours = ["--scratch".into(), scratch.path().into(), "--checkpoint-directory".into(), checkpoints.into()];
@@ -148,7 +152,7 @@ pub(super) fn serve_as_worker(
     serve: Serve,
     stdio: Stdio,
     status_fd: i32,
-    scratch: Scratch,
+    scratch: ScratchDirectory,
     checkpoints: PathBuf,
     lock_fd: Option<i32>,
 ) -> i32 {
@@ -175,7 +179,7 @@ pub(super) fn serve_as_worker(
     let started = exit_after_supervisor(&stdio, grace_period, remove.clone())
         .and_then(|()| survive_stray_signals())
         .map_err(|error| error.to_string())
-        .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
+        .and_then(|()| serve.options.boot_session(&scratch, Some(&checkpoints)));
     mcp::fresh_image::enable(std::env::args_os().skip(1), &scratch);
     let session = match started {
         Ok(session) => session,
@@ -183,7 +187,7 @@ pub(super) fn serve_as_worker(
             let reason = format!("sbcl-mcp cannot start: {error}");
             let status = report_failure(&reason);
             let leaving = WorkerEvent::exiting(status, Some(&reason)).encode().unwrap_or_default();
-            let _ = std::fs::File::from(stdio.output).write_all(&frame::event(&leaving));
+            let _ = std::fs::File::from(stdio.output).write_all(&frame::encode_event(&leaving));
             return status;
         }
     };
@@ -193,19 +197,19 @@ pub(super) fn serve_as_worker(
     let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, tool_options)
         .unwrap_or_else(|error| (report_failure(&format!("sbcl-mcp cannot serve: {error}")), None));
     processes::kill_all_descendants_except(&saver.into_iter().collect::<Vec<_>>());
-    // The supervisor is gone, so no other worker will use these files.
-    if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Duration::ZERO))) {
+    // If the supervisor is gone, no other worker will use these files.
+    if supervisor.is_ok_and(|input| wait_for_hang_up(&input, Some(Duration::ZERO))) {
         remove();
     }
     status
 }
 
-/// Waits until no process holds the other end of `input`, at most as long as `wait` if it is given. Returns true if no
-/// process holds it.
-pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
+/// Waits until no process holds the other end of `input`, or until the time `wait`, if given, has passed. Returns true if
+/// no process holds the other end.
+pub(super) fn wait_for_hang_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     loop {
         let mut set = PollSet::new();
-        set.hangup((), input);
+        set.add_hangup((), input);
         match set.wait(wait) {
             // If an unlimited wait ends without a ready descriptor, a signal has interrupted it.
             Ok(ready) if wait.is_none() && !ready.has(()) => {}
@@ -215,8 +219,8 @@ pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     }
 }
 
-/// Starts a thread that ends this process, which may be stuck, if it still runs `grace_period` after its supervisor is
-/// gone. The thread first calls `remove` to delete files that no other process needs.
+/// Starts a thread that ends this process, which may be stuck, if the process still runs when its supervisor has been gone
+/// for `grace_period`. The thread first calls `remove` to delete files that no other process needs.
 pub(super) fn exit_after_supervisor(
     stdio: &Stdio,
     grace_period: Duration,
@@ -224,7 +228,7 @@ pub(super) fn exit_after_supervisor(
 ) -> io::Result<()> {
     let input = to_private_number(&stdio.input)?;
     let wait = move || {
-        has_hung_up(&input, None);
+        wait_for_hang_up(&input, None);
         std::thread::sleep(grace_period);
         processes::kill_all_descendants();
         remove();
@@ -233,7 +237,7 @@ pub(super) fn exit_after_supervisor(
     std::thread::Builder::new().name("sbcl-mcp-end".to_owned()).spawn(wait).map(drop)
 }
 
-fn greet(stdio: &Stdio) {
+fn print_terminal_help(stdio: &Stdio) {
     if stdio.input.is_terminal() {
         let binary = std::env::current_exe().unwrap_or_else(|_| "sbcl-mcp".into());
         let binary = binary.to_string_lossy();
@@ -241,13 +245,13 @@ fn greet(stdio: &Stdio) {
         let word = if is_plain { binary.to_string() } else { format!("'{}'", binary.replace('\'', r"'\''")) };
         let text = include_str!("terminal.txt").replace("{version}", version());
         let text = text.replace("{json}", &serde_json::json!(binary).to_string()).replace("{word}", &word);
-        say(text.trim_end());
+        print_to_stderr(text.trim_end());
     }
 }
 
 /// Serves without a supervisor: this process holds Lisp and dies with it. Returns the exit status.
 pub(super) fn serve_without_supervisor(serve: Serve, stdio: Stdio) -> i32 {
-    greet(&stdio);
+    print_terminal_help(&stdio);
     match serve_in_process(serve, stdio) {
         Ok(status) => status,
         Err((stdio, reason)) => refuse(stdio, &reason),
@@ -255,24 +259,24 @@ pub(super) fn serve_without_supervisor(serve: Serve, stdio: Stdio) -> i32 {
 }
 
 /// The connection of the client to notify, and the reason why the server cannot start.
-type Refusal = (Stdio, String);
+type StartFailure = (Stdio, String);
 
-fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
+fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure> {
     if serve.session.is_some() {
         return Err((stdio, "--session needs the supervisor: omit --no-supervisor.".to_owned()));
     }
-    stdio.recorder = match serve.recorder() {
+    stdio.recorder = match serve.start_recording() {
         Ok(recorder) => recorder,
         Err(reason) => return Ok(report_failure(&format!("sbcl-mcp: {reason}"))),
     };
-    let listener = match serve.listener(None) {
+    let listener = match serve.open_listener(None) {
         Ok(listener) => listener,
         Err(reason) => return Err((stdio, reason)),
     };
-    let scratch = Arc::new(Scratch::new());
+    let scratch = Arc::new(ScratchDirectory::new());
     let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
     mcp::fresh_image::enable(std::env::args_os().skip(1), &scratch);
-    let session = match serve.options.session(&scratch, Some(&checkpoints)) {
+    let session = match serve.options.boot_session(&scratch, Some(&checkpoints)) {
         Ok(session) => session,
         Err(reason) => return Err((stdio, reason)),
     };
@@ -281,18 +285,18 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
     let clean_up = {
         let (scratch, checkpoints) = (scratch.clone(), checkpoints.clone());
         move || {
-            checkpoints.remove();
+            checkpoints.remove_all();
             clean_up(&scratch);
         }
     };
-    let status = mcp::serve_plain(stdio, &session, checkpoints, listener, tool_options, clean_up.clone())
+    let status = mcp::serve_unsupervised(stdio, &session, checkpoints, listener, tool_options, clean_up.clone())
         .unwrap_or_else(|error| report_failure(&format!("sbcl-mcp cannot serve: {error}")));
     clean_up();
     Ok(status)
 }
 
 /// Ends the child processes of this process, which exits together with its image, and removes its scratch directory.
-pub(super) fn clean_up(scratch: &Scratch) {
+pub(super) fn clean_up(scratch: &ScratchDirectory) {
     // A process that is being killed may start another process, which is then adopted and killed too.
     processes::adopt_orphans();
     processes::kill_all_descendants();

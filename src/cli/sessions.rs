@@ -1,4 +1,4 @@
-//! The command `sessions`, and how `serve --session` opens a session and saves it at the end.
+//! The command `sessions`, and the functions with which `serve --session` opens a session and saves it at the end.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use clap::Subcommand;
 
 use super::arguments::Restore;
-use super::say;
-use super::serve::has_hung_up;
-use crate::image::process::take_inherited;
+use super::print_to_stderr;
+use super::serve::wait_for_hang_up;
+use crate::image::process::take_inherited_descriptor;
 use crate::recovery::checkpoint::save::FinalSave;
 use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
 use crate::recovery::persistent::PersistentSession;
@@ -22,8 +22,9 @@ use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
 use crate::rpc::descriptors::to_private_number;
 
-/// Maximum time to wait for a process that saves the session, and for a server that may be about to end.
+/// Maximum time to wait for the lock while another process saves the session.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time to wait for the lock while a server holds it, since the server may be about to end.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between attempts to acquire the session's lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -49,7 +50,7 @@ pub(super) enum Action {
 }
 
 /// Returns the list of running servers, one per line, that follows the list of sessions.
-fn running_servers(all: &[RunningServer]) -> String {
+fn running_server_list(all: &[RunningServer]) -> String {
     let mut text = String::new();
     for RunningServer { name, pid, client, attached, refusal, .. } in all {
         if text.is_empty() {
@@ -67,7 +68,7 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
     let text = match action {
         None | Some(Action::List) => {
             let all: Vec<_> = PersistentSession::all()?.iter().map(PersistentSession::describe).collect();
-            text::sessions(&all).trim_end().to_owned() + &running_servers(&attach::running_servers())
+            text::session_list(&all).trim_end().to_owned() + &running_server_list(&attach::running_servers())
         }
         Some(Action::Delete { name }) => {
             let session = PersistentSession::named(&name)?;
@@ -113,7 +114,7 @@ pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(P
                 Err(holder) => holder,
             };
         if holder.is_ending() && !std::mem::replace(&mut announced, true) {
-            say(&format!("The session {:?} is {holder}: waiting until it is free.", session.name));
+            print_to_stderr(&format!("The session {:?} is {holder}: waiting until it is free.", session.name));
         }
         let timeout = if holder.is_ending() { SAVE_TIMEOUT } else { EXIT_TIMEOUT };
         if begin.elapsed() >= timeout {
@@ -122,44 +123,49 @@ pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(P
                 session.name
             ));
         }
-        if has_hung_up(input, Some(POLL_INTERVAL)) {
+        if wait_for_hang_up(input, Some(POLL_INTERVAL)) {
             return Err(format!("The session {:?} is {holder}, and the client has disconnected.", session.name));
         }
     }
 }
 
-/// Reports the errors of the last save on stderr, once.
+/// Prints the messages of the last save on stderr, if any, and removes the file with them.
 fn report_save_errors(session: &PersistentSession) {
     let file = session.errors_file();
     if let Ok(text) = fs::read_to_string(&file)
         && !text.trim().is_empty()
     {
-        say(&format!("Messages from the last save of the session {:?}:\n{}", session.name, text.trim_end()));
+        print_to_stderr(&format!(
+            "Messages from the last save of the session {:?}:\n{}",
+            session.name,
+            text.trim_end()
+        ));
     }
     let _ = fs::remove_file(file);
 }
 
-/// Returns the final save of a worker's persistent session, or `None` without the lock of a session.
+/// Returns the parameters for the final save of a worker's persistent session; `None` if the worker has no session's lock.
 pub(super) fn final_save(lock_fd: Option<i32>, directory: &Path) -> Option<FinalSave> {
-    // The lock moves to a high number. Number 3 must stay free, because the saving process expects the lock there.
-    let lock = take_inherited(lock_fd?).and_then(to_private_number).ok()?;
+    // The lock's descriptor moves to a high number. Number 3 must stay free, because the saving process expects the lock
+    // there.
+    let lock = take_inherited_descriptor(lock_fd?).and_then(to_private_number).ok()?;
     Some(final_save_with_lock(lock, directory))
 }
 
-/// Returns the final save of the session in `directory`, whose lock this process holds.
+/// Returns the parameters for the final save of the session in `directory`, whose lock this process holds.
 pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave {
-    FinalSave { lock, errors: directory.join(crate::recovery::persistent::ERRORS) }
+    FinalSave { lock, errors: directory.join(crate::recovery::persistent::ERRORS_FILE) }
 }
 
-/// Makes a checkpoint of the core that this process' child saves. This is the last step of a server.
+/// Makes a checkpoint of the core that this process's child saves. This is the last step of a server.
 pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Result<(), String> {
-    let lock =
-        take_inherited(3).map_err(|error| format!("The session was not saved: its lock is missing: {error}."))?;
+    let lock = take_inherited_descriptor(3)
+        .map_err(|error| format!("The session was not saved: the saving process has no lock: {error}."))?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
     let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };
     let checkpoints = draft.checkpoints().clone();
     draft.finish_only_child(made).map_err(|reason| format!("The session was not saved: {reason}."))?;
-    checkpoints.keep_automatic(store::KEPT_AUTOMATIC);
+    checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
     Ok(())
 }

@@ -11,7 +11,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::arguments::Tests;
-use super::client::{Answer, CallError, Client, ClientEvent, START_TIMEOUT, connect_or_start, response_to};
+use super::client::{CallError, Client, ClientEvent, START_TIMEOUT, ToolAnswer, connect_or_start, response_to};
 use super::exit_status::{FAILED, NOT_TRIED, SUCCEEDED};
 use crate::mcp::stdio::Stdio;
 use crate::rpc::attach;
@@ -20,7 +20,7 @@ use crate::rpc::attach;
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
 /// Patterns of advice that names tools, each with its replacement for a reader at a shell.
-const ADVICE: [(&str, &str); 6] = [
+const ADVICE_REPLACEMENTS: [(&str, &str); 6] = [
     (r" \(E[0-9]+: get-backtrace shows all\)", ""),
     (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
     (r" \(get-backtrace shows them\)", ""),
@@ -28,7 +28,7 @@ const ADVICE: [(&str, &str); 6] = [
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
     ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
 ];
-/// Patterns, as in [`ADVICE`], of advice that is useless if the image ends with the command.
+/// Patterns, as in [`ADVICE_REPLACEMENTS`], of advice that is useless if the image ends with the command.
 const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 2] = [
     (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
     (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
@@ -63,8 +63,8 @@ impl ToolRequest {
         let package = tests.what.first().and_then(|name| Some(name.split_once(':')?.0));
         match package {
             Some(package) if !options.iter().any(loads_code) => Err(format!(
-                "a new image has no package {package}: name the system that contains the tests, or --attach to a \
-                 server that has loaded it"
+                "a new image has no package {package}: name the system that contains the tests, or --attach to a server \
+                 that has this package"
             )),
             _ => Ok(()),
         }
@@ -80,7 +80,7 @@ impl ToolRequest {
     }
 
     /// Returns advice to write `--attach=NAME` if a name that was not found is the name of a running server.
-    fn advice(&self, answer: &Answer) -> Option<String> {
+    fn advice(&self, answer: &ToolAnswer) -> Option<String> {
         let is_missing = |name: &&str| match self {
             Self::Evaluate { .. } => answer.is_error,
             _ => answer.text.contains(&format!("Component {name:?} not found")),
@@ -95,7 +95,7 @@ impl ToolRequest {
     ///
     /// # Errors
     /// Returns a sentence if the request cannot be made.
-    fn tool(&self) -> Result<(&'static str, Value), String> {
+    fn tool_call(&self) -> Result<(&'static str, Value), String> {
         match self {
             Self::Evaluate { code, timeout } => {
                 Ok(("evaluate-lisp", with_timeout(json!({"code": code, "on-error": "abort"}), *timeout)))
@@ -122,14 +122,14 @@ impl ToolRequest {
 pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &ToolRequest, stdio: Stdio) -> i32 {
     let run_request = || {
         // The request is checked first, so that no server is started for a request that cannot be made.
-        request.tool()?;
+        request.tool_call()?;
         if attach.is_none() {
             request.check_for_new_image(&options)?;
         }
         run(connect_or_start(attach, options)?, request, stdio.output)
     };
     run_request().unwrap_or_else(|reason| {
-        super::say(&format!("sbcl-mcp {}: {reason}", request.command()));
+        super::print_to_stderr(&format!("sbcl-mcp {}: {reason}", request.command()));
         NOT_TRIED
     })
 }
@@ -137,39 +137,41 @@ pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, reque
 /// Sends the request and prints the answer. Returns the exit status, or a sentence that says why there is no answer.
 pub(super) fn run(mut client: Client, request: &ToolRequest, output: OwnedFd) -> Result<i32, String> {
     let reason = |failure: CallError| failure.to_string();
-    let (tool, arguments) = request.tool()?;
+    let (tool, arguments) = request.tool_call()?;
     client.initialize(START_TIMEOUT).map_err(reason)?;
     let answer = call_and_show_progress(&mut client, tool, &arguments).map_err(reason)?;
-    let text = for_shell(answer.text.trim_end_matches('\n'), client.server().is_none());
+    let text = for_shell(answer.text.trim_end_matches('\n'), client.server_pid().is_none());
     let written = File::from(output).write_all(format!("{text}\n").as_bytes());
     written.map_err(|error| format!("cannot write the answer: {error}"))?;
     if let Some(advice) = request.advice(&answer) {
-        super::say(&advice);
+        super::print_to_stderr(&advice);
     }
-    Ok(status(request, &answer))
+    Ok(exit_status_of(request, &answer))
 }
 
 /// Rewords an answer for a reader at a shell. `image_lives` is true if the image outlives the command.
 pub(super) fn for_shell(text: &str, image_lives: bool) -> String {
     let no_image = if image_lives { &[][..] } else { &ADVICE_FOR_LIVE_IMAGE };
-    ADVICE.iter().chain(no_image).fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
-        Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
-        Err(_) => text,
+    ADVICE_REPLACEMENTS.iter().chain(no_image).fold(text.to_owned(), |text, (advice, instead)| {
+        match Regex::new(advice) {
+            Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
+            Err(_) => text,
+        }
     })
 }
 
 /// Calls a tool and waits for the answer. If stderr is a terminal, progress of a load is shown there.
-fn call_and_show_progress(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, CallError> {
+fn call_and_show_progress(client: &mut Client, tool: &str, arguments: &Value) -> Result<ToolAnswer, CallError> {
     let shows_progress = io::stderr().is_terminal() && tool == "load-system";
     let id = client.begin_call(tool, arguments)?;
     loop {
         match client.next(None) {
             Some(ClientEvent::Message(message)) => {
                 if let Some(result) = response_to(message.clone(), id) {
-                    return result.map(|result| Answer::of(&result));
+                    return result.map(|result| ToolAnswer::from_result(&result));
                 }
                 if let Some(report) = message["params"]["message"].as_str().filter(|_| shows_progress) {
-                    super::say(report.trim_end());
+                    super::print_to_stderr(report.trim_end());
                 }
             }
             Some(ClientEvent::Interrupted(_)) | None => {}
@@ -178,7 +180,7 @@ fn call_and_show_progress(client: &mut Client, tool: &str, arguments: &Value) ->
     }
 }
 
-fn status(request: &ToolRequest, answer: &Answer) -> i32 {
+fn exit_status_of(request: &ToolRequest, answer: &ToolAnswer) -> i32 {
     match request {
         _ if answer.content.get("refused").is_some() => NOT_TRIED,
         ToolRequest::Test(_) if answer.is_error || has_system_without_tests(&answer.content) => NOT_TRIED,
@@ -230,8 +232,8 @@ pub(super) fn load_arguments(what: &str) -> Value {
     let path = Path::new(what);
     let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
     match is_file {
-        true => json!({"path": absolute(path)}),
-        false => json!({"system": what, "directory": absolute(Path::new("."))}),
+        true => json!({"path": absolute_path(path)}),
+        false => json!({"system": what, "directory": absolute_path(Path::new("."))}),
     }
 }
 
@@ -245,14 +247,14 @@ pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
         [name] if name.contains(':') => Ok(json!({"name": name})),
         _ => match names.iter().find(|name| name.contains(':')) {
             Some(name) => {
-                Err(format!("{name} is not a system: several names must all be systems; give a test or package alone."))
+                Err(format!("{name} is not a system. Several names must all be systems: name a test or package alone."))
             }
-            None => Ok(json!({"system": names.join(", "), "directory": absolute(Path::new("."))})),
+            None => Ok(json!({"system": names.join(", "), "directory": absolute_path(Path::new("."))})),
         },
     }
 }
 
 /// Returns the absolute path, since an attached server may have another working directory.
-fn absolute(path: &Path) -> String {
+fn absolute_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }

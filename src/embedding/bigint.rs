@@ -44,7 +44,7 @@ impl FromLisp for BigUint {
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value = BigInt::from_lisp(reader)?;
         value.try_into().map_err(|error: num_bigint::TryFromBigIntError<BigInt>| {
-            ConversionError::new("an integer from 0", error.into_original().to_string())
+            ConversionError::new("a non-negative integer", error.into_original().to_string())
         })
     }
 }

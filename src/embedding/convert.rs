@@ -49,7 +49,7 @@ impl ConversionError {
     }
 
     /// Adds an enclosing position to the error. Beyond [`MAX_PLACES`], the innermost positions are dropped.
-    pub(super) fn within(mut self, place: impl FnOnce() -> String) -> Self {
+    pub(super) fn with_outer_place(mut self, place: impl FnOnce() -> String) -> Self {
         if self.place.len() == MAX_PLACES {
             self.place.truncate(MAX_PLACES - 2);
             self.place.push("…".to_owned());
@@ -61,7 +61,7 @@ impl ConversionError {
     /// Returns the error for an object that is nested too deeply or contains itself.
     #[cold]
     fn too_deep() -> Self {
-        Self::new("an object that is nested less deeply", "one that is nested too deeply or contains itself")
+        Self::new("an object whose nesting fits the stack", "an object that is nested too deeply or contains itself")
     }
 }
 
@@ -77,8 +77,9 @@ const MAX_FETCH_DEPTH: u32 = 10_000;
 
 /// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables.
 ///
-/// Below that depth, lists and instances become handles. With an opaque shape, every object that has an identity becomes
-/// a handle there.
+/// Below this depth, lists, vectors and hash tables become handles, except vectors of octets. Instances and functions
+/// become handles at any depth. With an opaque shape, every object below the depth becomes a handle, except `nil`, `t`,
+/// fixnums, floats and characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
@@ -96,7 +97,7 @@ impl Shape {
         Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
     }
 
-    /// Returns the shape in which an object of either shape can be read.
+    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
@@ -109,7 +110,7 @@ impl Shape {
         }
     }
 
-    /// Returns the number that stands for this shape in calls of Lisp.
+    /// Returns the number that stands for this shape in calls into Lisp.
     pub(super) const fn code(self) -> u16 {
         self.0
     }
@@ -148,7 +149,7 @@ impl<'m> Reader<'m> {
 
     /// Returns an error unless the stack has room to read one more level.
     #[inline]
-    pub(super) fn check_room(&self) -> Result<(), ConversionError> {
+    pub(super) fn check_stack_room(&self) -> Result<(), ConversionError> {
         if self.cx.context().has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
@@ -158,7 +159,7 @@ impl<'m> Reader<'m> {
     /// Returns an error if the object cannot be read as a `T`.
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
-        self.check_room()?;
+        self.check_stack_room()?;
         if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
             return self.read_or_skip(Self::fetch);
         }
@@ -212,7 +213,7 @@ impl<'m> Reader<'m> {
     }
 
     /// Returns the object to call for `value`, or `None` if `value` is neither a function nor a function's name.
-    pub(super) fn callee(&self, value: &Value) -> Option<Value> {
+    pub(super) fn find_callee(&self, value: &Value) -> Option<Value> {
         value.handle()?;
         let callee: Value = self.cx.call_entry(Entry::Callee, |writer| value.write(writer)).ok()?;
         if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
@@ -278,14 +279,14 @@ impl<'m> Reader<'m> {
             Token::Character(code) => {
                 (char::from_u32(code).map_or_else(|| format!("character {code:#x}"), |c| format!("character {c:?}")), 0)
             }
-            Token::String(characters) => (format!("the string {:?}", shortened(&characters.to_text_lossy())), 0),
+            Token::String(characters) => (format!("the string {:?}", shorten(&characters.to_text_lossy())), 0),
             Token::Symbol(has_package) => (format!("the symbol {}", self.symbol(has_package)), 0),
             Token::Keyword => (format!("the keyword :{}", self.text().to_lowercase()), 0),
             Token::Ratio => ("a ratio".to_owned(), 2),
             Token::Complex => ("a complex number".to_owned(), 2),
-            Token::List(count) => (format!("a list of {}", count_text(count)), count),
+            Token::List(count) => (format!("a list of {}", object_count_text(count)), count),
             Token::Dotted(count) => ("a dotted list".to_owned(), count + 1),
-            Token::Vector(count) => (format!("a vector of {}", count_text(count)), count),
+            Token::Vector(count) => (format!("a vector of {}", object_count_text(count)), count),
             Token::Octets(_, count) => (format!("a vector of {count} octets"), 0),
             Token::Table(count) => (format!("a hash table of {count} entries"), count * 2),
             Token::Doubles(words) => (format!("a vector of {} floats", words.len()), 0),
@@ -299,11 +300,11 @@ impl<'m> Reader<'m> {
     }
 }
 
-fn count_text(count: usize) -> String {
+fn object_count_text(count: usize) -> String {
     if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
 }
 
-fn shortened(text: &str) -> String {
+fn shorten(text: &str) -> String {
     let mut characters = text.chars();
     let mut short: String = characters.by_ref().take(60).collect();
     if characters.next().is_some() {
@@ -362,7 +363,7 @@ pub struct Writer<'m>(pub(super) &'m mut message::MessageWriter);
 impl Writer<'_> {
     /// Returns an error unless the stack has room to write one more level.
     #[inline]
-    pub(super) fn check_room(&self) -> Result<(), ConversionError> {
+    pub(super) fn check_stack_room(&self) -> Result<(), ConversionError> {
         if program::has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
@@ -374,7 +375,7 @@ impl Writer<'_> {
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
-        self.check_room()?;
+        self.check_stack_room()?;
         self.0.list(|inner| write(&mut Writer(inner)))
     }
 
@@ -386,7 +387,7 @@ impl Writer<'_> {
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
-        self.check_room()?;
+        self.check_stack_room()?;
         self.0.table(|inner| write(&mut Writer(inner)))
     }
 
@@ -394,10 +395,10 @@ impl Writer<'_> {
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
-        self.check_room()?;
+        self.check_stack_room()?;
         self.0.values(|inner| {
             write(&mut Writer(inner))?;
-            match inner.count() {
+            match inner.object_count() {
                 0..=MAX_VALUES => Ok(()),
                 count => Err(ConversionError::new(format!("at most {MAX_VALUES} values"), format!("{count} values"))),
             }
@@ -412,14 +413,14 @@ impl Writer<'_> {
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
-        self.check_room()?;
+        self.check_stack_room()?;
         self.0.vector(|inner| write(&mut Writer(inner)))
     }
 }
 
 impl From<KeyWithoutValue> for ConversionError {
     fn from(_: KeyWithoutValue) -> Self {
-        Self::new("a value for each key of a hash table", "a key without one")
+        Self::new("a value for each key of a hash table", "a key without a value")
     }
 }
 
@@ -430,7 +431,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
 /// | `BigInt`, `BigUint` of `num-bigint` (feature `num-bigint`) | an integer |
 /// | `f64` | a float, an integer or a ratio, rounded to the nearest `f64` |
-/// | `f32` | a single float, a small integer |
+/// | `f32` | a single float, or an integer from -16777216 to 16777216 |
 /// | `bool` | `nil` is false, everything else is true |
 /// | `char`, `String` | a character, a string |
 /// | `Option<T>` | `nil` is `None` |
@@ -465,7 +466,7 @@ impl From<KeyWithoutValue> for ConversionError {
 pub trait FromLisp: Sized {
     /// The depth to which Lisp must write out an object for this type.
     const SHAPE: Shape;
-    /// The shape for reading multiple values; only tuples read more than one.
+    /// The shape for reading a call's values; only tuples read more than one value.
     const VALUES: Shape = Self::SHAPE;
     /// True if a call may omit an argument of this type.
     #[doc(hidden)]
@@ -480,7 +481,7 @@ pub trait FromLisp: Sized {
     /// Reads as many of a call's `count` values as this type needs.
     ///
     /// # Errors
-    /// Returns the errors of [`from_lisp`](Self::from_lisp).
+    /// Returns the errors of [`from_lisp`](Self::from_lisp), and an error if this type needs more than `count` values.
     #[doc(hidden)]
     fn from_values(reader: &mut Reader<'_>, count: usize) -> Result<Self, ConversionError> {
         let _ = count;
@@ -540,10 +541,9 @@ pub trait IntoLisp {
 }
 
 fn write_elements<T: IntoLisp>(elements: &[T], writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-    elements
-        .iter()
-        .enumerate()
-        .try_for_each(|(index, element)| element.write(writer).map_err(|e| e.within(|| format!("element {index}"))))
+    elements.iter().enumerate().try_for_each(|(index, element)| {
+        element.write(writer).map_err(|e| e.with_outer_place(|| format!("element {index}")))
+    })
 }
 
 /// The arguments of a call: a tuple of up to eight values, or an array, a slice or a vector of values of one type.
@@ -561,7 +561,7 @@ pub trait Arguments {
     fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 }
 
-macro_rules! integers {
+macro_rules! impl_integers {
     ($($type:ty),*) => {$(
         impl FromLisp for $type {
             const SHAPE: Shape = Shape::ATOM;
@@ -586,7 +586,7 @@ macro_rules! integers {
             fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
                 match i64::try_from(*self) {
                     Ok(value) => writer.0.integer(value),
-                    // Only 64-bit types have values beyond the range of `i64`.
+                    // Only `u64` and `usize` have values beyond the range of `i64`.
                     Err(_) => writer.0.long_integer(*self as i128),
                 }
                 Ok(())
@@ -595,7 +595,7 @@ macro_rules! integers {
     )*};
 }
 
-integers!(i8, i16, i32, i64, isize, u16, u32, u64, usize);
+impl_integers!(i8, i16, i32, i64, isize, u16, u32, u64, usize);
 
 fn bignum_to_i128(words: &[u64]) -> Option<i128> {
     match *words {
@@ -640,7 +640,7 @@ impl FromLisp for u128 {
             Token::Bignum(words) => bignum_to_i128(words).and_then(|value| Self::try_from(value).ok()),
             _ => None,
         };
-        value.ok_or_else(|| reader.unexpected("an integer from 0, of at most 128 bits", token))
+        value.ok_or_else(|| reader.unexpected("a non-negative integer of at most 128 bits", token))
     }
 }
 
@@ -725,7 +725,7 @@ fn read_real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Resul
     if quotient.is_finite() {
         Ok(quotient)
     } else {
-        Err(ConversionError::new("a number in the range of an f64", "one beyond it"))
+        Err(ConversionError::new("a number in the range of an f64", "a number beyond that range"))
     }
 }
 
@@ -743,7 +743,7 @@ impl FromLisp for f32 {
         match reader.token() {
             Token::Single(value) => Ok(value),
             Token::Integer(value) if value.unsigned_abs() <= 1 << f32::MANTISSA_DIGITS => Ok(value as Self),
-            token => Err(reader.unexpected("a single float, or a small integer", token)),
+            token => Err(reader.unexpected("a single float, or an integer from -16777216 to 16777216", token)),
         }
     }
 }
@@ -800,7 +800,7 @@ impl FromLisp for String {
     }
 }
 
-/// Text that Lisp wrote for people, with its surrogates replaced.
+/// Text that Lisp wrote for people. U+FFFD replaces the surrogates, which a Rust string cannot hold.
 pub(super) struct LossyText(pub(super) String);
 
 impl FromLisp for LossyText {
@@ -864,7 +864,7 @@ impl<T: FromLisp> FromLisp for Option<T> {
 
 impl<T: IntoLisp> IntoLisp for Option<T> {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-        writer.check_room()?;
+        writer.check_stack_room()?;
         match self {
             Some(value) => value.write(writer),
             None => ().write(writer),
@@ -924,10 +924,10 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // The capacity is limited, because the count comes from the message and its elements have not been read yet.
+        // The capacity is limited, because the elements that the message announces have not been read yet.
         let mut items = Self::with_capacity(count.min(1 << 16));
         for index in 0..count {
-            items.push(reader.read().map_err(|error| error.within(|| format!("element {index}")))?);
+            items.push(reader.read().map_err(|error| error.with_outer_place(|| format!("element {index}")))?);
         }
         Ok(items)
     }
@@ -946,7 +946,9 @@ fn read_elements<T: FromLisp, E>(
         .map(|(index, element)| {
             let mut writer = message::MessageWriter::new();
             write(element, &mut writer);
-            Reader::new(cx, writer.words()).read().map_err(|error| error.within(|| format!("element {index}")))
+            Reader::new(cx, writer.words())
+                .read()
+                .map_err(|error| error.with_outer_place(|| format!("element {index}")))
         })
         .collect()
 }
@@ -957,7 +959,7 @@ impl<T: FromLisp, const N: usize> FromLisp for [T; N] {
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let items = Vec::from_lisp(reader)?;
         items.try_into().map_err(|items: Vec<T>| {
-            ConversionError::new(format!("a sequence of {}", count_text(N)), count_text(items.len()))
+            ConversionError::new(format!("a sequence of {}", object_count_text(N)), object_count_text(items.len()))
         })
     }
 }
@@ -982,14 +984,14 @@ impl<T: IntoLisp, const N: usize> IntoLisp for [T; N] {
 
 impl<T: IntoLisp + ?Sized> IntoLisp for &T {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-        writer.check_room()?;
+        writer.check_stack_room()?;
         (**self).write(writer)
     }
 }
 
 impl<T: IntoLisp + ?Sized> IntoLisp for Box<T> {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-        writer.check_room()?;
+        writer.check_stack_room()?;
         (**self).write(writer)
     }
 }
@@ -1002,15 +1004,16 @@ fn read_entries<K: FromLisp, V: FromLisp>(
         Token::Nil => {}
         Token::Table(count) => {
             for index in 0..count {
-                let key = reader.read().map_err(|error| error.within(|| format!("key {index}")))?;
-                let value = reader.read().map_err(|error| error.within(|| format!("the value of key {index}")))?;
+                let key = reader.read().map_err(|error| error.with_outer_place(|| format!("key {index}")))?;
+                let value =
+                    reader.read().map_err(|error| error.with_outer_place(|| format!("the value of key {index}")))?;
                 add(key, value);
             }
         }
         Token::List(count) => {
             for index in 0..count {
                 let (key, value) =
-                    reader.read::<(K, V)>().map_err(|error| error.within(|| format!("element {index}")))?;
+                    reader.read::<(K, V)>().map_err(|error| error.with_outer_place(|| format!("element {index}")))?;
                 add(key, value);
             }
         }
@@ -1025,8 +1028,8 @@ fn write_entries<'a, K: IntoLisp + 'a, V: IntoLisp + 'a>(
 ) -> Result<(), ConversionError> {
     writer.table(|writer| {
         for (index, (key, value)) in entries.enumerate() {
-            key.write(writer).map_err(|error| error.within(|| format!("key {index}")))?;
-            value.write(writer).map_err(|error| error.within(|| format!("the value of key {index}")))?;
+            key.write(writer).map_err(|error| error.with_outer_place(|| format!("key {index}")))?;
+            value.write(writer).map_err(|error| error.with_outer_place(|| format!("the value of key {index}")))?;
         }
         Ok(())
     })
@@ -1064,7 +1067,7 @@ impl<K: IntoLisp, V: IntoLisp> IntoLisp for BTreeMap<K, V> {
     }
 }
 
-macro_rules! tuples {
+macro_rules! impl_tuples {
     ($($count:literal: $($name:ident . $index:tt),*;)*) => {$(
         impl<$($name: FromLisp),*> FromLisp for ($($name,)*) {
             const SHAPE: Shape = Self::VALUES.nested();
@@ -1081,7 +1084,7 @@ macro_rules! tuples {
                 Ok(($({
                     let element =
                         if $index < present { reader.read::<$name>() } else { reader.nested_reader(message::NIL).read() };
-                    element.map_err(|error| error.within(|| format!("element {}", $index)))?
+                    element.map_err(|error| error.with_outer_place(|| format!("element {}", $index)))?
                 },)*))
             }
 
@@ -1093,14 +1096,14 @@ macro_rules! tuples {
                     let found = if count == 1 { "one value".to_owned() } else { format!("{count} values") };
                     return Err(ConversionError::new(concat!($count, " values"), found));
                 }
-                Ok(($(reader.read::<$name>().map_err(|error| error.within(|| format!("value {}", $index)))?,)*))
+                Ok(($(reader.read::<$name>().map_err(|error| error.with_outer_place(|| format!("value {}", $index)))?,)*))
             }
         }
 
         impl<$($name: IntoLisp),*> IntoLisp for ($($name,)*) {
             fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
                 writer.list(|writer| {
-                    $(self.$index.write(writer).map_err(|error| error.within(|| format!("element {}", $index)))?;)*
+                    $(self.$index.write(writer).map_err(|error| error.with_outer_place(|| format!("element {}", $index)))?;)*
                     Ok(())
                 })
             }
@@ -1108,7 +1111,7 @@ macro_rules! tuples {
 
         impl<$($name: IntoLisp),*> Arguments for ($($name,)*) {
             fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-                $(self.$index.write(writer).map_err(|error| error.of_argument($index + 1))?;)*
+                $(self.$index.write(writer).map_err(|error| error.with_argument_place($index + 1))?;)*
                 Ok(())
             }
         }
@@ -1125,7 +1128,7 @@ const fn join_shapes(shapes: &[Shape]) -> Shape {
     shape
 }
 
-tuples! {
+impl_tuples! {
     1: A.0;
     2: A.0, B.1;
     3: A.0, B.1, C.2;
@@ -1145,7 +1148,9 @@ impl Arguments for () {
 impl<T: IntoLisp> Arguments for [T] {
     fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         let mut arguments = self.iter().zip(1..);
-        arguments.try_for_each(|(argument, number)| argument.write(writer).map_err(|error| error.of_argument(number)))
+        arguments.try_for_each(|(argument, number)| {
+            argument.write(writer).map_err(|error| error.with_argument_place(number))
+        })
     }
 }
 
@@ -1167,7 +1172,7 @@ impl<T: Arguments + ?Sized> Arguments for &T {
     }
 }
 
-/// A symbol, given by its name and the name of its package. Conversion to Lisp interns the symbol.
+/// A symbol, given by its name and the name of its package. Conversion to Lisp interns a symbol that has a package.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1178,15 +1183,15 @@ impl<T: Arguments + ?Sized> Arguments for &T {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Symbol {
-    /// The name of the symbol's package, `KEYWORD` for a keyword. `None` makes a new uninterned symbol each time it is
-    /// written.
+    /// The name of the symbol's package, `KEYWORD` for a keyword. With `None`, each conversion to Lisp makes a new
+    /// uninterned symbol.
     pub package: Option<String>,
     /// The symbol's name, usually in upper case.
     pub name: String,
 }
 
 impl Symbol {
-    /// Makes a symbol from the name of its package and its own name. The case of the names counts.
+    /// Makes a symbol from the name of its package and its own name. The names are case-sensitive.
     pub fn new(package: impl Into<String>, name: impl Into<String>) -> Self {
         Self { package: Some(package.into()), name: name.into() }
     }
@@ -1275,7 +1280,7 @@ impl FromLisp for Ratio {
             }
             token => match token_to_i128(&token) {
                 Some(numerator) => Ok(Self { numerator, denominator: 1 }),
-                None => Err(reader.unexpected("a rational number of integers of at most 128 bits", token)),
+                None => Err(reader.unexpected("a ratio of two integers of at most 128 bits", token)),
             },
         }
     }
@@ -1288,8 +1293,8 @@ impl IntoLisp for Ratio {
     }
 }
 
-/// A complex number. Reading one also accepts a real number, because Lisp turns complex rationals with the imaginary
-/// part 0 into reals.
+/// A complex number. A `Complex` can also be read from a real number, because Lisp turns complex rationals with the
+/// imaginary part 0 into reals.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;

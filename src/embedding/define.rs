@@ -17,29 +17,29 @@ use super::function::Function;
 use super::options::Options;
 use super::pool::{self, HostFailure};
 use crate::image::program::sbcl_program_function;
-use crate::os::panics::Contained;
+use crate::os::panics::PanicSafeDrop;
 
 /// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Built-in functions have lower numbers.
-const FIRST_NUMBER: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
+const FIRST_FUNCTION_NUMBER: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
 
-/// The defined functions by number. Redefining a function gives it a new number, because the Lisp stub writes its
-/// arguments in the shapes of the closure that it was compiled for.
-static DEFINITIONS: RwLock<BTreeMap<u64, Definition>> = RwLock::new(BTreeMap::new());
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
-/// Number of changes made to [`DEFINITIONS`].
-static DEFINITIONS_VERSION: AtomicU64 = AtomicU64::new(0);
+/// The defined functions by number. Redefining a function gives it a new number, because the Lisp stub that calls a closure
+/// by number writes the arguments in the shapes of this closure's parameters.
+static DEFINED_FUNCTIONS: RwLock<BTreeMap<u64, DefinedFunction>> = RwLock::new(BTreeMap::new());
+static NEXT_FUNCTION_NUMBER: AtomicU64 = AtomicU64::new(FIRST_FUNCTION_NUMBER);
+/// Number of changes made to [`DEFINED_FUNCTIONS`].
+static DEFINED_FUNCTIONS_VERSION: AtomicU64 = AtomicU64::new(0);
 
 /// An error of any type that a host function returns.
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 /// A closure that reads the arguments, runs the host function and writes its values.
-type Body = dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError> + Send + Sync;
+type ClosureBody = dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError> + Send + Sync;
 
 struct HostClosure {
     name: String,
-    body: Box<Body>,
+    body: Box<ClosureBody>,
 }
 
-struct Definition {
+struct DefinedFunction {
     closure: Arc<HostClosure>,
     /// True if Lisp calls this function by its name.
     is_installed: bool,
@@ -66,7 +66,7 @@ struct DefinitionCache {
 thread_local! {
     /// This thread's local functions by number.
     static LOCAL_CLOSURES: RefCell<HashMap<u64, LocalClosure>> = RefCell::default();
-    static CACHE: RefCell<DefinitionCache> = RefCell::default();
+    static DEFINITION_CACHE: RefCell<DefinitionCache> = RefCell::default();
 }
 
 /// A parameter of a host function, as Lisp sees it.
@@ -109,7 +109,7 @@ pub trait HostResult {
 
 impl<T: IntoLisp> HostResult for T {
     fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
-        Ok(Contained::new(self).write(writer)?)
+        Ok(PanicSafeDrop::new(self).write(writer)?)
     }
 }
 
@@ -132,12 +132,12 @@ pub struct Values<T>(pub T);
 
 impl<T: super::convert::Arguments> HostResult for Values<T> {
     fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
-        let values = Contained::new(self.0);
+        let values = PanicSafeDrop::new(self.0);
         Ok(writer.values(|writer| values.write_arguments(writer))?)
     }
 }
 
-macro_rules! functions {
+macro_rules! impl_host_functions {
     ($($($name:ident),*;)*) => {$(
         impl<Function, Output, $($name),*> HostFunction<($($name,)*)> for Function
         where
@@ -158,8 +158,8 @@ macro_rules! functions {
                 let mut number = 0;
                 $(
                     number += 1;
-                    let $name = reader.read::<$name>().map_err(|error| error.of_argument(number))?;
-                    let $name = Contained::new($name);
+                    let $name = reader.read::<$name>().map_err(|error| error.with_argument_place(number))?;
+                    let $name = PanicSafeDrop::new($name);
                 )*
                 self($($name.into_inner()),*).write_result(writer)
             }
@@ -167,7 +167,7 @@ macro_rules! functions {
     )*};
 }
 
-functions! {
+impl_host_functions! {
     ;
     A;
     A, B;
@@ -179,7 +179,8 @@ functions! {
     A, B, C, D, E, F, G, H;
 }
 
-/// Defines the Lisp function `name` as the closure `function`, under `options`.
+/// Defines the Lisp function `name` as the closure `function`. `options` apply to the call into Lisp that makes the
+/// definition.
 ///
 /// `lambda_list` is written as in `defun`, with or without parentheses; `None` derives it from the closure's parameters.
 pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
@@ -195,65 +196,65 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
             let given = given.trim();
             if given.starts_with('(') { given.to_owned() } else { format!("({given})") }
         }
-        None => lambda_list_of(&parameters),
+        None => derive_lambda_list(&parameters),
     };
     // A panic in the closure's destructor must be contained: the last owner to drop the closure may be a call that panics.
-    let function = Contained::new(function);
+    let function = PanicSafeDrop::new(function);
     let closure = Arc::new(HostClosure {
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
     let number = register(closure);
     let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
-    let result = pool::run_under(options, |cx| {
+    let result = pool::run_with_options(options, |cx| {
         cx.call_entry_with(Entry::DefineFunction, &(number, name, &lambda_list, documentation, &shapes))
     });
     // The closure may be in use even if the call failed: Lisp may have installed the function before the failure.
-    drop_unused(number);
+    drop_unused_closures(number);
     result
 }
 
 /// Registers a closure and returns its new number.
 fn register(closure: Arc<HostClosure>) -> u64 {
-    let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-    DEFINITIONS.write().insert(number, Definition { closure, is_installed: false, replaced: Vec::new() });
-    DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
+    let number = NEXT_FUNCTION_NUMBER.fetch_add(1, Ordering::Relaxed);
+    DEFINED_FUNCTIONS.write().insert(number, DefinedFunction { closure, is_installed: false, replaced: Vec::new() });
+    DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     number
 }
 
 /// Records that Lisp now calls a new function, perhaps in place of an old function. `reader` has the number of the new
 /// function, then the number of the old function, or 0 if there is none.
-pub(super) fn note_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
+pub(super) fn record_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
     let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
-    let mut all = DEFINITIONS.write();
-    let replaced: Option<Definition> = all.remove(&replaced);
-    // The defining call has not returned yet: its `drop_unused` drops the replaced closures, outside Lisp.
+    let mut all = DEFINED_FUNCTIONS.write();
+    let replaced: Option<DefinedFunction> = all.remove(&replaced);
+    // The defining call has not returned yet: its `drop_unused_closures` drops the replaced closures, outside Lisp.
     if let Some(definition) = all.get_mut(&installed) {
         definition.is_installed = true;
         definition.replaced =
             replaced.into_iter().flat_map(|old| old.replaced.into_iter().chain([old.closure])).collect();
     }
-    DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
+    DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
 /// Drops the closures that Lisp does not call after the definition of function `number`: the closures that the definition
 /// replaced, or the function's own closure if Lisp has not installed the function.
-fn drop_unused(number: u64) {
+fn drop_unused_closures(number: u64) {
     let unused = {
-        let mut all = DEFINITIONS.write();
+        let mut all = DEFINED_FUNCTIONS.write();
         match all.get_mut(&number) {
             Some(definition) if definition.is_installed => (std::mem::take(&mut definition.replaced), None),
             _ => (Vec::new(), all.remove(&number)),
         }
     };
-    DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
+    DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     // The closures are dropped after the lock is released: a destructor may define or call other functions.
     drop(unused);
 }
 
-fn lambda_list_of(parameters: &[Parameter]) -> String {
-    let required = required(parameters);
+fn derive_lambda_list(parameters: &[Parameter]) -> String {
+    let required = required_count(parameters);
     let mut text = String::from("(");
     for (index, _) in parameters.iter().enumerate() {
         if index == required {
@@ -269,15 +270,15 @@ pub(super) fn function_name(function: u64) -> String {
     if function >= FIRST_LOCAL_NUMBER {
         return "a local function".to_owned();
     }
-    find(function).map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
+    find_closure(function).map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
 }
 
-fn find(function: u64) -> Option<Arc<HostClosure>> {
-    CACHE.with_borrow_mut(|cache| {
-        if cache.version != DEFINITIONS_VERSION.load(Ordering::Acquire) {
-            let all = DEFINITIONS.read();
+fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
+    DEFINITION_CACHE.with_borrow_mut(|cache| {
+        if cache.version != DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire) {
+            let all = DEFINED_FUNCTIONS.read();
             // Every change is made before the version is increased, so `all` is at least as new as this version.
-            cache.version = DEFINITIONS_VERSION.load(Ordering::Acquire);
+            cache.version = DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire);
             cache.closures =
                 all.iter().map(|(number, definition)| (*number, Arc::downgrade(&definition.closure))).collect();
         }
@@ -286,16 +287,16 @@ fn find(function: u64) -> Option<Arc<HostClosure>> {
     })
 }
 
-/// Runs the host function whose number is `function` for Lisp. `message` has the arguments; `writer` gets the values.
+/// Runs the host function that Lisp called by the number `function`. `message` has the arguments; `writer` gets the values.
 pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
     let mut reader = Reader::new(cx, message);
     let result = if function >= FIRST_LOCAL_NUMBER {
         match LOCAL_CLOSURES.with_borrow(|local| local.get(&function).cloned()) {
             Some(local) => local(&mut reader, writer),
-            None => Err("it belongs to another thread or was dropped".into()),
+            None => Err("the local function belongs to another thread or was dropped".into()),
         }
     } else {
-        match find(function) {
+        match find_closure(function) {
             Some(closure) => (closure.body)(&mut reader, writer),
             None => return Err(HostFailure::Missing),
         }
@@ -321,8 +322,9 @@ impl LocalFunction<'_> {
         let number = NEXT_LOCAL_NUMBER.fetch_add(1, Ordering::Relaxed);
         let parameters = F::parameters();
         let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
-        let function = Contained::new(function);
-        let function_object = cx.call_entry_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
+        let function = PanicSafeDrop::new(function);
+        let function_object =
+            cx.call_entry_with(Entry::LocalFunction, &(number, required_count(&parameters), &shapes))?;
         LOCAL_CLOSURES.with_borrow_mut(|local| {
             local.insert(number, Rc::new(move |reader, writer| function.invoke(reader, writer)));
         });
@@ -353,12 +355,12 @@ impl IntoLisp for LocalFunction<'_> {
 }
 
 /// Returns the number of leading parameters that a call must supply.
-fn required(parameters: &[Parameter]) -> usize {
+fn required_count(parameters: &[Parameter]) -> usize {
     parameters.iter().rposition(|parameter| !parameter.optional).map_or(0, |last| last + 1)
 }
 
 impl ConversionError {
-    pub(super) fn of_argument(mut self, number: usize) -> Self {
+    pub(super) fn with_argument_place(mut self, number: usize) -> Self {
         self.place.insert(0, format!("argument {number}"));
         self
     }

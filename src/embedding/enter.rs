@@ -46,7 +46,7 @@ pub(super) enum Entry {
     CurrentThread = sbcl_entry::SBCL_ENTRY_CURRENT_THREAD,
 }
 
-/// Proof that the current thread is a Lisp thread; [`Lisp::enter`](super::Lisp::enter) lends it to its closure.
+/// Proof that the current thread is a Lisp thread. [`Lisp::enter`](super::Lisp::enter) lends a `Cx` to its closure.
 ///
 /// Calls through a `Cx` are direct: they wake no other thread and wait for none. A `Cx` cannot leave its thread or outlive
 /// the closure that received it:
@@ -224,8 +224,8 @@ impl Cx {
 
     /// Lends `work` the octets of a vector in place, without copying them.
     ///
-    /// The vector may be of any length. If it has a fill pointer, `work` gets only the octets below it. The safe
-    /// alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
+    /// The vector may be of any length. If it has a fill pointer, `work` gets only the octets before the fill pointer.
+    /// The safe alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -250,7 +250,7 @@ impl Cx {
     ///
     /// # Panics
     /// Panics if `work` panics.
-    #[allow(unsafe_code, reason = "the caller's promise is handed on")]
+    #[allow(unsafe_code, reason = "the caller must keep the same promise")]
     pub unsafe fn borrow_bytes<R>(&self, octets: &Value, work: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
         let pin = |task, place: usize| {
             pool::call_with_task(self, task, |writer| {
@@ -322,7 +322,7 @@ impl Cx {
         handle: u64,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<T, Error> {
-        if message::has_many_released() {
+        if message::has_many_dropped_handles() {
             self.release_handles();
         }
         let mut message = message::MessageWriter::new();
@@ -334,11 +334,11 @@ impl Cx {
     /// Makes Lisp release all or some of the objects whose handles were dropped. This call cannot be interrupted.
     #[cold]
     pub(super) fn release_handles(&self) {
-        // A call that failed would lose the handles that it had taken from the queue. They stay there for a later call.
+        // Handles taken from the queue are lost if the call fails. So take none while the call would fail.
         if self.context.is_unwinding() || !self.context.has_stack_room_for_lisp() {
             return;
         }
-        let released = message::take_released();
+        let released = message::take_dropped_handles();
         if released.is_empty() {
             return;
         }
@@ -348,7 +348,7 @@ impl Cx {
             self.read::<()>(self.context.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
         });
         if let Err(error) = result {
-            panics::caught(|| tracing::error!("handles could not be released: {error}"));
+            panics::catch(|| tracing::error!("handles could not be released: {error}"));
         }
     }
 
@@ -387,10 +387,10 @@ impl Cx {
         }
     }
 
-    /// Returns Lisp's own error if the control stack is nearly used up. The error comes from a call of Lisp that does
-    /// nothing: Lisp needs more stack than Rust does, so any call signals the error then.
+    /// Returns Lisp's own error if the control stack is nearly used up. The error comes from a call into Lisp that does
+    /// nothing: Lisp needs more stack than Rust does, so any call into Lisp signals the error then.
     #[inline]
-    pub(super) fn check_room(&self) -> Result<(), Error> {
+    pub(super) fn check_stack_room(&self) -> Result<(), Error> {
         if self.context.has_stack_room() { Ok(()) } else { self.call_entry(Entry::Objects, |_| Ok(())) }
     }
 }

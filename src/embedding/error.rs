@@ -50,8 +50,7 @@ pub enum Error {
     /// with this error. Return the error to your own caller.
     #[error("Lisp is unwinding past this function")]
     Unwinding,
-    /// No Lisp thread is free: all are inside functions of the program, and none of these functions has returned for five
-    /// seconds.
+    /// No Lisp thread is free: all are inside functions of the program, and no waiting call has begun for five seconds.
     ///
     /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more
     /// threads.
@@ -60,12 +59,12 @@ pub enum Error {
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.
     ///
     /// Calls that print, read or warn wait for the stream, so a call made by the stream might wait for itself.
-    #[error("a stream or warning hook called Lisp, which may be waiting for it")]
+    #[error("a stream or warning hook called Lisp, but Lisp may be waiting for the hook")]
     CalledByStream,
-    /// The image could not be saved, for example because the disk is full or the process could not be copied.
+    /// The image could not be saved, for example because the disk is full or the process that saves it was killed.
     #[error("the image was not saved in {}: {reason}", path.display())]
     Save {
-        /// The file that the image was to be saved in. A previous file of that name is unchanged.
+        /// The file in which the image should have been saved. A previous file of this name is unchanged.
         path: PathBuf,
         /// The message of the process that saves the image, or a description of how that process ended.
         reason: String,

@@ -55,7 +55,7 @@ impl Function {
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
         let work = |cx: &Cx| cx.apply(&self.value, &arguments);
         match &self.options {
-            Some(options) => pool::run_under(options, work),
+            Some(options) => pool::run_with_options(options, work),
             None => pool::run(work),
         }
     }
@@ -78,7 +78,7 @@ impl FromLisp for Function {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
-        match reader.callee(&value) {
+        match reader.find_callee(&value) {
             Some(callee) => Ok(Self::from_value(callee)),
             None => Err(ConversionError::new("a function or its name", format!("{value}"))),
         }

@@ -13,17 +13,17 @@ use super::convert::{Arguments, FromLisp};
 use super::enter::Cx;
 use super::error::Error;
 use super::handle::Lisp;
-use super::pool::{self, End};
+use super::pool::{self, RequestEnd};
 use crate::image::program::{CallContext, Followup, Task};
 use crate::os::panics;
 
 /// A future of a call that has been started. Dropping the future interrupts the call.
 ///
-/// The future's waker is called on the Lisp thread that ran the call; if that thread is unwinding or the call could not
-/// begin in time, on a helper thread of the library; if a waiting call was interrupted, on the thread that interrupted it.
-/// A waker that blocks does not delay the time limits of other calls.
+/// The future's waker is called on the Lisp thread that ran the call. If this thread is unwinding, or the call could not
+/// begin in time, the waker is called on a helper thread of the library. If the call was interrupted before it began, the
+/// waker is called on the interrupting thread. A waker that blocks does not delay the time limits of other calls.
 #[derive(Debug)]
-#[must_use = "dropping it interrupts the call"]
+#[must_use = "dropping the future interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
     /// The number of the call, or the error that prevented the call from being submitted. `poll` returns this error once.
@@ -66,13 +66,13 @@ where
         }
     }
 
-    fn settle(&mut self, end: End) -> Option<Followup> {
+    fn settle(&mut self, end: RequestEnd) -> Option<Followup> {
         let state = self.state.take()?;
         let waker = state.lock().end(pool::call_result(end, &mut self.result, self.limit));
         let (work, result) = (self.work.take(), self.result.take());
         Some(Box::new(move || {
             // Each panic is caught separately: a second panic during unwinding would end the process.
-            panics::caught(|| waker.map(Waker::wake));
+            panics::catch(|| waker.map(Waker::wake));
             panics::discard(work);
             panics::discard(result);
             panics::discard(state);
@@ -84,7 +84,7 @@ impl<F, R> Drop for CallTask<F, R> {
     fn drop(&mut self) {
         if let Some(state) = self.state.take() {
             let waker = state.lock().end(Ok(Err(Error::Aborted)));
-            panics::caught(|| waker.map(Waker::wake));
+            panics::catch(|| waker.map(Waker::wake));
         }
     }
 }
@@ -96,7 +96,7 @@ impl<R> Future for Call<R> {
         if let Err(error) = &mut self.call {
             return Poll::Ready(Err(error.take().unwrap_or(Error::Aborted)));
         }
-        // The waker is cloned and dropped without the lock, as both run code of the program.
+        // The lock is not held while a waker is cloned or dropped, because cloning and dropping run code of the program.
         let waker = context.waker().clone();
         let mut state = self.state.lock();
         if !state.is_over {

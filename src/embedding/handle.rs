@@ -20,7 +20,7 @@ use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::error::BootError;
-use crate::os::panics::Contained;
+use crate::os::panics::PanicSafeDrop;
 use crate::session::Session;
 
 /// A handle on the Lisp image of this process.
@@ -43,11 +43,11 @@ pub struct Lisp {
     options: Arc<Options>,
 }
 
-/// The image of this process, if it was booted through a [`Builder`].
+/// The handle on this process's image, if a [`Builder`] booted the image.
 static LISP: OnceCell<Lisp> = OnceCell::new();
 
 /// A lock held while an image is being booted.
-static BOOTING: Mutex<()> = Mutex::new(());
+static BOOT_LOCK: Mutex<()> = Mutex::new(());
 
 /// A builder that sets the options of an image and boots it.
 ///
@@ -119,7 +119,7 @@ impl Builder {
     ///
     /// A thread inside a Rust function, or inside the closure of [`enter`](Lisp::enter), does not count, as it runs no
     /// Lisp. When calls have waited for about 10 ms and fewer than `count` threads are in Lisp, a [spare
-    /// thread](Self::spare_threads) is started. So a closure may wait for a thread that calls Lisp itself.
+    /// thread](Self::spare_threads) is started. So a closure may wait for another thread that calls Lisp.
     pub fn threads(mut self, count: u32) -> Self {
         self.threads = count;
         self
@@ -155,8 +155,8 @@ impl Builder {
     ///
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
     /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
-    /// wait: up to 1 MiB of its further output is written later, and the rest is lost. Calls of Lisp from the stream fail
-    /// with [`Error::CalledByStream`].
+    /// wait: up to 1 MiB of its further output is written later, and the rest is lost. If the stream calls Lisp, that call
+    /// fails with [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -192,8 +192,8 @@ impl Builder {
 
     /// Sets the source of `*standard-input*`, read as UTF-8; empty by default.
     ///
-    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. Calls of Lisp from
-    /// the stream fail with [`Error::CalledByStream`].
+    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. If the stream calls
+    /// Lisp, that call fails with [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
@@ -207,7 +207,7 @@ impl Builder {
     /// Sets the function that receives warnings from evaluated and loaded code: the warning's class and its text.
     ///
     /// By default warnings are `tracing` events of the target `sbcl`. The hook runs on the thread that writes to
-    /// [`stdout`](Self::stdout), in order with the output. Calls of Lisp from the hook fail with
+    /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, that call fails with
     /// [`Error::CalledByStream`].
     ///
     /// ```no_run
@@ -239,15 +239,15 @@ impl Builder {
     /// is incomplete. Returns [`Error::Io`] if the threads for the streams cannot be started. After an error about a size
     /// or the core, another boot may be tried.
     pub fn boot(mut self) -> Result<Lisp, Error> {
-        let booting = BOOTING.lock();
-        let booted = self.boot_alone();
+        let booting = BOOT_LOCK.lock();
+        let booted = self.boot_with_lock_held();
         // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the image.
         drop(booting);
         booted
     }
 
-    /// Boots the image; the caller holds [`BOOTING`].
-    fn boot_alone(&mut self) -> Result<Lisp, Error> {
+    /// Boots the image; the caller holds [`BOOT_LOCK`].
+    fn boot_with_lock_held(&mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take() {
             Some(file) if file.is_file() => Some(file),
             Some(path) if !path.is_dir() => {
@@ -260,7 +260,7 @@ impl Builder {
             }
         };
         if let Some(file) = saved {
-            let heap = save::check(&file, self.heap)?;
+            let heap = save::check_core(&file, self.heap)?;
             self.image.image = Some(file);
             self.heap = Some(heap);
         }
@@ -270,7 +270,7 @@ impl Builder {
         let pool = Arc::new(Pool::new(threads, self.spare_threads.min(256), cleanup));
         let limits = Limits { cleanup, ..Limits::default() };
         let stream_threads = StreamThreads::start(std::mem::take(&mut self.streams))?;
-        let session = Session::start_with(&self.image, limits, Some((pool.clone(), threads)))?;
+        let session = Session::start_for_program(&self.image, limits, Some((pool.clone(), threads)))?;
         // The streams and the pool are installed only after a successful start: after a failure, another boot may be tried.
         stream_threads.install();
         pool::install(pool);
@@ -308,10 +308,10 @@ impl Lisp {
     /// # Errors
     /// Returns the errors of [`Builder::boot`].
     pub fn get_or_boot() -> Result<Self, Error> {
-        let _booting = BOOTING.lock();
+        let _booting = BOOT_LOCK.lock();
         match LISP.get() {
             Some(lisp) => Ok(lisp.clone()),
-            None => Self::builder().boot_alone(),
+            None => Self::builder().boot_with_lock_held(),
         }
     }
 
@@ -352,7 +352,7 @@ impl Lisp {
     /// # Panics
     /// Panics if `work` panics.
     pub fn enter<R: Send>(&self, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
-        pool::run_under(&self.options, work)
+        pool::run_with_options(&self.options, work)
     }
 
     /// Evaluates the forms in `code` and reads the values of the last one.
@@ -566,7 +566,7 @@ impl Lisp {
     /// ```
     #[must_use]
     pub fn with_handler(&self, handler: impl Fn(&Condition) -> Option<Restart> + Send + Sync + 'static) -> Self {
-        let handler = Contained::new(handler);
+        let handler = PanicSafeDrop::new(handler);
         self.derive(|options| options.handler = Some(Arc::new(move |condition| handler(condition))))
     }
 
@@ -610,7 +610,7 @@ impl Lisp {
     }
 }
 
-/// A handle that interrupts calls from any thread: the calls fail with [`Error::Interrupted`].
+/// A handle that any thread can use to interrupt calls: the calls fail with [`Error::Interrupted`].
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -630,7 +630,8 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Interrupts all calls that wait or run now, and returns at once.
+    /// Interrupts the calls of this handle that wait or run now, and returns at once.
+    /// [`Lisp::interrupt_handle`] says which calls these are.
     ///
     /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
     /// called runs to its end first. Interrupting a call again has no effect.

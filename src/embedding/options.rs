@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::convert::{ConversionError, IntoLisp, Symbol, Writer};
 use super::error::Condition;
 use super::value::Value;
-use crate::os::panics::Contained;
+use crate::os::panics::PanicSafeDrop;
 
 /// A function that is called where an error is signalled, if nothing in Lisp handles the error. It may choose a restart.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
@@ -72,13 +72,13 @@ impl fmt::Debug for Options {
 #[derive(Debug)]
 pub struct Restart {
     name: String,
-    arguments: Vec<Argument>,
+    arguments: Vec<RestartArgument>,
 }
 
 /// A restart's argument of any type. It is converted when the restart is sent to Lisp.
-struct Argument(Contained<Box<dyn IntoLisp + Send>>);
+struct RestartArgument(PanicSafeDrop<Box<dyn IntoLisp + Send>>);
 
-impl fmt::Debug for Argument {
+impl fmt::Debug for RestartArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("..")
     }
@@ -90,7 +90,7 @@ impl Restart {
     /// If the argument cannot be converted, the call fails with a `rust:host-error` that says so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
-        Self { name: name.to_owned(), arguments: vec![Argument(Contained::new(Box::new(argument)))] }
+        Self { name: name.to_owned(), arguments: vec![RestartArgument(PanicSafeDrop::new(Box::new(argument)))] }
     }
 
     /// Chooses the innermost restart whose name is `name`, in any case and package, without arguments.
@@ -100,7 +100,7 @@ impl Restart {
     }
 }
 
-impl IntoLisp for Argument {
+impl IntoLisp for RestartArgument {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         self.0.write(writer)
     }
@@ -113,7 +113,7 @@ impl IntoLisp for Restart {
             self.arguments
                 .iter()
                 .try_for_each(|argument| argument.write(writer))
-                .map_err(|error| error.within(|| format!("the argument of the restart {}", self.name)))
+                .map_err(|error| error.with_outer_place(|| format!("the argument of the restart {}", self.name)))
         })
     }
 }

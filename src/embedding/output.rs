@@ -10,11 +10,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
 use crate::os::panics;
-use crate::session::reentry::serve_stream;
+use crate::session::reentry::mark_stream_thread;
 
-/// Maximum size of queued output, in bytes. While the queue is full, calls that print wait, and calls that are to end lose
-/// their output.
-const MAX_QUEUED: usize = 1 << 20;
+/// Maximum size of queued output, in bytes. While the queue is full, calls that print wait; a call that is being
+/// interrupted does not wait, and loses its output.
+const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;
 /// A function that receives a warning's class and text.
@@ -69,11 +69,11 @@ impl Write for TracingWriter {
 
 /// The threads that serve the program's streams.
 ///
-/// Lisp threads do not call the streams themselves: a stream that blocks cannot be interrupted, but the wait for one of
-/// these threads can. The threads end if this value is dropped before it is installed.
+/// Lisp threads do not call the streams themselves. They wait for these threads, because a wait can be interrupted, while a
+/// stream that blocks cannot. The threads end if this value is dropped before it is installed.
 pub(super) struct StreamThreads {
-    output: Arc<Output>,
-    input: Option<Arc<Input>>,
+    output: Arc<OutputQueue>,
+    input: Option<Arc<InputRequests>>,
 }
 
 /// The stream threads of the image in this process.
@@ -81,11 +81,11 @@ static STREAM_THREADS: OnceLock<StreamThreads> = OnceLock::new();
 
 thread_local! {
     /// The class of the warning whose text comes with the next event.
-    static WARNING: RefCell<String> = const { RefCell::new(String::new()) };
+    static WARNING_CLASS: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 impl StreamThreads {
-    /// Starts one thread for output, and one for input if the program has set a source.
+    /// Starts a thread for output, and a thread for input if the program has set a source of input.
     ///
     /// # Errors
     /// Returns the error if the system cannot start a thread.
@@ -136,10 +136,10 @@ impl Chunk {
 }
 
 #[derive(Default)]
-struct Output {
+struct OutputQueue {
     state: Mutex<OutputState>,
     pushed: Condvar,
-    /// Notified when a chunk has been written, and when waiting calls must check whether they are to end.
+    /// Notified when a chunk has been written, and when waiting calls must check whether they are being interrupted.
     changed: Condvar,
 }
 
@@ -157,10 +157,10 @@ struct OutputState {
     closed: bool,
 }
 
-impl Output {
+impl OutputQueue {
     /// Writes queued chunks until the output is closed.
     fn serve(&self, mut streams: Streams) {
-        serve_stream();
+        mark_stream_thread();
         let mut state = self.state.lock();
         while !state.closed {
             let Some(chunk) = state.chunks.pop_front() else {
@@ -170,9 +170,9 @@ impl Output {
             let lost = std::mem::take(&mut state.lost);
             drop(state);
             // A panic of the stream or the hook is caught, because this thread must write the next chunks.
-            panics::caught(|| write(&mut streams, &chunk));
+            panics::catch(|| write_chunk(&mut streams, &chunk));
             if lost > 0 {
-                panics::caught(|| {
+                panics::catch(|| {
                     tracing::warn!(
                         "{lost} bytes printed by interrupted calls were lost: the stream accepted no output for too \
                          long"
@@ -186,12 +186,12 @@ impl Output {
         }
     }
 
-    /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true because the caller's call
-    /// is to end; the chunk is lost if the queue had no room for it.
+    /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true, because the caller's call is
+    /// being interrupted. If the queue has no room for the chunk then, the chunk is lost.
     fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
         let size = chunk.len();
         let mut state = self.state.lock();
-        while state.size > 0 && state.size + size > MAX_QUEUED {
+        while state.size > 0 && state.size + size > MAX_QUEUED_BYTES {
             if is_ending() {
                 state.lost += size;
                 return;
@@ -210,16 +210,16 @@ impl Output {
 }
 
 /// Writes a chunk. Errors of the stream are ignored: no caller could handle them.
-fn write(streams: &mut Streams, chunk: &Chunk) {
-    fn to(sink: Option<&mut Sink>, mut standard: impl Write, text: &str) {
+fn write_chunk(streams: &mut Streams, chunk: &Chunk) {
+    fn write_text(sink: Option<&mut Sink>, mut standard: impl Write, text: &str) {
         let _ = match sink {
             Some(sink) => sink.write_all(text.as_bytes()).and_then(|()| sink.flush()),
             None => standard.write_all(text.as_bytes()).and_then(|()| standard.flush()),
         };
     }
     match chunk {
-        Chunk::Stdout(text) => to(streams.stdout.as_mut(), io::stdout(), text),
-        Chunk::Stderr(text) => to(streams.stderr.as_mut(), io::stderr(), text),
+        Chunk::Stdout(text) => write_text(streams.stdout.as_mut(), io::stdout(), text),
+        Chunk::Stderr(text) => write_text(streams.stderr.as_mut(), io::stderr(), text),
         Chunk::Warning(class, text) => match &streams.warnings {
             Some(hook) => hook(class, text),
             None => tracing::warn!(target: "sbcl", "{class}: {text}"),
@@ -228,25 +228,25 @@ fn write(streams: &mut Streams, chunk: &Chunk) {
 }
 
 /// Passes a Lisp thread's output, warning or notice to the program. Waits until output or a warning is written, or until
-/// `is_ending` returns true because the thread's call is to end. Other events are ignored.
+/// `is_ending` returns true because the thread's call is being interrupted. Other events are ignored.
 pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
     let chunk = match event {
         Event::Stdout(text) => Chunk::Stdout(text.to_owned()),
         Event::Stderr(text) => Chunk::Stderr(text.to_owned()),
-        Event::Warning(class, _) => return WARNING.set(class.to_owned()),
-        Event::WarningText { text, .. } => Chunk::Warning(WARNING.take().to_lowercase(), text.to_owned()),
+        Event::Warning(class, _) => return WARNING_CLASS.set(class.to_owned()),
+        Event::WarningText { text, .. } => Chunk::Warning(WARNING_CLASS.take().to_lowercase(), text.to_owned()),
         Event::Notice(text) => return tracing::info!(target: "sbcl", "{}", text.to_owned()),
         _ => return,
     };
     match STREAM_THREADS.get() {
         Some(threads) => threads.output.write(chunk, is_ending),
         // The image is still booting, so the stream threads are not installed.
-        None => write(&mut Streams::default(), &chunk),
+        None => write_chunk(&mut Streams::default(), &chunk),
     }
 }
 
-/// Makes threads that wait for a stream check whether their call is to end.
-pub(super) fn recheck_waiting_calls() {
+/// Makes threads that wait for a stream check whether their call is being interrupted.
+pub(super) fn wake_calls_waiting_for_streams() {
     let Some(threads) = STREAM_THREADS.get() else { return };
     // Taking the lock ensures that a thread which has just checked now waits, and so receives the notification.
     drop(threads.output.state.lock());
@@ -258,7 +258,7 @@ pub(super) fn recheck_waiting_calls() {
 }
 
 #[derive(Default)]
-struct Input {
+struct InputRequests {
     state: Mutex<InputState>,
     changed: Condvar,
 }
@@ -275,10 +275,10 @@ struct InputState {
     closed: bool,
 }
 
-impl Input {
+impl InputRequests {
     /// Reads a chunk whenever a Lisp thread wants input, until the input is closed.
     fn serve(&self, mut stdin: Box<dyn Read + Send>) {
-        serve_stream();
+        mark_stream_thread();
         let mut state = self.state.lock();
         while !state.closed {
             if !state.wanted || state.result.is_some() {
@@ -294,7 +294,7 @@ impl Input {
         }
     }
 
-    /// Waits for the next chunk. Returns `None` if the caller's call is to end.
+    /// Waits for the next chunk. Returns `None` if `is_ending` returns true, because the caller's call is being interrupted.
     fn read(&self, is_ending: &dyn Fn() -> bool) -> Option<ReadResult> {
         let mut state = self.state.lock();
         loop {
@@ -312,8 +312,8 @@ impl Input {
 }
 
 /// Returns the next chunk of input, or `None` if the input has ended or failed, or there is no source. Returns an empty
-/// chunk if `is_ending` returns true because the thread's call is to end. Resumes a panic of the stream.
-pub(super) fn read(is_ending: &dyn Fn() -> bool) -> Option<String> {
+/// chunk if `is_ending` returns true because the thread's call is being interrupted. Resumes a panic of the stream.
+pub(super) fn read_input(is_ending: &dyn Fn() -> bool) -> Option<String> {
     match STREAM_THREADS.get()?.input.as_ref()?.read(is_ending) {
         None => Some(String::new()),
         Some(result) => result.unwrap_or_else(|panic| resume_unwind(panic)),
@@ -330,7 +330,7 @@ fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
             count => count.ok()?,
         };
         octets.extend_from_slice(&buffer[..count]);
-        if count > 0 && is_unfinished(&octets) {
+        if count > 0 && ends_within_character(&octets) {
             continue;
         }
         return (!octets.is_empty()).then(|| String::from_utf8_lossy(&octets).into_owned());
@@ -338,7 +338,7 @@ fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
 }
 
 /// Returns true if `octets` end in the middle of a UTF-8 character.
-fn is_unfinished(octets: &[u8]) -> bool {
+fn ends_within_character(octets: &[u8]) -> bool {
     let last = octets.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none())
 }

@@ -26,11 +26,11 @@ use crate::image::program::{
     self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState, sbcl_program_function,
 };
 use crate::image::{Event, message};
-use crate::os::clock::Clock;
+use crate::os::clock::DeadlineClock;
 use crate::os::helper_threads;
-use crate::os::panics::{self, Contained};
+use crate::os::panics::{self, PanicSafeDrop};
 use crate::os::thread_supply::ThreadSupply;
-use crate::session::reentry::serves_stream;
+use crate::session::reentry::is_stream_thread;
 
 /// Number of checks for work that an idle thread makes before it yields the processor. Together the checks take about as
 /// long as a short call.
@@ -40,25 +40,25 @@ const CHECKS_PER_YIELD: u32 = 25;
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// The time after which a waiting request fails if no pool thread becomes free and no more threads can be started.
 const NO_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The next sweep, which removes the checks of finished calls, runs when there are more scheduled checks than this number
-/// plus twice the number that the last sweep left.
+/// The allowance for scheduled checks of finished calls. When the number of scheduled checks exceeds this allowance plus
+/// twice the number that the last sweep left, a sweep removes the checks of finished calls.
 const MAX_STALE_CHECKS: usize = 1024;
 /// The pool of the image in this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
 
 /// The way in which a call ended.
-pub(super) type End = TaskEnd<Error>;
+pub(super) type RequestEnd = TaskEnd<Error>;
 
 /// The next step of a pool thread.
 enum NextStep {
     Request(Request),
     /// Make Lisp release objects whose handles were dropped.
     Release,
-    /// Park until unparked: this is a spare thread that is not needed.
+    /// Park the thread, a spare thread that is not needed now, until it is unparked.
     Park,
 }
 
-/// A task to run on a Lisp thread, under options.
+/// A call to run on a Lisp thread: the call's number, task and options.
 struct Request {
     call: u64,
     task: Box<dyn Task<Error>>,
@@ -68,7 +68,7 @@ struct Request {
 impl Request {
     /// Reports the end of the request to its caller. Returns the code of the program that remains to run, such as a waker
     /// or a destructor, if any.
-    fn settle(self, end: End) -> Option<Completion> {
+    fn settle(self, end: RequestEnd) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
         let Some(followup) = task.settle(end) else {
             // The caller lends the options until the task is dropped, so this is not the last reference to them, and no
@@ -89,7 +89,7 @@ struct Completion {
 impl Completion {
     /// Runs the remaining code. No caller waits for it.
     fn run(self) {
-        panics::caught(self.followup);
+        panics::catch(self.followup);
         panics::discard(self.options);
     }
 }
@@ -120,7 +120,7 @@ impl EndReason {
     }
 }
 
-impl From<EndReason> for End {
+impl From<EndReason> for RequestEnd {
     fn from(reason: EndReason) -> Self {
         match reason {
             EndReason::Interrupted => Self::Interrupted,
@@ -149,7 +149,7 @@ pub(super) struct Pool {
     cleanup: Duration,
     monitor: Mutex<MonitorState>,
     /// Wakes the monitor.
-    clock: Clock,
+    clock: DeadlineClock,
     next_call: AtomicU64,
 }
 
@@ -172,7 +172,7 @@ struct PoolState {
 
 impl PoolState {
     /// Returns true if a thread must be woken: there are more requests than threads awake to take them.
-    fn needs_another(&self) -> bool {
+    fn must_wake_thread(&self) -> bool {
         self.asleep > 0 && self.requests.len() > self.awake
     }
 
@@ -184,7 +184,7 @@ impl PoolState {
     }
 
     /// Records that the current thread begins to run `request`.
-    fn begin(&mut self, request: &Request, thread: CallThread) {
+    fn begin_call(&mut self, request: &Request, thread: CallThread) {
         let (call, group) = (request.call, request.options.group);
         let thread_id = ThreadId::current();
         self.running.push(RunningCall {
@@ -198,7 +198,7 @@ impl PoolState {
     }
 
     /// Records that a call has ended.
-    fn end(&mut self, call: u64) {
+    fn end_call(&mut self, call: u64) {
         if let Some(index) = self.running.iter().position(|running| running.call == call) {
             let running = self.running.swap_remove(index);
             if running.interruption.is_under_way() {
@@ -207,7 +207,7 @@ impl PoolState {
         }
     }
 
-    fn find(&mut self, call: u64) -> Option<&mut RunningCall> {
+    fn find_call(&mut self, call: u64) -> Option<&mut RunningCall> {
         self.running.iter_mut().find(|running| running.call == call)
     }
 
@@ -217,7 +217,7 @@ impl PoolState {
             || self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.is_under_way())
     }
 
-    /// Returns true if any call on this thread is to end.
+    /// Returns true if the interruption of any call on the thread has been requested.
     fn is_ending(&self, thread_id: u64) -> bool {
         self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.reason().is_some())
     }
@@ -230,11 +230,11 @@ struct MonitorState {
     /// removes them.
     checks: BinaryHeap<Reverse<(Instant, u64, CheckReason)>>,
     /// The number of checks that the last sweep left.
-    kept_by_sweep: usize,
+    left_by_last_sweep: usize,
     /// The time of the next check for too few threads.
     thread_check: Option<Instant>,
     /// The state when requests were first found waiting for a thread: the value of [`Pool::taken`], and the time.
-    stalled: Option<(usize, Instant)>,
+    stalled_since: Option<(usize, Instant)>,
     supply: ThreadSupply,
 }
 
@@ -257,7 +257,7 @@ enum CheckReason {
 
 /// An action of the monitor.
 enum MonitorAction {
-    /// Interrupt a call, given its thread and its number, for this reason.
+    /// Interrupt a call. The fields are the call's thread, the call's number and the reason.
     Interrupt(CallThread, u64, EndReason),
     /// Start a spare thread with this number.
     StartThread(u32),
@@ -282,12 +282,12 @@ impl IntoLisp for CallThread {
 }
 
 thread_local! {
-    /// Tasks that Lisp is to call back on this thread, indexed by their numbers; `None` while a task runs.
+    /// The tasks that Lisp will run on this thread, indexed by their numbers. An element is `None` while its task runs.
     static TASKS: RefCell<Vec<Option<Box<dyn Task<Error>>>>> = const { RefCell::new(Vec::new()) };
     /// The options of the calls that this thread is in, innermost last.
-    static OPTIONS: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
-    /// This thread's number in the pool.
-    static POOL_THREAD: Cell<Option<u32>> = const { Cell::new(None) };
+    static OPTIONS_STACK: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
+    /// This thread's number in the pool; `None` on a thread that does not belong to the pool.
+    static POOL_THREAD_NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 /// The identity of a Lisp thread that runs calls. Unlike a thread's number in the pool, an identity is never reused.
@@ -321,14 +321,14 @@ impl Drop for ThreadId {
 /// Makes `pool` receive all calls. Called once the image has booted.
 pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
-    message::wake_with(move || _ = woken.pushed.notify_one());
+    message::register_release_waker(move || _ = woken.pushed.notify_one());
     let _ = POOL.set(pool);
 }
 
 /// Returns the pool of this process. Fails if no image has booted, and on a thread that serves a stream, because pool
 /// threads may be waiting for that thread.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
-    if serves_stream() {
+    if is_stream_thread() {
         return Err(Error::CalledByStream);
     }
     POOL.get().ok_or(Error::NotBooted)
@@ -338,33 +338,34 @@ fn pool() -> Result<&'static Arc<Pool>, Error> {
 /// thread.
 pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     match Cx::current() {
-        Some(cx) => cx.check_room().and_then(|()| work(&cx)),
+        Some(cx) => cx.check_stack_room().and_then(|()| work(&cx)),
         None => run_request(&Options::none(), work),
     }
 }
 
 /// Runs `work` on a Lisp thread under `options`.
-pub(super) fn run_under<R: Send>(
+pub(super) fn run_with_options<R: Send>(
     options: &Arc<Options>,
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
     match Cx::current() {
-        Some(cx) if options.is_empty() && is_in_group(options.group) => cx.check_room().and_then(|()| work(&cx)),
+        Some(cx) if options.is_empty() && is_in_group(options.group) => cx.check_stack_room().and_then(|()| work(&cx)),
         _ => run_request(options, work),
     }
 }
 
-/// Returns true if this thread is in a call of the group: interrupting the group then also ends calls made here.
+/// Returns true if this thread is running a call of the group. Interrupting the group then also ends the calls that are
+/// made within that call.
 fn is_in_group(group: u64) -> bool {
-    OPTIONS.with_borrow(|all| all.iter().any(|options| options.group == group))
+    OPTIONS_STACK.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// The task of a blocking call: a closure and its result. Both belong to the caller, which waits for the end of the call
-/// and then drops them.
+/// The task of a blocking call: a closure, its result and the end of the call. They belong to the caller, which waits for
+/// the end of the call and then drops them.
 struct BlockingTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
-    end: Option<End>,
+    end: Option<RequestEnd>,
 }
 
 impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut BlockingTask<F, R> {
@@ -375,7 +376,7 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Bl
         }
     }
 
-    fn settle(&mut self, end: End) -> Option<Followup> {
+    fn settle(&mut self, end: RequestEnd) -> Option<Followup> {
         self.end = Some(end);
         None
     }
@@ -384,42 +385,42 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Bl
 /// Returns the result of a call that ended with `end`: the closure's own `result` if the closure completed or panicked,
 /// otherwise an error. `limit` is the time limit that [`Error::Timeout`] reports.
 pub(super) fn call_result<R>(
-    end: End,
+    end: RequestEnd,
     result: &mut Option<std::thread::Result<Result<R, Error>>>,
     limit: Option<Duration>,
 ) -> std::thread::Result<Result<R, Error>> {
     // A panic takes precedence over the way in which the call ended.
-    if let Some(result) = result.take_if(|result| result.is_err() || matches!(end, End::Done)) {
+    if let Some(result) = result.take_if(|result| result.is_err() || matches!(end, RequestEnd::Done)) {
         return result;
     }
     Ok(Err(match end {
-        End::Failed(error) => *error,
-        End::Timeout => Error::Timeout { limit: limit.unwrap_or_default() },
-        End::Interrupted => Error::Interrupted,
-        End::Aborted | End::Done => Error::Aborted,
-        End::Unwound => Error::Unwinding,
-        End::NoThread => Error::NoThread,
+        RequestEnd::Failed(error) => *error,
+        RequestEnd::Timeout => Error::Timeout { limit: limit.unwrap_or_default() },
+        RequestEnd::Interrupted => Error::Interrupted,
+        RequestEnd::Aborted | RequestEnd::Done => Error::Aborted,
+        RequestEnd::Unwound => Error::Unwinding,
+        RequestEnd::NoThread => Error::NoThread,
     }))
 }
 
 fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     let pool = pool()?;
     let mut task = BlockingTask { work: Some(work), result: None, end: None };
-    program::scoped(&mut task, |task| {
-        let request = pool.request(options, task);
+    program::submit_and_wait(&mut task, |task| {
+        let request = pool.new_request(options, task);
         match Cx::current() {
             Some(cx) => pool.perform_nested(&cx, request),
-            None => pool.push(request),
+            None => pool.push_request(request),
         }
     });
     // If the task has no end, the threads of the pool have ended and the task was dropped.
-    let result = call_result(task.end.unwrap_or(End::Aborted), &mut task.result, options.timeout);
+    let result = call_result(task.end.unwrap_or(RequestEnd::Aborted), &mut task.result, options.timeout);
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Settles a waiting request on the monitor thread. The code of the program that remains to run is passed to a helper
 /// thread, because it might block the monitor.
-fn settle_from_monitor(request: Request, end: End) {
+fn settle_from_monitor(request: Request, end: RequestEnd) {
     if let Some(completion) = request.settle(end) {
         helper_threads::run(|| completion.run());
     }
@@ -428,9 +429,9 @@ fn settle_from_monitor(request: Request, end: End) {
 /// Queues `task` for a Lisp thread. Returns the number of the call, for [`interrupt_call`].
 pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Result<u64, Error> {
     let pool = pool()?;
-    let request = pool.request(options, task);
+    let request = pool.new_request(options, task);
     let call = request.call;
-    pool.push(request);
+    pool.push_request(request);
     Ok(call)
 }
 
@@ -441,7 +442,7 @@ pub(super) fn call_with_task(
     task: Box<dyn Task<Error>>,
     write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
 ) -> Result<(), Error> {
-    let number = keep_task(task);
+    let number = store_task(task);
     let result = cx.call_entry(Entry::BorrowOctets, |writer| {
         number.write(writer)?;
         write(writer)
@@ -451,7 +452,7 @@ pub(super) fn call_with_task(
 }
 
 /// Stores `task` and returns the number by which Lisp calls it back. Tasks are removed in reverse order.
-fn keep_task(task: Box<dyn Task<Error>>) -> usize {
+fn store_task(task: Box<dyn Task<Error>>) -> usize {
     TASKS.with_borrow_mut(|tasks| {
         tasks.push(Some(task));
         tasks.len() - 1
@@ -477,19 +478,19 @@ impl Pool {
         Self { threads, spare_threads, cleanup, ..Self::default() }
     }
 
-    fn request(&self, options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Request {
+    fn new_request(&self, options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Request {
         let call = self.next_call.fetch_add(1, Ordering::Relaxed) + 1;
         Request { call, task, options: options.clone() }
     }
 
-    fn push(&self, request: Request) {
+    fn push_request(&self, request: Request) {
         let (call, limit) = (request.call, request.options.timeout);
         let mut state = self.state.lock();
         state.requests.push_back(request);
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let needs_another = state.needs_another();
+        let must_wake_thread = state.must_wake_thread();
         drop(state);
-        if needs_another {
+        if must_wake_thread {
             self.pushed.notify_one();
         }
         self.schedule_timeout(call, limit);
@@ -501,13 +502,13 @@ impl Pool {
         let Some(deadline) = limit.and_then(|limit| Instant::now().checked_add(limit)) else { return };
         let mut monitor = self.monitor.lock();
         monitor.checks.push(Reverse((deadline, call, CheckReason::Limit)));
-        if monitor.checks.len() > 2 * monitor.kept_by_sweep + MAX_STALE_CHECKS {
+        if monitor.checks.len() > 2 * monitor.left_by_last_sweep + MAX_STALE_CHECKS {
             let state = self.state.lock();
             let waiting = state.requests.iter().map(|request| request.call);
             let live: HashSet<u64> = state.running.iter().map(|running| running.call).chain(waiting).collect();
             drop(state);
             monitor.checks.retain(|Reverse((_, call, _))| live.contains(call));
-            monitor.kept_by_sweep = monitor.checks.len();
+            monitor.left_by_last_sweep = monitor.checks.len();
         }
         drop(monitor);
         self.clock.arm(deadline);
@@ -531,22 +532,22 @@ impl Pool {
         self.state.lock().awake += 1;
         let next = self.next_while_idle(number);
         if !matches!(next, NextStep::Request(_)) {
-            // This thread counted as awake, so a request may have been left to it.
+            // This thread counted as awake, so `push_request` may not have woken another thread for a waiting request.
             let mut state = self.state.lock();
             state.awake -= 1;
-            if state.needs_another() {
+            if state.must_wake_thread() {
                 drop(state);
                 self.pushed.notify_one();
             }
         }
         self.idle.fetch_sub(1, Ordering::SeqCst);
-        // While this thread counted as idle, `push` may not have scheduled a check for too few threads.
+        // While this thread counted as idle, `push_request` may not have scheduled a check for too few threads.
         self.schedule_thread_check();
         next
     }
 
-    /// Waits for the next step of a thread that counts as awake. When a request is returned, [`Pool::take`] has already
-    /// stopped counting the thread as awake.
+    /// Waits for the next step of a thread that counts as awake. When a request is returned, [`Pool::take_request`] has
+    /// already stopped counting the thread as awake.
     fn next_while_idle(&self, number: u32) -> NextStep {
         let is_spare = number > self.threads;
         loop {
@@ -555,12 +556,12 @@ impl Pool {
                 if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.has_enough_threads()) {
                     return Some(NextStep::Park);
                 }
-                if let Some(request) = self.take(number) {
+                if let Some(request) = self.take_request(number) {
                     return Some(NextStep::Request(request));
                 }
                 checks += 1;
                 // While a program makes one call after another, its dropped handles are released here, many at a time.
-                (checks >= CHECKS_PER_YIELD && message::has_released()).then_some(NextStep::Release)
+                (checks >= CHECKS_PER_YIELD && message::has_dropped_handles()).then_some(NextStep::Release)
             });
             if let Some(next) = found {
                 return next;
@@ -573,7 +574,7 @@ impl Pool {
                 state.asleep -= 1;
                 state.awake += 1;
                 drop(state);
-                if message::has_released() {
+                if message::has_dropped_handles() {
                     // Objects behind dropped handles may take up heap that waiting calls need.
                     return NextStep::Release;
                 }
@@ -582,13 +583,13 @@ impl Pool {
     }
 
     /// Takes the first waiting request, if any, for thread `number`, which then no longer counts as awake.
-    fn take(&self, number: u32) -> Option<Request> {
+    fn take_request(&self, number: u32) -> Option<Request> {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return None;
         }
         let mut state = self.state.lock();
         let request = state.requests.pop_front()?;
-        state.begin(&request, CallThread::Pool(number));
+        state.begin_call(&request, CallThread::Pool(number));
         state.awake -= 1;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.taken.fetch_add(1, Ordering::Relaxed);
@@ -626,22 +627,22 @@ impl Pool {
         drop(state);
         drop(monitor);
         self.clock.arm(now);
-        output::recheck_waiting_calls();
+        output::wake_calls_waiting_for_streams();
         // All requests are settled before any completion runs, as completions may block.
         let completions: Vec<Completion> =
-            waiting.into_iter().filter_map(|request| request.settle(End::Interrupted)).collect();
+            waiting.into_iter().filter_map(|request| request.settle(RequestEnd::Interrupted)).collect();
         completions.into_iter().for_each(Completion::run);
     }
 
     /// Records that the interruption sent for `call` has been taken. Other calls on the same thread can be interrupted
     /// from now on.
-    fn note_interruption_taken(&self, call: u64) {
+    fn record_interruption_taken(&self, call: u64) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
         let mut state = self.state.lock();
-        let thread_id = match state.find(call) {
+        let thread_id = match state.find_call(call) {
             Some(running) => {
-                running.interruption.note_taken(now);
+                running.interruption.record_taken(now);
                 running.thread_id
             }
             None => match state.orphaned_interruptions.iter().position(|(orphan, _)| *orphan == call) {
@@ -656,35 +657,35 @@ impl Pool {
     }
 
     /// Records that `call` has begun to unwind.
-    fn note_unwinding(&self, call: u64) {
-        if let Some(running) = self.state.lock().find(call) {
-            running.interruption.note_unwinding(Instant::now());
+    fn record_unwinding(&self, call: u64) {
+        if let Some(running) = self.state.lock().find_call(call) {
+            running.interruption.record_unwinding(Instant::now());
         }
     }
 
-    /// Returns true if any call on the current thread is to end.
+    /// Returns true if the interruption of any call on the current thread has been requested.
     pub(super) fn is_ending(&self) -> bool {
         self.state.lock().is_ending(ThreadId::current())
     }
 
     /// Runs a request on the current thread, a Lisp thread that has called Rust.
     fn perform_nested(&self, cx: &Cx, request: Request) {
-        let thread = match POOL_THREAD.get() {
+        let thread = match POOL_THREAD_NUMBER.get() {
             Some(number) => CallThread::Pool(number),
             None => CallThread::Other(cx.call_entry_with(Entry::CurrentThread, &()).unwrap_or_else(|_| Value::nil())),
         };
-        self.state.lock().begin(&request, thread);
+        self.state.lock().begin_call(&request, thread);
         self.schedule_timeout(request.call, request.options.timeout);
         self.perform(cx.context(), request, false);
     }
 
-    /// Runs a request that [`PoolState::begin`] has recorded. `is_outermost` is true if the current thread is a pool thread
-    /// that is in no other call.
+    /// Runs a request that [`PoolState::begin_call`] has recorded. `is_outermost` is true if the current thread is a pool
+    /// thread that is in no other call.
     fn perform(&self, context: &CallContext, request: Request, is_outermost: bool) {
         let Request { call, task, options } = request;
         let cx = Cx::new(*context);
-        let number = keep_task(task);
-        OPTIONS.with_borrow_mut(|all| all.push(options.clone()));
+        let number = store_task(task);
+        OPTIONS_STACK.with_borrow_mut(|all| all.push(options.clone()));
         let result = cx.call_entry::<Option<i64>>(Entry::RunUnderConditions, |writer| {
             call.write(writer)?;
             number.write(writer)?;
@@ -696,16 +697,16 @@ impl Pool {
             }
             Ok(())
         });
-        drop(OPTIONS.with_borrow_mut(Vec::pop));
+        drop(OPTIONS_STACK.with_borrow_mut(Vec::pop));
         let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
         let end = match result {
-            Ok(None) => End::Done,
-            Ok(Some(number)) => EndReason::from_code(number).map_or(End::Aborted, End::from),
-            Err(Error::Unwinding) if is_outermost => End::Aborted,
-            Err(Error::Unwinding) => End::Unwound,
-            Err(error) => End::Failed(Box::new(error)),
+            Ok(None) => RequestEnd::Done,
+            Ok(Some(number)) => EndReason::from_code(number).map_or(RequestEnd::Aborted, RequestEnd::from),
+            Err(Error::Unwinding) if is_outermost => RequestEnd::Aborted,
+            Err(Error::Unwinding) => RequestEnd::Unwound,
+            Err(error) => RequestEnd::Failed(Box::new(error)),
         };
-        self.state.lock().end(call);
+        self.state.lock().end_call(call);
         if let Some(completion) = task.and_then(|task| Request { call, task, options }.settle(end)) {
             if context.is_unwinding() {
                 // On this thread, which is unwinding, the completion could not call Lisp.
@@ -716,7 +717,8 @@ impl Pool {
         }
     }
 
-    /// Runs the monitor, for ever: interrupts calls that are to end, and starts threads when there are too few.
+    /// Runs the monitor, and never returns. Interrupts calls that have reached their time limit or that an interrupt handle
+    /// ends, and starts threads when there are too few.
     fn run_monitor(&self, cx: &Cx) {
         loop {
             let result: Result<(), Error> = match self.next_action() {
@@ -727,17 +729,17 @@ impl Pool {
                     let started = cx.call_entry_with(Entry::StartThread, &(number,));
                     let mut monitor = self.monitor.lock();
                     if started.is_ok() {
-                        monitor.supply.arrived();
+                        monitor.supply.record_started();
                     } else {
                         ThreadState::release(number);
-                        monitor.supply.refused(Instant::now());
+                        monitor.supply.record_failure(Instant::now());
                     }
                     started
                 }
             };
             if let Err(error) = result {
                 helper_threads::run(move || {
-                    tracing::error!("a call could not be interrupted, or a thread not started: {error}");
+                    tracing::error!("a call could not be interrupted, or a thread could not be started: {error}");
                 });
             }
         }
@@ -750,7 +752,9 @@ impl Pool {
             if monitor.thread_check.is_some_and(|at| at <= now) {
                 let (thread_to_start, failed_request) = self.check_threads(&mut monitor, now);
                 if let Some(request) = failed_request {
-                    parking_lot::MutexGuard::unlocked(&mut monitor, || settle_from_monitor(request, End::NoThread));
+                    parking_lot::MutexGuard::unlocked(&mut monitor, || {
+                        settle_from_monitor(request, RequestEnd::NoThread)
+                    });
                 }
                 if let Some(number) = thread_to_start {
                     return MonitorAction::StartThread(number);
@@ -767,11 +771,11 @@ impl Pool {
             }
             let Some(Reverse((at, call, reason))) = monitor.checks.pop() else { continue };
             let mut state = self.state.lock();
-            if state.find(call).is_some() {
+            if state.find_call(call).is_some() {
                 let action = self.check_call(&mut monitor, &mut state, (at, call, reason), now);
                 drop(state);
                 if reason == CheckReason::Limit {
-                    output::recheck_waiting_calls();
+                    output::wake_calls_waiting_for_streams();
                 }
                 match action {
                     Some(action) => return action,
@@ -784,7 +788,7 @@ impl Pool {
             };
             drop(state);
             if let Some(request) = waiting {
-                parking_lot::MutexGuard::unlocked(&mut monitor, || settle_from_monitor(request, End::Timeout));
+                parking_lot::MutexGuard::unlocked(&mut monitor, || settle_from_monitor(request, RequestEnd::Timeout));
             }
         }
     }
@@ -798,7 +802,7 @@ impl Pool {
         (at, call, reason): (Instant, u64, CheckReason),
         now: Instant,
     ) -> Option<MonitorAction> {
-        let running = state.find(call)?;
+        let running = state.find_call(call)?;
         match reason {
             CheckReason::Limit => {
                 if !running.interruption.request(EndReason::Timeout, self.cleanup, now) {
@@ -815,7 +819,7 @@ impl Pool {
             // The call is checked again when the thread has taken the earlier interruption.
             return None;
         }
-        let running = state.find(call)?;
+        let running = state.find_call(call)?;
         match running.interruption.step(now) {
             interruption::Step::Send => {
                 let reason = running.interruption.reason()?;
@@ -842,33 +846,33 @@ impl Pool {
         ThreadState::count_in_lisp() >= self.threads as usize
     }
 
-    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If no spare thread is parked,
-    /// returns the number of a thread to start, or a request that has waited too long.
+    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If no spare thread can be unparked,
+    /// returns the number of a thread to start, or else a request that must fail because none was taken for too long.
     fn check_threads(&self, monitor: &mut MonitorState, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
-            (monitor.thread_check, monitor.stalled) = (None, None);
+            (monitor.thread_check, monitor.stalled_since) = (None, None);
             return (None, None);
         }
         monitor.thread_check = Some(now + THREAD_CHECK_INTERVAL);
         if self.idle.load(Ordering::SeqCst) > 0 || self.has_enough_threads() {
-            monitor.stalled = None;
+            monitor.stalled_since = None;
             return (None, None);
         }
         let taken = self.taken.load(Ordering::Relaxed);
-        let Some((_, since)) = monitor.stalled.filter(|(before, _)| *before == taken) else {
+        let Some((_, since)) = monitor.stalled_since.filter(|(before, _)| *before == taken) else {
             // A thread may be about to take a request: the pool is stalled only if no request is taken until the next
             // check.
-            monitor.stalled = Some((taken, now));
+            monitor.stalled_since = Some((taken, now));
             return (None, None);
         };
         if self.state.lock().unpark_spare() {
             self.unparked.notify_one();
-            monitor.stalled = None;
+            monitor.stalled_since = None;
             return (None, None);
         }
         let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| ThreadState::is_free(*number));
         if let Some(number) = spare
-            && monitor.supply.start(1, now)
+            && monitor.supply.claim_start(1, now)
         {
             ThreadState::reserve(number);
             return (Some(number), None);
@@ -886,7 +890,7 @@ impl Program for Pool {
             self.run_monitor(&cx);
             return false;
         }
-        POOL_THREAD.set(Some(thread));
+        POOL_THREAD_NUMBER.set(Some(thread));
         loop {
             cx.release_handles();
             if context.is_unwinding() {
@@ -916,17 +920,17 @@ impl Program for Pool {
         let work = || {
             let mut writer = Writer(answer);
             match function {
-                RUN => run_task(&cx, message),
-                ASK => ask_handler(&cx, message, &mut writer),
-                DEFINED => define::note_installed(Reader::new(&cx, message)),
-                READ_INPUT => output::read(&|| self.is_ending())
+                RUN_TASK => run_task(&cx, message),
+                ASK_HANDLER => ask_handler(&cx, message, &mut writer),
+                RECORD_INSTALLED => define::record_installed(Reader::new(&cx, message)),
+                READ_INPUT => output::read_input(&|| self.is_ending())
                     .write(&mut writer)
                     .map_err(|error| HostFailure::from_error(function_name(function), error.into())),
                 _ => define::call(&cx, function, message, &mut writer),
             }
         };
-        let result = panics::caught_as(work, |text| text.unwrap_or("a panic without a message").to_owned());
-        if message::has_many_released() {
+        let result = panics::catch_as(work, |text| text.unwrap_or("a panic without a message").to_owned());
+        if message::has_many_dropped_handles() {
             cx.release_handles();
         }
         match result {
@@ -945,19 +949,19 @@ impl Program for Pool {
 
     fn event(&self, event: Event<'_>) {
         match event {
-            Event::Interrupted(call) => self.note_interruption_taken(call),
-            Event::Unwinding(call) => self.note_unwinding(call),
+            Event::Interrupted(call) => self.record_interruption_taken(call),
+            Event::Unwinding(call) => self.record_unwinding(call),
             event => output::write_event(event, &|| self.is_ending()),
         }
     }
 }
 
-/// Number of the built-in function that runs a task. The constants below are the numbers of the other built-in functions
-/// (`enum sbcl_program_function`).
-const RUN: u64 = sbcl_program_function::SBCL_PROGRAM_RUN as u64;
-const ASK: u64 = sbcl_program_function::SBCL_PROGRAM_ASK as u64;
+/// Number of the built-in function that runs a task. The next three constants are the numbers of the other built-in
+/// functions (`enum sbcl_program_function` of `ffi/sbcl_host.h`).
+const RUN_TASK: u64 = sbcl_program_function::SBCL_PROGRAM_RUN as u64;
+const ASK_HANDLER: u64 = sbcl_program_function::SBCL_PROGRAM_ASK as u64;
 const READ_INPUT: u64 = sbcl_program_function::SBCL_PROGRAM_READ_INPUT as u64;
-const DEFINED: u64 = sbcl_program_function::SBCL_PROGRAM_DEFINED as u64;
+const RECORD_INSTALLED: u64 = sbcl_program_function::SBCL_PROGRAM_DEFINED as u64;
 
 /// The reason why a host function returned no values.
 pub(super) enum HostFailure {
@@ -971,15 +975,15 @@ pub(super) enum HostFailure {
 }
 
 impl HostFailure {
-    /// Makes the failure of the function `name`, which returned `error`. The caller has checked that Lisp is not unwinding,
-    /// so an [`Error::Unwinding`] is an error like any other.
+    /// Makes the failure for the function `name`, which returned `error`. The caller has checked that Lisp is not unwinding,
+    /// so an [`Error::Unwinding`] is reported like any other error.
     pub(super) fn from_error(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         match error.downcast::<Error>() {
             Ok(error) => match *error {
                 Error::Condition(condition) => Self::Error(condition.object.clone(), name, String::new()),
-                other => Self::Error(Value::nil(), name, Contained::new(other).to_string()),
+                other => Self::Error(Value::nil(), name, PanicSafeDrop::new(other).to_string()),
             },
-            Err(other) => Self::Error(Value::nil(), name, Contained::new(other).to_string()),
+            Err(other) => Self::Error(Value::nil(), name, PanicSafeDrop::new(other).to_string()),
         }
     }
 
@@ -1004,11 +1008,11 @@ fn run_task(cx: &Cx, message: &[u64]) -> Result<(), HostFailure> {
 }
 
 fn ask_handler(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
-    let handler = OPTIONS.with_borrow(|all| all.iter().rev().find_map(|options| options.handler.clone()));
+    let handler = OPTIONS_STACK.with_borrow(|all| all.iter().rev().find_map(|options| options.handler.clone()));
     let condition = Condition::read_from(&mut Reader::new(cx, message)).ok();
     match handler.zip(condition).and_then(|(handler, condition)| handler(&condition)) {
         Some(restart) => {
-            restart.write(writer).map_err(|error| HostFailure::from_error(function_name(ASK), error.into()))?
+            restart.write(writer).map_err(|error| HostFailure::from_error(function_name(ASK_HANDLER), error.into()))?
         }
         None => writer.0.nil(),
     }
@@ -1024,15 +1028,15 @@ mod tests {
         struct Nothing;
         impl Task<Error> for Nothing {
             fn run(&mut self, _: &CallContext) {}
-            fn settle(&mut self, _: End) -> Option<Followup> {
+            fn settle(&mut self, _: RequestEnd) -> Option<Followup> {
                 None
             }
         }
         let request = Request { call, task: Box::new(Nothing), options: Options::none() };
-        pool.state.lock().begin(&request, CallThread::Pool(1));
+        pool.state.lock().begin_call(&request, CallThread::Pool(1));
     }
 
-    /// Returns the call to which an interruption must be sent now.
+    /// Returns the number of the call that the monitor would interrupt now, if any, and records the interruption as sent.
     fn next_interruption(pool: &Pool) -> Option<u64> {
         let mut monitor = pool.monitor.lock();
         let now = Instant::now();
@@ -1056,12 +1060,12 @@ mod tests {
         }
         let first = next_interruption(&pool).expect("one is sent");
         assert_eq!(next_interruption(&pool), None);
-        // The call ends before the thread takes its interruption, and another call begins on the thread.
-        pool.state.lock().end(first);
+        // The call ends before the thread takes the call's interruption, and another call begins on the thread.
+        pool.state.lock().end_call(first);
         begin(&pool, 3);
         pool.end_calls(|call, _| call == 3);
         assert_eq!(next_interruption(&pool), None);
-        pool.note_interruption_taken(first);
+        pool.record_interruption_taken(first);
         assert!(next_interruption(&pool).is_some_and(|call| call != first));
         assert_eq!(next_interruption(&pool), None);
         assert!(pool.is_ending());
@@ -1079,7 +1083,7 @@ mod tests {
         begin(1);
         for call in 2..100_000 {
             begin(call);
-            pool.state.lock().end(call);
+            pool.state.lock().end_call(call);
         }
         let monitor = pool.monitor.lock();
         assert!(monitor.checks.len() <= 2 * MAX_STALE_CHECKS, "{}", monitor.checks.len());

@@ -10,8 +10,8 @@ const MIN_EXPONENT: i64 = -1074;
 ///
 /// The divisor must not be 0.
 pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
-    let (negative, mut dividend) = magnitude(dividend);
-    let (other, mut divisor) = magnitude(divisor);
+    let (negative, mut dividend) = sign_and_magnitude(dividend);
+    let (other, mut divisor) = sign_and_magnitude(divisor);
     let sign = if negative == other { 1.0 } else { -1.0 };
     let shift = bit_length(&dividend) - bit_length(&divisor);
     shift_left(if shift < 0 { &mut dividend } else { &mut divisor }, shift.unsigned_abs());
@@ -30,12 +30,12 @@ pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
         dividend.truncate(size);
     }
     let is_exact = dividend.iter().all(|&word| word == 0);
-    sign * rounded(quotient, is_exact, shift - QUOTIENT_BITS + 1)
+    sign * round_to_float(quotient, is_exact, shift - QUOTIENT_BITS + 1)
 }
 
 /// Returns `quotient` × 2^`exponent` as a float. If `is_exact` is false, the true value is larger than this product, by
 /// less than 2^`exponent`.
-fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
+fn round_to_float(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
     let length = i64::from(u128::BITS - quotient.leading_zeros());
     // Subnormal floats have fewer mantissa bits.
     let cut =
@@ -58,7 +58,7 @@ fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
 }
 
 /// Splits an integer in two's complement into its sign, true for negative, and its absolute value.
-fn magnitude(words: &[u64]) -> (bool, Vec<u64>) {
+fn sign_and_magnitude(words: &[u64]) -> (bool, Vec<u64>) {
     let negative = words.last().is_some_and(|&high| high.cast_signed() < 0);
     let mut carry = negative;
     let absolute = words.iter().map(|&word| {

@@ -27,8 +27,8 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// Maximum size of the saving process' message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
 /// The last eight bytes of a saved core. The eight bytes before them have the length of the trailer.
-const MAGIC: &[u8; 8] = b"SBCLHOST";
-/// The last word of a core as SBCL writes it: `CORE_MAGIC` of its `core.h`.
+const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
+/// The last word of a core as SBCL writes it: `CORE_MAGIC` of SBCL's `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434C;
 /// Maximum length of a trailer, in bytes.
 const MAX_TRAILER: u64 = 4096;
@@ -48,7 +48,7 @@ struct CoreTrailer {
 }
 
 impl CoreTrailer {
-    /// Reads the trailer of a file; `None` if it has none.
+    /// Returns the trailer of a file; `None` if the file does not end with a valid trailer.
     fn read(file: &mut File) -> io::Result<Option<Self>> {
         let length = file.metadata()?.len();
         let mut end = [0; 16];
@@ -58,7 +58,7 @@ impl CoreTrailer {
         file.seek(SeekFrom::End(-16))?;
         file.read_exact(&mut end)?;
         let size = u64::from_le_bytes(end[..8].try_into().map_err(io::Error::other)?);
-        if end[8..] != *MAGIC || size > MAX_TRAILER || size + 16 > length {
+        if end[8..] != *TRAILER_MAGIC || size > MAX_TRAILER || size + 16 > length {
             return Ok(None);
         }
         file.seek(SeekFrom::Start(length - 16 - size))?;
@@ -73,13 +73,13 @@ impl CoreTrailer {
         let text = serde_json::to_vec(self)?;
         let length = text.len() as u64;
         file.seek(SeekFrom::End(0))?;
-        file.write_all(&[&text, &length.to_le_bytes()[..], MAGIC].concat())
+        file.write_all(&[&text, &length.to_le_bytes()[..], TRAILER_MAGIC].concat())
     }
 }
 
-/// Checks that this program can boot the core `path`, and with a heap of `asked` bytes if `asked` is given. Returns the
-/// heap size to boot the core with.
-pub(super) fn check(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
+/// Checks that this program can boot the core in the file `path`: with a heap of `asked` bytes, if `asked` is given. Returns
+/// the heap size in bytes that the core was saved with.
+pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
     let trailer = CoreTrailer::read(&mut file).map_err(|error| unusable(error.to_string()))?;
@@ -103,12 +103,12 @@ pub(super) fn check(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
 }
 
 /// A file that is being written next to its target, and deleted if it is dropped unpublished.
-struct Draft<'path> {
+struct CoreDraft<'path> {
     path: PathBuf,
     target: &'path Path,
 }
 
-impl<'path> Draft<'path> {
+impl<'path> CoreDraft<'path> {
     fn new(target: &'path Path) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
@@ -137,7 +137,7 @@ impl<'path> Draft<'path> {
         }
         file.sync_all()?;
         let modified = jiff::Timestamp::now().round(jiff::Unit::Second).map_err(io::Error::other)?;
-        let fingerprint = Fingerprint::of(&mut file, bytes)?.with_modified(modified);
+        let fingerprint = Fingerprint::compute(&mut file, bytes)?.with_modified(modified);
         CoreTrailer { build: crate::build_id(), heap, bytes, fingerprint }.write(&mut file)?;
         // The file must have the modification time that the fingerprint contains.
         file.set_modified(modified.into())?;
@@ -147,7 +147,7 @@ impl<'path> Draft<'path> {
     }
 }
 
-impl Drop for Draft<'_> {
+impl Drop for CoreDraft<'_> {
     fn drop(&mut self) {
         // A published draft no longer has this name.
         let _ = fs::remove_file(&self.path);
@@ -162,10 +162,11 @@ impl Lisp {
     /// this process is copied (`fork`), for about 3 to 10 ms; the copy does the saving. The calling thread, which may be any
     /// thread, waits until the file is complete. This function works on Linux only.
     ///
-    /// The core contains what was in memory at the time of the copy: packages, variables, functions and closures, tables,
-    /// classes and instances, loaded systems. It does not contain threads, open files and sockets, foreign memory,
-    /// timers, or objects that only Rust kept alive. A [`Value`](super::Value) or a [`Function`](super::Function) has no
-    /// meaning in another process, so keep in a variable what you want to find again.
+    /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions and
+    /// closures, tables, classes and instances, loaded systems. It does not contain threads, open files and sockets,
+    /// foreign memory, timers, or objects that only Rust kept alive. A [`Value`](super::Value) or a
+    /// [`Function`](super::Function) has no meaning in another process, so keep objects that the other process needs in
+    /// Lisp variables.
     ///
     /// Functions [defined](Self::define) in Rust are in the core by name. Calling such a function signals a
     /// `rust:host-error`, with the restart `use-value`, until the program that booted the core has defined the function as
@@ -185,11 +186,11 @@ impl Lisp {
     /// its children may see the copy end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
     /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at all,
-    /// and replaces a previous one. If the host ends before the file is complete, a file `PATH.…-….draft` remains. The core
+    /// and replaces a previous file. If the host ends before the file is complete, a file `PATH.…-….draft` remains. The core
     /// boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
     ///
-    /// An image cannot be saved without a copy of the process: SBCL saves by moving every object and ends the process,
-    /// which neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive. If the system
+    /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the process.
+    /// Neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive that. If the system
     /// refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this function fails and
     /// changes nothing.
     ///
@@ -204,18 +205,18 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Io`] if no file can be created at `path`; [`Error::Save`] if the copy did not save, for example on
-    /// a full disk, or took longer than 300 seconds; [`Error::Condition`] if the process cannot be copied, or if for 30
-    /// seconds other threads compile, intern symbols or define classes without a pause, or a thread stays in
-    /// `without-interrupts`; [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made.
-    /// After an error, a previous file at `path` is unchanged.
+    /// Returns [`Error::Io`] if no file can be created at `path`, or the system is not Linux; [`Error::Save`] if the copy
+    /// did not save, for example on a full disk, or took longer than 300 seconds; [`Error::Condition`] if the process cannot
+    /// be copied, or if for 30 seconds other threads compile, intern symbols or define classes without a pause, or a thread
+    /// stays in `without-interrupts`; [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy
+    /// is made. After an error, a previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         if !cfg!(target_os = "linux") {
             return Err(at_path(io::ErrorKind::Unsupported.into()).into());
         }
-        let draft = Draft::new(path).map_err(at_path)?;
+        let draft = CoreDraft::new(path).map_err(at_path)?;
         let file = draft.path.to_str().ok_or_else(|| at_path(io::ErrorKind::InvalidFilename.into()))?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let process = self.enter(|cx| cx.call_entry_with::<i32>(Entry::Save, &(file, writer.as_raw_fd())));
@@ -244,7 +245,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let mut set = PollSet::new();
-        set.read((), reader);
+        set.add_read((), reader);
         // If polling fails, the read below blocks instead.
         if set.wait(Some(left)).is_ok_and(|ready| !ready.has(())) {
             if left.is_zero() {
@@ -257,7 +258,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
             Ok(0) => break,
             Ok(count) => {
                 report.extend_from_slice(&buffer[..count]);
-                // The beginning has the reason for a failure, the end has the exit status; drop what is between.
+                // The beginning has the reason for a failure, and the end has the exit status: drop the text between them.
                 if report.len() > MAX_REPORT_BYTES + 4 {
                     report.drain(MAX_REPORT_BYTES..report.len() - 4);
                 }

@@ -104,21 +104,21 @@ fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
-    fn sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
-        self.0.check_room().map_err(SerdeError)?;
+    fn visit_sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
+        self.0.check_stack_room().map_err(SerdeError)?;
         let mut elements = Elements { reader: self.0, left: count, names: &[] };
         let value = visitor.visit_seq(&mut elements);
         elements.skip_rest();
         value
     }
 
-    fn entries<'de, V: Visitor<'de>>(
+    fn visit_entries<'de, V: Visitor<'de>>(
         self,
         count: usize,
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_room().map_err(SerdeError)?;
+        self.0.check_stack_room().map_err(SerdeError)?;
         let mut entries = Elements { reader: self.0, left: count, names };
         let value = visitor.visit_map(&mut entries);
         entries.skip_rest();
@@ -146,8 +146,8 @@ impl<'m> Deserializer<'_, 'm> {
                 visitor.visit_string(self.0.name().map_err(SerdeError)?.to_lowercase())
             }
             Token::Keyword => visitor.visit_string(self.0.name().map_err(SerdeError)?.to_lowercase()),
-            Token::List(count) | Token::Vector(count) => self.sequence(count, visitor),
-            Token::Table(count) => self.entries(count * 2, &[], visitor),
+            Token::List(count) | Token::Vector(count) => self.visit_sequence(count, visitor),
+            Token::Table(count) => self.visit_entries(count * 2, &[], visitor),
             Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::unpack_octets(words, count)),
             Token::Doubles(words) => {
                 visitor.visit_seq(de::value::SeqDeserializer::new(words.iter().map(|&word| f64::from_bits(word))))
@@ -157,7 +157,8 @@ impl<'m> Deserializer<'_, 'm> {
     }
 }
 
-/// Reads scalars with [`FromLisp`]; serde's own conversions would refuse a ratio or a large integer.
+/// Defines methods that read scalars with [`FromLisp`], because serde's own conversions would refuse a ratio or a large
+/// integer.
 macro_rules! deserialize_scalars {
     ($($function:ident $visit:ident $type:ty),*) => {$(
         fn $function<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
@@ -184,7 +185,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         // A recursive type can nest options in options without consuming input, so the stack is checked here.
-        self.0.check_room().map_err(SerdeError)?;
+        self.0.check_stack_room().map_err(SerdeError)?;
         if self.0.is_at_nil() {
             self.0.skip();
             visitor.visit_none()
@@ -194,13 +195,13 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, SerdeError> {
-        self.0.check_room().map_err(SerdeError)?;
+        self.0.check_stack_room().map_err(SerdeError)?;
         visitor.visit_newtype_struct(self)
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
-            Token::Nil => self.sequence(0, visitor),
+            Token::Nil => self.visit_sequence(0, visitor),
             Token::Octets(words, count) => visitor
                 .visit_seq(de::value::SeqDeserializer::new(super::convert::unpack_octets(words, count).into_iter())),
             token => self.deserialize_token(token, visitor),
@@ -209,7 +210,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
 
     fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
-            Token::Dotted(count) => self.sequence(count + 1, visitor),
+            Token::Dotted(count) => self.visit_sequence(count + 1, visitor),
             token => self.deserialize_token(token, visitor),
         }
     }
@@ -225,8 +226,8 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
-            Token::Nil => self.entries(0, &[], visitor),
-            Token::List(count) => self.entries(count, &[], visitor),
+            Token::Nil => self.visit_entries(0, &[], visitor),
+            Token::List(count) => self.visit_entries(count, &[], visitor),
             token => self.deserialize_token(token, visitor),
         }
     }
@@ -238,9 +239,9 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
         match self.0.token() {
-            Token::Nil => self.entries(0, fields, visitor),
-            Token::List(count) => self.entries(count, fields, visitor),
-            Token::Table(count) => self.entries(count * 2, fields, visitor),
+            Token::Nil => self.visit_entries(0, fields, visitor),
+            Token::List(count) => self.visit_entries(count, fields, visitor),
+            Token::Table(count) => self.visit_entries(count * 2, fields, visitor),
             // The handle may refer to a structure or an instance.
             Token::Handle(handle) => {
                 let message = self.0.slots_as_list(handle).map_err(SerdeError)?;
@@ -249,7 +250,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
                     (Token::Values(_), Token::List(count)) => count,
                     _ => 0,
                 };
-                Deserializer(&mut reader).entries(count, fields, visitor)
+                Deserializer(&mut reader).visit_entries(count, fields, visitor)
             }
             token => Err(SerdeError(self.0.unexpected("a property list, a hash table or an instance", token))),
         }
@@ -261,7 +262,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_room().map_err(SerdeError)?;
+        self.0.check_stack_room().map_err(SerdeError)?;
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
@@ -271,7 +272,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
             token => return Err(SerdeError(self.0.unexpected("a keyword, or a list that begins with one", token))),
         };
         let name = self.0.read::<Symbol>().map_err(SerdeError)?.name;
-        visitor.visit_enum(Variant { name: rust_name(&name, variants), reader: self.0, left: count - 1 })
+        visitor.visit_enum(VariantDeserializer { name: rust_name(&name, variants), reader: self.0, left: count - 1 })
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
@@ -373,13 +374,13 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
 }
 
 /// An enum variant with values, which in Lisp is a list of the variant's name and the values.
-struct Variant<'r, 'm> {
+struct VariantDeserializer<'r, 'm> {
     name: String,
     reader: &'r mut Reader<'m>,
     left: usize,
 }
 
-impl<'de, 'r, 'm> de::EnumAccess<'de> for Variant<'r, 'm> {
+impl<'de, 'r, 'm> de::EnumAccess<'de> for VariantDeserializer<'r, 'm> {
     type Error = SerdeError;
     type Variant = Elements<'r, 'm>;
 
@@ -404,7 +405,7 @@ impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
-        Deserializer(self.reader).sequence(self.left, visitor)
+        Deserializer(self.reader).visit_sequence(self.left, visitor)
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -412,7 +413,7 @@ impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        Deserializer(self.reader).entries(self.left, fields, visitor)
+        Deserializer(self.reader).visit_entries(self.left, fields, visitor)
     }
 }
 
@@ -420,20 +421,22 @@ struct Serializer<'w, 'm>(&'w mut Writer<'m>);
 
 /// A list or hash table whose elements serde passes one by one. The elements are collected in a separate message until
 /// the container is complete.
-struct Compound<'w, 'm> {
+struct CompoundSerializer<'w, 'm> {
     writer: &'w mut Writer<'m>,
     written: message::MessageWriter,
     table: bool,
 }
 
-impl Compound<'_, '_> {
+impl CompoundSerializer<'_, '_> {
     fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), SerdeError> {
         let mut writer = Writer(&mut self.written);
-        Serializer(&mut writer).serialize_nested(value).map_err(|SerdeError(error)| SerdeError(error.within(place)))
+        Serializer(&mut writer)
+            .serialize_nested(value)
+            .map_err(|SerdeError(error)| SerdeError(error.with_outer_place(place)))
     }
 
     fn add_element(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
-        let index = self.written.objects();
+        let index = self.written.object_count();
         self.add(value, || format!("element {index}"))
     }
 
@@ -453,13 +456,13 @@ impl Compound<'_, '_> {
 }
 
 impl<'w, 'm> Serializer<'w, 'm> {
-    fn compound(self) -> Compound<'w, 'm> {
-        Compound { writer: self.0, written: message::MessageWriter::new(), table: false }
+    fn compound(self) -> CompoundSerializer<'w, 'm> {
+        CompoundSerializer { writer: self.0, written: message::MessageWriter::new(), table: false }
     }
 
     /// Serializes `value` as part of another value.
     fn serialize_nested(self, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
-        self.0.check_room().map_err(SerdeError)?;
+        self.0.check_stack_room().map_err(SerdeError)?;
         value.serialize(self)
     }
 }
@@ -475,13 +478,13 @@ macro_rules! serialize_scalars {
 impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
     type Ok = ();
     type Error = SerdeError;
-    type SerializeSeq = Compound<'w, 'm>;
-    type SerializeTuple = Compound<'w, 'm>;
-    type SerializeTupleStruct = Compound<'w, 'm>;
-    type SerializeTupleVariant = Compound<'w, 'm>;
-    type SerializeMap = Compound<'w, 'm>;
-    type SerializeStruct = Compound<'w, 'm>;
-    type SerializeStructVariant = Compound<'w, 'm>;
+    type SerializeSeq = CompoundSerializer<'w, 'm>;
+    type SerializeTuple = CompoundSerializer<'w, 'm>;
+    type SerializeTupleStruct = CompoundSerializer<'w, 'm>;
+    type SerializeTupleVariant = CompoundSerializer<'w, 'm>;
+    type SerializeMap = CompoundSerializer<'w, 'm>;
+    type SerializeStruct = CompoundSerializer<'w, 'm>;
+    type SerializeStructVariant = CompoundSerializer<'w, 'm>;
 
     serialize_scalars! {
         serialize_bool bool, serialize_i8 i8, serialize_i16 i16, serialize_i32 i32, serialize_i64 i64,
@@ -532,15 +535,15 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
         compound.finish()
     }
 
-    fn serialize_seq(self, _: Option<usize>) -> Result<Compound<'w, 'm>, SerdeError> {
+    fn serialize_seq(self, _: Option<usize>) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
         Ok(self.compound())
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<Compound<'w, 'm>, SerdeError> {
+    fn serialize_tuple(self, _: usize) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
         Ok(self.compound())
     }
 
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Compound<'w, 'm>, SerdeError> {
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
         Ok(self.compound())
     }
 
@@ -550,17 +553,17 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
         _: u32,
         variant: &'static str,
         _: usize,
-    ) -> Result<Compound<'w, 'm>, SerdeError> {
+    ) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
         let mut compound = self.compound();
         compound.add_name(variant);
         Ok(compound)
     }
 
-    fn serialize_map(self, _: Option<usize>) -> Result<Compound<'w, 'm>, SerdeError> {
-        Ok(Compound { table: true, ..self.compound() })
+    fn serialize_map(self, _: Option<usize>) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
+        Ok(CompoundSerializer { table: true, ..self.compound() })
     }
 
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Compound<'w, 'm>, SerdeError> {
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
         Ok(self.compound())
     }
 
@@ -570,14 +573,14 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
         index: u32,
         variant: &'static str,
         count: usize,
-    ) -> Result<Compound<'w, 'm>, SerdeError> {
+    ) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
         self.serialize_tuple_variant(name, index, variant, count)
     }
 }
 
 macro_rules! serialize_sequences {
     ($($trait:ident $function:ident),*) => {$(
-        impl ser::$trait for Compound<'_, '_> {
+        impl ser::$trait for CompoundSerializer<'_, '_> {
             type Ok = ();
             type Error = SerdeError;
 
@@ -599,7 +602,7 @@ serialize_sequences! {
 
 macro_rules! serialize_structs {
     ($($trait:ident),*) => {$(
-        impl ser::$trait for Compound<'_, '_> {
+        impl ser::$trait for CompoundSerializer<'_, '_> {
             type Ok = ();
             type Error = SerdeError;
 
@@ -617,17 +620,17 @@ macro_rules! serialize_structs {
 
 serialize_structs! { SerializeStruct, SerializeStructVariant }
 
-impl ser::SerializeMap for Compound<'_, '_> {
+impl ser::SerializeMap for CompoundSerializer<'_, '_> {
     type Ok = ();
     type Error = SerdeError;
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), SerdeError> {
-        let index = self.written.objects() / 2;
+        let index = self.written.object_count() / 2;
         self.add(key, || format!("key {index}"))
     }
 
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), SerdeError> {
-        let index = self.written.objects() / 2;
+        let index = self.written.object_count() / 2;
         self.add(value, || format!("the value of key {index}"))
     }
 

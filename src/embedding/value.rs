@@ -31,8 +31,8 @@ use crate::image::message::{self, Handle, Token};
 #[derive(Clone)]
 pub struct Value(Repr);
 
-/// The representation of an object in Rust: a handle, or a copy if the object is NIL, T, a 64-bit integer, a float or a
-/// character. Such a copy is EQL to the original.
+/// The representation of an object in Rust: a handle, or a copy if the object is NIL, T, a fixnum, a float or a character.
+/// Such a copy is EQL to the original.
 #[derive(Clone)]
 enum Repr {
     Nil,
@@ -148,7 +148,7 @@ impl Value {
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn eql(&self, other: &Self) -> Result<bool, Error> {
-        self.same(0, other)
+        self.is_same(0, other)
     }
 
     /// Returns true if both values are `equal`.
@@ -156,7 +156,7 @@ impl Value {
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn equal(&self, other: &Self) -> Result<bool, Error> {
-        self.same(1, other)
+        self.is_same(1, other)
     }
 
     /// Returns true if both values are `equalp`.
@@ -164,10 +164,10 @@ impl Value {
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn equalp(&self, other: &Self) -> Result<bool, Error> {
-        self.same(2, other)
+        self.is_same(2, other)
     }
 
-    fn same(&self, kind: i32, other: &Self) -> Result<bool, Error> {
+    fn is_same(&self, kind: i32, other: &Self) -> Result<bool, Error> {
         pool::run(|cx| cx.call_entry_with(Entry::Same, &(kind, self, other)))
     }
 

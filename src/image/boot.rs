@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::bindings::SBCL_HOST_CONTRACT;
 use super::callbacks;
-use super::library::{Core, Runtime};
+use super::library::{CoreLocation, Runtime};
 use super::program::Program;
 use super::protocol::Host;
 use super::signals::BootPhase;
@@ -18,19 +18,20 @@ use crate::error::BootError;
 
 /// The progress of this process's only boot. The state only advances, except that a boot which fails before SBCL is
 /// initialised may be retried.
-static STATE: AtomicU8 = AtomicU8::new(State::Fresh as u8);
+static BOOT_STATE: AtomicU8 = AtomicU8::new(BootState::Fresh as u8);
 
-/// Number of threads with a control stack before the user starts any: one for each of the four lanes, and two of SBCL's.
-const THREADS: u64 = 6;
-/// Address space used besides heap and stacks, in bytes. A worker with a heap of 1 GiB was measured at 920 MiB, most of
-/// it reserved by malloc, 64 MiB per thread.
+/// Number of threads with a control stack before the user's code starts any: one for each of the four lanes, and two
+/// threads of SBCL's own.
+const INITIAL_THREADS: u64 = 6;
+/// Address space that an image needs besides its heap and stacks, in bytes. In a worker with a heap of 1 GiB, 920 MiB were
+/// measured; malloc had reserved most of them, 64 MiB per thread.
 const BASE_BYTES: u64 = 1 << 30;
-/// SBCL's bookkeeping for the heap is as large as the heap divided by this number: page tables, cards (2 MiB per GiB) and
-/// reserves. With a heap of 8 GiB, 1116 MiB were measured besides the heap.
+/// The size of the heap divided by the size of SBCL's tables for the heap: page tables, the garbage collector's cards
+/// (2 MiB per GiB) and reserves. With a heap of 8 GiB, 1116 MiB of address space were measured besides the heap.
 const HEAP_OVERHEAD_DIVISOR: u64 = 64;
 
 #[repr(u8)]
-enum State {
+enum BootState {
     Fresh,
     Booting,
     Running,
@@ -43,37 +44,40 @@ pub(crate) type Embedding = (Arc<dyn Program>, u32);
 /// Boots SBCL so that its threads serve `host`, and `program` if there is one.
 ///
 /// # Errors
-/// See [`BootError`]. After an error from SBCL itself this process cannot boot again.
+/// Returns a [`BootError`]. After an error that occurs once libsbcl is loaded, this process cannot boot again.
 pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Embedding>) -> Result<(), BootError> {
     config.check()?;
     check_address_space(config, program.as_ref().map_or(0, |(_, threads)| u64::from(*threads) + 1))?;
-    STATE.compare_exchange(State::Fresh as u8, State::Booting as u8, Ordering::AcqRel, Ordering::Acquire).map_err(
-        |state| {
-            if state == State::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
-        },
-    )?;
+    BOOT_STATE
+        .compare_exchange(BootState::Fresh as u8, BootState::Booting as u8, Ordering::AcqRel, Ordering::Acquire)
+        .map_err(
+            |state| {
+                if state == BootState::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
+            },
+        )?;
     // SBCL is not initialised yet, so a failure to load it may be retried.
     super::process::detect_forks();
-    let runtime = Runtime::load(config).inspect_err(|_| STATE.store(State::Fresh as u8, Ordering::Release))?;
+    let runtime = Runtime::load(config).inspect_err(|_| BOOT_STATE.store(BootState::Fresh as u8, Ordering::Release))?;
     let config = config.clone();
-    // SBCL changes the signal mask of the thread that initialises it, so a separate thread does.
+    // SBCL changes the signal mask of the thread that initialises it, so a new thread initialises SBCL.
     let result = std::thread::Builder::new()
         .name("sbcl-boot".to_owned())
         .stack_size(16 << 20)
-        .spawn(move || start(&runtime, &config, host, program))
+        .spawn(move || start_runtime(&runtime, &config, host, program))
         .map_err(|source| BootError::Os { what: "start a thread", source })
         .and_then(|thread| thread.join().unwrap_or(Err(BootError::BootFailed)));
-    let state = if result.is_ok() { State::Running } else { State::Failed };
-    STATE.store(state as u8, Ordering::Release);
+    let state = if result.is_ok() { BootState::Running } else { BootState::Failed };
+    BOOT_STATE.store(state as u8, Ordering::Release);
     result
 }
 
 /// Returns the address space that an image needs, in bytes, not counting threads that the user's code starts.
 pub(crate) fn address_space(config: &ImageConfig) -> u64 {
-    config.heap + config.heap / HEAP_OVERHEAD_DIVISOR + THREADS * config.control_stack + BASE_BYTES
+    config.heap + config.heap / HEAP_OVERHEAD_DIVISOR + INITIAL_THREADS * config.control_stack + BASE_BYTES
 }
 
-/// Checks the address space limit, because SBCL ends the process if it cannot allocate its heap.
+/// Checks that the process's limit on address space suffices for the image and for `more_threads` threads besides the
+/// initial ones. SBCL would end the process if it could not allocate its heap.
 fn check_address_space(config: &ImageConfig, more_threads: u64) -> Result<(), BootError> {
     let needed = address_space(config) + more_threads * config.control_stack;
     match rustix::process::getrlimit(rustix::process::Resource::As).current {
@@ -82,16 +86,16 @@ fn check_address_space(config: &ImageConfig, more_threads: u64) -> Result<(), Bo
     }
 }
 
-fn start(
+fn start_runtime(
     runtime: &Runtime,
     config: &ImageConfig,
     host: Arc<dyn Host>,
     program: Option<Embedding>,
 ) -> Result<(), BootError> {
-    let signals = BootPhase::begin(runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
-    // SAFETY: STATE admits one boot per process. `signals` is its boot phase, and this thread was started for the boot, so
-    // its signal mask may change.
-    let status = unsafe { runtime.initialize(&arguments(runtime, config)) }?;
+    let signals = BootPhase::begin(runtime.is_lisp_thread_function()?, runtime.catch_stack_loss_function()?);
+    // SAFETY: BOOT_STATE admits one boot per process. `signals` is its boot phase, and this thread was started for the
+    // boot, so its signal mask may change.
+    let status = unsafe { runtime.initialize(&runtime_arguments(runtime, config)) }?;
     signals.end();
     if status != 0 {
         return Err(BootError::Runtime(status));
@@ -107,7 +111,7 @@ fn start(
         Some(found) => Err(BootError::Contract { expected: SBCL_HOST_CONTRACT, found }),
         None => Err(BootError::Core {
             path: match &runtime.core {
-                Core::File(path) | Core::Section(path) => path.clone(),
+                CoreLocation::File(path) | CoreLocation::Section(path) => path.clone(),
             },
             reason: "it was not saved for this program (it exports no sbcl_host_start)".to_owned(),
         }),
@@ -115,12 +119,13 @@ fn start(
 }
 
 /// Returns SBCL's command line, which has runtime options only.
-fn arguments(runtime: &Runtime, config: &ImageConfig) -> Vec<CString> {
+fn runtime_arguments(runtime: &Runtime, config: &ImageConfig) -> Vec<CString> {
     let mut arguments = Vec::new();
     let (program, core): (PathBuf, Option<&Path>) = match &runtime.core {
-        // SBCL looks for a core section in the file named by argv[0], which must not be this program.
-        Core::File(core) => (core.with_file_name("libsbcl.so"), Some(core)),
-        Core::Section(file) => (file.clone(), None),
+        // SBCL looks for a core section in the file that argv[0] names. This program may contain another core, so argv[0]
+        // must not name this program.
+        CoreLocation::File(core) => (core.with_file_name("libsbcl.so"), Some(core)),
+        CoreLocation::Section(file) => (file.clone(), None),
     };
     arguments.push(path_argument(&program));
     if let Some(core) = core {
@@ -136,13 +141,13 @@ fn arguments(runtime: &Runtime, config: &ImageConfig) -> Vec<CString> {
         &format!("{}MB", config.control_stack >> 20),
         "--end-runtime-options",
     ] {
-        arguments.push(CString::new(argument).expect("no NUL in it"));
+        arguments.push(CString::new(argument).expect("the arguments contain no NUL"));
     }
     arguments
 }
 
 fn path_argument(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).expect("paths hold no NUL")
+    CString::new(path.as_os_str().as_bytes()).expect("paths contain no NUL")
 }
 
 /// Returns a random number: the standard library seeds `RandomState` from the system's randomness.

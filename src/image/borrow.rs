@@ -4,21 +4,21 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::program::{CallContext, Followup, Task, TaskEnd, scoped};
+use super::program::{CallContext, Followup, Task, TaskEnd, submit_and_wait};
 
 /// A task that applies `work` to the octets and stores the result of `work`.
-struct Borrow<'b, F, R> {
+struct BorrowTask<'b, F, R> {
     /// Address and count of the octets, both 0 until Lisp has written them.
     location: &'b [AtomicU64; 2],
     work: Option<F>,
     result: &'b mut Option<std::thread::Result<R>>,
 }
 
-// SAFETY: the task stays on the thread that made it: `pin` keeps the task in a thread local, from which the host function
-// that Lisp calls back takes it, and runs it there.
-unsafe impl<F, R> Send for Borrow<'_, F, R> {}
+// SAFETY: the task stays on the thread that made it. `pin` keeps the task in a thread local and calls Lisp; on the same
+// thread, Lisp calls a host function, which takes the task from the thread local and runs it.
+unsafe impl<F, R> Send for BorrowTask<'_, F, R> {}
 
-impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for Borrow<'_, F, R> {
+impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for BorrowTask<'_, F, R> {
     fn run(&mut self, _: &CallContext) {
         let Some(work) = self.work.take() else { return };
         let [address, count] = self.location.each_ref().map(|word| word.load(Ordering::Relaxed) as usize);
@@ -34,7 +34,8 @@ impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for Borrow<'_, F, R> {
 }
 
 /// Runs `work` on the octets of a vector. `pin` makes Lisp pin the vector, write the octets' address and count to the
-/// address that `pin` receives, and run the task. Returns `None` if Lisp never ran the task.
+/// address that `pin` receives, and run the task. Returns the result of `work`, which is an error if `work` panicked, and
+/// `None` if Lisp never ran the task. Returns the error of `pin` if there is one.
 ///
 /// # Safety
 /// Nothing may write to the octets until `work` returns.
@@ -45,7 +46,7 @@ pub(crate) unsafe fn borrow_octets<R, E: 'static>(
     let location = [AtomicU64::new(0), AtomicU64::new(0)];
     let mut result = None;
     let mut called = Ok(());
-    let task = Borrow { location: &location, work: Some(work), result: &mut result };
-    scoped(task, |task| called = pin(task, location.as_ptr().expose_provenance()));
+    let task = BorrowTask { location: &location, work: Some(work), result: &mut result };
+    submit_and_wait(task, |task| called = pin(task, location.as_ptr().expose_provenance()));
     called.map(|()| result)
 }

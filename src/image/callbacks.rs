@@ -11,29 +11,29 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use super::bindings::{SBCL_HOST_CONTRACT, SBCL_JOB_PROGRAM, SBCL_JOB_SIGNALLED, sbcl_host, sbcl_job, sbcl_library};
-use super::float_traps::MaskedTraps;
+use super::float_traps::MaskedTrapsGuard;
 use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
 use crate::config::ImageConfig;
 use crate::os::panics;
 
-static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
+static NEXT_THREAD_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 
 thread_local! {
-    /// The job that this thread works on. Lisp reads its texts after `next_job` has returned.
+    /// The job that this thread works on. Lisp reads the job's texts after `next_job` has returned.
     static CURRENT_JOB: RefCell<Option<Job>> = const { RefCell::new(None) };
     /// The host's number for this thread.
-    static THREAD_NUMBER: u64 = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
+    static THREAD_NUMBER: u64 = NEXT_THREAD_NUMBER.fetch_add(1, Ordering::Relaxed);
     /// The lane that this thread pulls jobs for, and the number of the thread's last job (0 before its first job).
     static LANE_AND_JOB_ID: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
 }
 
 /// Returns the lane that this thread serves, and the number of the job that it works on or worked on last (0 before its
 /// first job). Returns `None` on threads that pull no jobs.
-pub(crate) fn current_job() -> Option<(Lane, u64)> {
+pub(crate) fn current_lane_and_job() -> Option<(Lane, u64)> {
     LANE_AND_JOB_ID.get()
 }
 
@@ -48,7 +48,8 @@ pub(super) fn start_refusal() -> String {
     START_REFUSAL.lock().take().unwrap_or_else(|| "no reason was given".to_owned())
 }
 
-/// Installs `host`, whose functions Lisp then calls, and returns its function table.
+/// Installs `host`, and returns the function table through which Lisp calls it. `seed` is the seed of Lisp's
+/// `*random-state*`. `library` is the interface of the embedding program; null if there is no program.
 ///
 /// # Panics
 /// Panics if called twice, because a process has only one image.
@@ -58,7 +59,7 @@ pub(super) fn install(
     config: &ImageConfig,
     library: *mut sbcl_library,
 ) -> &'static sbcl_host {
-    assert!(HOST.set(host).is_ok(), "the host is installed once");
+    assert!(HOST.set(host).is_ok(), "the host is installed only once");
     let scratch = config.scratch.as_deref().and_then(Path::to_str).unwrap_or_default();
     let scratch: &[u32] = scratch.chars().map(u32::from).collect::<Vec<_>>().leak();
     Box::leak(Box::new(sbcl_host {
@@ -76,7 +77,7 @@ pub(super) fn install(
 
 /// Implements `sbcl_host.next_job`.
 unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
-    let _in_host = (MaskedTraps::new(), signals::enter_host());
+    let _in_host = (MaskedTrapsGuard::new(), signals::enter_host());
     if is_forked() {
         exit_forked();
     }
@@ -91,13 +92,13 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let job = loop {
-        match panics::caught(|| host.next_job(lane, THREAD_NUMBER.with(|number| *number), held)) {
+        match panics::catch(|| host.next_job(lane, THREAD_NUMBER.with(|number| *number), held)) {
             Some(Some(job)) => break job,
             Some(None) => return 0,
             // If this thread ended, later requests on its lane might never be answered.
             None => {
-                panics::caught(|| {
-                    tracing::error!(?lane, "looking for the next job panicked; this Lisp thread tries again");
+                panics::catch(|| {
+                    tracing::error!(?lane, "the host panicked in next_job; this Lisp thread tries again");
                 });
                 std::thread::sleep(RETRY_PAUSE);
             }
@@ -113,12 +114,12 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
 
 /// Implements `sbcl_host.event`.
 unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, length: u64) -> i32 {
-    let _in_host = (MaskedTraps::new(), signals::enter_host());
+    let _in_host = (MaskedTrapsGuard::new(), signals::enter_host());
     let text = match usize::try_from(length) {
         Ok(length) if length > 0 && !text.is_null() => {
-            // SAFETY: by the contract Lisp passes `length` characters in a pinned string, aligned as `u32`, which is
-            // neither moved nor freed during the call. Another Lisp thread may write to the string, so its characters
-            // are read as atomics.
+            // SAFETY: by the contract Lisp passes `length` characters of a pinned string. The characters are aligned as
+            // `u32`, and neither moved nor freed during the call. Another Lisp thread may write to the string, so the
+            // characters are read as atomics.
             unsafe { std::slice::from_raw_parts(text.cast::<AtomicU32>(), length) }
         }
         _ => &[],
@@ -134,18 +135,18 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     }
     if job == SBCL_JOB_PROGRAM {
-        super::program::event(event);
+        super::program::pass_event(event);
         return 0;
     }
     let Some(host) = HOST.get() else { return 0 };
     if let Event::ThreadEnded = event {
-        panics::caught(|| host.thread_ended(THREAD_NUMBER.with(|number| *number)));
+        panics::catch(|| host.thread_ended(THREAD_NUMBER.with(|number| *number)));
         return 0;
     }
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
-    panics::caught(|| host.event(job, signalled, event)).map_or_else(
+    panics::catch(|| host.event(job, signalled, event)).map_or_else(
         || {
-            panics::caught(|| tracing::error!(job, "taking an event panicked"));
+            panics::catch(|| tracing::error!(job, "handling an event panicked"));
             0
         },
         i32::from,

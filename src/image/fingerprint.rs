@@ -30,8 +30,8 @@ impl Fingerprint {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or has fewer than `bytes` bytes.
-    pub(crate) fn of(file: &mut File, bytes: u64) -> io::Result<Self> {
-        Ok(Self { checksum: checksum(file, bytes)?, ..Self::unhashed(&file.metadata()?) })
+    pub(crate) fn compute(file: &mut File, bytes: u64) -> io::Result<Self> {
+        Ok(Self { checksum: checksum(file, bytes)?, ..Self::without_checksum(&file.metadata()?) })
     }
 
     /// Returns the fingerprint with the modification time `modified`, which the caller then sets on the file.
@@ -39,12 +39,12 @@ impl Fingerprint {
         Self { modified: (modified.as_second(), i64::from(modified.subsec_nanosecond())), ..self }
     }
 
-    /// Returns the fingerprint for a copy of the file, whose metadata is `metadata`.
+    /// Returns the fingerprint of a copy of the file. `metadata` is the metadata of the copy.
     pub(crate) fn for_copy(&self, metadata: &Metadata) -> Self {
-        Self { checksum: self.checksum, ..Self::unhashed(metadata) }
+        Self { checksum: self.checksum, ..Self::without_checksum(metadata) }
     }
 
-    fn unhashed(metadata: &Metadata) -> Self {
+    fn without_checksum(metadata: &Metadata) -> Self {
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         Self { device: metadata.dev(), inode: metadata.ino(), modified, checksum: 0 }
     }
@@ -96,7 +96,7 @@ mod tests {
         let (path, copy) = (directory.join("core"), directory.join("copy"));
         fs::write(&path, vec![7; CHUNK_SIZE + 100]).unwrap();
         let bytes = CHUNK_SIZE as u64 + 50;
-        let fingerprint = Fingerprint::of(&mut File::open(&path).unwrap(), bytes).unwrap();
+        let fingerprint = Fingerprint::compute(&mut File::open(&path).unwrap(), bytes).unwrap();
         let is_unchanged = |path| fingerprint.is_unchanged(&fs::metadata(path).unwrap());
         let matches = |path| fingerprint.matches(&mut File::open(path).unwrap(), bytes).unwrap();
         assert!(is_unchanged(&path) && matches(&path));

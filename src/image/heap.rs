@@ -19,16 +19,16 @@ pub(super) struct HeapVariables {
     pub(super) collecting: &'static AtomicU8,
 }
 
-static VARIABLES: OnceCell<HeapVariables> = OnceCell::new();
+static HEAP_VARIABLES: OnceCell<HeapVariables> = OnceCell::new();
 
 /// Sets the variables that [`usage`] and [`is_collecting`] read.
 pub(super) fn set_variables(variables: HeapVariables) {
-    _ = VARIABLES.set(variables);
+    _ = HEAP_VARIABLES.set(variables);
 }
 
 /// The heap's usage, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Usage {
+pub(crate) struct HeapUsage {
     /// Bytes in use, including garbage.
     pub(crate) used: usize,
     /// Bytes that were in use after the last collection, hardly any of them garbage.
@@ -38,21 +38,21 @@ pub(crate) struct Usage {
 }
 
 /// Returns the heap's usage; `None` before boot.
-pub(crate) fn usage() -> Option<Usage> {
-    let variables = VARIABLES.get()?;
+pub(crate) fn usage() -> Option<HeapUsage> {
+    let variables = HEAP_VARIABLES.get()?;
     let used = variables.allocated.load(Ordering::Relaxed);
     let trigger = variables.trigger.load(Ordering::Relaxed);
     let kept = trigger.saturating_sub(variables.bytes_between_collections.load(Ordering::Relaxed)).min(used);
-    Some(Usage { used, kept, size: variables.size.load(Ordering::Relaxed) })
+    Some(HeapUsage { used, kept, size: variables.size.load(Ordering::Relaxed) })
 }
 
 /// Returns true during a collection, while Lisp's threads are stopped.
 pub(crate) fn is_collecting() -> bool {
-    VARIABLES.get().is_some_and(|variables| variables.collecting.load(Ordering::Relaxed) != 0)
+    HEAP_VARIABLES.get().is_some_and(|variables| variables.collecting.load(Ordering::Relaxed) != 0)
 }
 
 /// Exit status of a process in which SBCL could not continue.
-pub(crate) const EXIT_LOST: i32 = 86;
+pub(crate) const EXIT_IMAGE_LOST: i32 = 86;
 /// Exit status of a process in which SBCL could not continue because the heap was full.
 pub(crate) const EXIT_HEAP_EXHAUSTED: i32 = 87;
 
@@ -61,5 +61,5 @@ pub(super) unsafe extern "C" fn on_lossage() {
     // A collection copies the live objects, each into contiguous free memory, so it can fail when half the heap is in use.
     let tenths = if is_collecting() { 5 } else { 9 };
     let is_full = usage().is_some_and(|usage| usage.used > usage.size / 10 * tenths);
-    super::signals::exit_now(if is_full { EXIT_HEAP_EXHAUSTED } else { EXIT_LOST });
+    super::signals::exit_now(if is_full { EXIT_HEAP_EXHAUSTED } else { EXIT_IMAGE_LOST });
 }

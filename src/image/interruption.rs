@@ -2,18 +2,18 @@
 //! have a grace period.
 //!
 //! SBCL queues interruptions of a thread that has interrupts disabled, and ends the process when nine are queued. So the
-//! next interruption is sent only after the thread has taken the last one, that is, has begun to run it. An interruption
+//! next interruption is sent only once the thread has taken the last interruption, that is, runs it. An interruption
 //! unwinds the code. The code's cleanup forms have a grace period, after which they are interrupted, too.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Time within which interrupted code must begin to unwind, and within which it must end after its grace period. Code that
-/// takes longer is stuck, and cannot be ended from inside the process.
+/// Time in which interrupted code must begin to unwind, and time in which it must end once its grace period is over. Code
+/// that takes longer counts as stuck, and cannot be ended from inside the process.
 pub(crate) const REACTION_TIME: Duration = Duration::from_secs(2);
 
-/// Interval between taking an interruption and sending the next one, while the code does not end.
+/// Time after a thread has taken an interruption until the next interruption is sent, if the code has not ended.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest grace period: one day, like the longest time limit. With a longer grace period, a deadline might overflow
@@ -22,7 +22,7 @@ const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The reason why interrupted code did not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Stuck {
+pub(crate) enum StuckReason {
     /// The code never began to unwind.
     // Recovery logs contain the variant under this name.
     #[serde(rename = "Unmoved")]
@@ -31,9 +31,9 @@ pub(crate) enum Stuck {
     Unwinding,
 }
 
-impl Stuck {
+impl StuckReason {
     /// Returns the predicate of a sentence whose subject is the Lisp image.
-    pub(crate) fn verb(self) -> &'static str {
+    pub(crate) fn predicate(self) -> &'static str {
         match self {
             Self::Unresponsive => {
                 "did not respond to an interrupt (interrupts are off inside without-interrupts, and in code that \
@@ -47,7 +47,7 @@ impl Stuck {
     }
 }
 
-/// The request to interrupt a thread's code, and its progress. `R` is the reason for the request.
+/// The request to interrupt a thread's code, and the progress of the request. `R` is the type of the request's reason.
 #[derive(Debug)]
 pub(crate) struct Interruption<R> {
     request: Option<InterruptRequest<R>>,
@@ -58,7 +58,7 @@ pub(crate) struct Interruption<R> {
 #[derive(Debug)]
 struct InterruptRequest<R> {
     reason: R,
-    since: Instant,
+    requested_at: Instant,
     /// Time that cleanup forms may take.
     grace: Duration,
     /// Earliest time at which the next interruption may be sent.
@@ -91,7 +91,7 @@ impl<R: Copy> Interruption<R> {
             return false;
         }
         let grace = grace.min(MAX_GRACE);
-        self.request = Some(InterruptRequest { reason, since: now, grace, next: now, unwinding: None });
+        self.request = Some(InterruptRequest { reason, requested_at: now, grace, next: now, unwinding: None });
         true
     }
 
@@ -119,8 +119,8 @@ impl<R: Copy> Interruption<R> {
     }
 
     /// Returns the time of the request, if there is a request.
-    pub(crate) fn since(&self) -> Option<Instant> {
-        self.request.as_ref().map(|request| request.since)
+    pub(crate) fn request_time(&self) -> Option<Instant> {
+        self.request.as_ref().map(|request| request.requested_at)
     }
 
     /// Returns true while an interruption is under way. Until the thread takes it, no other interruption may be sent.
@@ -143,7 +143,7 @@ impl<R: Copy> Interruption<R> {
     }
 
     /// Records that the thread has taken the interruption that was sent, or that no thread was there to take it.
-    pub(crate) fn note_taken(&mut self, now: Instant) {
+    pub(crate) fn record_taken(&mut self, now: Instant) {
         self.sent = false;
         if let Some(request) = &mut self.request {
             request.next = request.next.max(now + RETRY_INTERVAL);
@@ -151,7 +151,7 @@ impl<R: Copy> Interruption<R> {
     }
 
     /// Records that the code begins to unwind. The first such call for a request starts the grace period.
-    pub(crate) fn note_unwinding(&mut self, now: Instant) {
+    pub(crate) fn record_unwinding(&mut self, now: Instant) {
         if let Some(request) = &mut self.request
             && request.unwinding.is_none()
         {
@@ -165,11 +165,11 @@ impl<R: Copy> Interruption<R> {
         self.request.as_ref().is_some_and(|request| request.unwinding.is_some())
     }
 
-    /// Returns the time by which the code must begin to unwind or, if it unwinds already, must have ended; afterwards
-    /// the code counts as stuck.
+    /// Returns the time after which the code counts as stuck: by then it must have begun to unwind or, if it unwinds
+    /// already, must have ended. Returns `None` if there is no request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let request = self.request.as_ref()?;
-        Some(request.unwinding.map_or(request.since, |unwinding| unwinding + request.grace) + REACTION_TIME)
+        Some(request.unwinding.map_or(request.requested_at, |unwinding| unwinding + request.grace) + REACTION_TIME)
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
         interruption.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    fn requested_at(now: Instant) -> Interruption<u8> {
+    fn requested_interruption(now: Instant) -> Interruption<u8> {
         let mut interruption = Interruption::default();
         assert!(interruption.request(1, GRACE, now));
         interruption
@@ -196,20 +196,20 @@ mod tests {
         let start = Instant::now();
         let mut interruption = Interruption::default();
         assert!(interruption.request(1_u8, Duration::MAX, start));
-        interruption.note_unwinding(start);
+        interruption.record_unwinding(start);
         assert_eq!(interruption.deadline(), Some(start + MAX_GRACE + REACTION_TIME));
     }
 
     #[test]
     fn the_next_interruption_is_sent_only_after_the_last_was_taken() {
         let start = Instant::now();
-        let mut interruption = requested_at(start);
+        let mut interruption = requested_interruption(start);
         assert_eq!(interruption.step(start), Step::Send);
         for second in 0..100 {
             assert_eq!(interruption.step(start + Duration::from_secs(second)), Step::Idle);
         }
         let taken = start + Duration::from_secs(100);
-        interruption.note_taken(taken);
+        interruption.record_taken(taken);
         assert_eq!(interruption.step(taken), Step::Wait(taken + RETRY_INTERVAL));
         assert_eq!(interruption.step(taken + RETRY_INTERVAL), Step::Send);
     }
@@ -217,16 +217,16 @@ mod tests {
     #[test]
     fn cleanup_forms_get_one_grace_period() {
         let start = Instant::now();
-        let mut interruption = requested_at(start);
+        let mut interruption = requested_interruption(start);
         assert_eq!(interruption.step(start), Step::Send);
         assert!(!is_stuck(&interruption, start + REACTION_TIME / 2) && is_stuck(&interruption, start + REACTION_TIME));
-        interruption.note_taken(start);
-        interruption.note_unwinding(start);
+        interruption.record_taken(start);
+        interruption.record_unwinding(start);
         let end = start + GRACE;
         assert_eq!(interruption.step(end - RETRY_INTERVAL), Step::Wait(end));
         assert_eq!(interruption.step(end), Step::Send);
-        interruption.note_taken(end);
-        interruption.note_unwinding(end);
+        interruption.record_taken(end);
+        interruption.record_unwinding(end);
         assert_eq!(interruption.step(end + RETRY_INTERVAL), Step::Send);
         assert!(!is_stuck(&interruption, end + RETRY_INTERVAL) && is_stuck(&interruption, end + REACTION_TIME));
     }
@@ -234,10 +234,10 @@ mod tests {
     #[test]
     fn a_full_heap_ends_the_grace_period() {
         let start = Instant::now();
-        let mut interruption = requested_at(start);
+        let mut interruption = requested_interruption(start);
         interruption.step(start);
-        interruption.note_taken(start);
-        interruption.note_unwinding(start);
+        interruption.record_taken(start);
+        interruption.record_unwinding(start);
         let later = start + RETRY_INTERVAL;
         interruption.end_grace(later);
         assert_eq!(interruption.step(later), Step::Send);
@@ -258,7 +258,7 @@ mod tests {
         },
     }
 
-    fn action() -> impl Strategy<Value = Action> {
+    fn any_action() -> impl Strategy<Value = Action> {
         prop_oneof![
             Just(Action::Request),
             Just(Action::Withdraw),
@@ -272,7 +272,7 @@ mod tests {
         /// Under any sequence of actions, at most one interruption is under way, the code is not interrupted during its
         /// grace period, and a request has a deadline.
         #[test]
-        fn at_most_one_interruption_is_under_way(actions in proptest::collection::vec((action(), 0..3000_u64), 1..200)) {
+        fn at_most_one_interruption_is_under_way(actions in proptest::collection::vec((any_action(), 0..3000_u64), 1..200)) {
             let mut interruption = Interruption::default();
             let mut now = Instant::now();
             let mut pending = 0;
@@ -300,11 +300,11 @@ mod tests {
                     },
                     Action::Take { unwinds } if pending > 0 => {
                         pending -= 1;
-                        interruption.note_taken(now);
+                        interruption.record_taken(now);
                         if unwinds {
                             let first = interruption.request.as_ref()
                                 .is_some_and(|request| request.unwinding.is_none() && !request.grace.is_zero());
-                            interruption.note_unwinding(now);
+                            interruption.record_unwinding(now);
                             if first {
                                 undisturbed = Some(now + GRACE);
                             }

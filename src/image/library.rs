@@ -31,11 +31,11 @@ type HostStart = unsafe extern "C" fn(*const sbcl_host) -> u32;
 
 /// The only libsbcl of this process. If another attempt to boot loaded a second copy, the copy's symbols would resolve to
 /// the variables of the first copy.
-static LIBRARY: OnceCell<&'static Library> = OnceCell::new();
+static LIBSBCL: OnceCell<&'static Library> = OnceCell::new();
 
 /// The location of a core.
 #[derive(Debug)]
-pub(super) enum Core {
+pub(super) enum CoreLocation {
     /// A separate core file.
     File(PathBuf),
     /// The ELF section `lisp.core` of this file, which SBCL maps in place.
@@ -45,7 +45,7 @@ pub(super) enum Core {
 /// The loaded libsbcl, which is never unloaded, and the core to boot.
 pub(super) struct Runtime {
     library: &'static Library,
-    pub(super) core: Core,
+    pub(super) core: CoreLocation,
 }
 
 impl Runtime {
@@ -58,19 +58,19 @@ impl Runtime {
                 if !core.is_file() {
                     return Err(BootError::Core { path: core, reason: "no such file".to_owned() });
                 }
-                (library_in(directory)?, Core::File(core))
+                (library_path_for_core(directory)?, CoreLocation::File(core))
             }
             None => {
-                let core = embedded_core().ok_or(BootError::NoCore)?;
-                (embedded_library()?, Core::Section(containing_file(core)?))
+                let core = embedded_core_address().ok_or(BootError::NoCore)?;
+                (embedded_library_path()?, CoreLocation::Section(containing_file(core)?))
             }
         };
         let core = match &config.image {
-            Some(image) if image.is_file() => Core::File(image.clone()),
+            Some(image) if image.is_file() => CoreLocation::File(image.clone()),
             Some(image) => return Err(BootError::Core { path: image.clone(), reason: "no such file".to_owned() }),
             None => core,
         };
-        let library = LIBRARY.get_or_try_init(|| {
+        let library = LIBSBCL.get_or_try_init(|| {
             // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL is needed because SBCL
             // looks up its variables with dlsym(RTLD_DEFAULT, …).
             let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
@@ -79,8 +79,8 @@ impl Runtime {
             Ok::<&Library, BootError>(Box::leak(Box::new(library)))
         })?;
         let runtime = Self { library, core };
-        if let Core::File(path) = &runtime.core {
-            // The end of a saved image (`config.image`) is not checked: a trailer may follow it, and the image's
+        if let CoreLocation::File(path) = &runtime.core {
+            // The end of a saved image (`config.image`) is not checked, because a trailer may follow the core. The image's
             // fingerprint shows whether the core is complete.
             runtime.check_core(path, config.image.is_none())?;
         }
@@ -106,18 +106,19 @@ impl Runtime {
     }
 
     fn symbol<T>(&self, name: &str) -> Result<Symbol<T>, BootError> {
-        // SAFETY: the callers name the types of ffi/sbcl_host.h and of SBCL's runtime, which is pinned to one version.
+        // SAFETY: each caller gives the symbol the type that ffi/sbcl_host.h or SBCL's runtime declares. The runtime is
+        // pinned to one version.
         unsafe { self.library.get(name.as_bytes()) }
             .map_err(|error| BootError::Library { path: PathBuf::from(name), reason: error.to_string() })
     }
 
     /// Returns the shim's `sbcl_host_is_lisp_thread`.
-    pub(super) fn is_lisp_thread(&self) -> Result<unsafe extern "C" fn() -> i32, BootError> {
+    pub(super) fn is_lisp_thread_function(&self) -> Result<unsafe extern "C" fn() -> i32, BootError> {
         Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
     }
 
     /// Returns the shim's `sbcl_host_catch_stack_loss`.
-    pub(super) fn catch_stack_loss(&self) -> Result<CatchStackLoss, BootError> {
+    pub(super) fn catch_stack_loss_function(&self) -> Result<CatchStackLoss, BootError> {
         Ok(*self.symbol("sbcl_host_catch_stack_loss")?)
     }
 
@@ -169,7 +170,7 @@ impl Runtime {
         // Leaked: SBCL keeps pointers to argv and to its strings.
         let argv: &mut Vec<*const c_char> =
             Box::leak(Box::new(arguments.to_vec().leak().iter().map(|a| a.as_ptr()).collect()));
-        let argc = c_int::try_from(argv.len()).expect("a few arguments");
+        let argc = c_int::try_from(argv.len()).expect("the number of arguments is small");
         argv.push(std::ptr::null());
         // SAFETY: `environ` is the C library's own array, which SBCL reads during the call. `argv` and its strings are
         // leaked, null-terminated and never change. The caller guarantees the rest.
@@ -187,7 +188,7 @@ impl Runtime {
     /// [`initialize`](Self::initialize) must have returned.
     pub(super) unsafe fn start(&self, host: &'static sbcl_host) -> Result<Option<u32>, BootError> {
         let start: Symbol<*mut Option<HostStart>> = self.symbol("sbcl_host_start")?;
-        // SAFETY: the symbol is a variable of this type, which SBCL set while it was initialised, if at all.
+        // SAFETY: the symbol is a variable of this type. SBCL changes the variable only during its initialisation.
         let start = unsafe { **start };
         // SAFETY: the caller guarantees that SBCL is initialised, and the table is `'static`.
         Ok(start.map(|start| unsafe { start(host) }))
@@ -199,7 +200,7 @@ unsafe extern "C" {
 }
 
 /// Returns the address of the embedded core, if this program has one.
-fn embedded_core() -> Option<NonZero<usize>> {
+fn embedded_core_address() -> Option<NonZero<usize>> {
     // SAFETY: the symbol is an aligned word of this program's data, which nothing writes to.
     NonZero::new(unsafe { sbcl_embedded_core })
 }
@@ -242,22 +243,22 @@ fn embedded_library_bytes() -> &'static [u8] {
 
 /// Returns the path of the libsbcl to use with the core in `directory`. A libsbcl in `directory` must be the one that this
 /// program was built with. On Linux, `directory` need not contain a libsbcl.
-fn library_in(directory: &Path) -> Result<PathBuf, BootError> {
+fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     let path = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };
     match std::fs::read(&path) {
         Ok(bytes) if bytes == embedded_library_bytes() => {}
-        Ok(_) => return Err(refused("it is not the one that this program was built with".to_owned())),
+        Ok(_) => return Err(refused("it is not the library that this program was built with".to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => {}
         Err(error) => return Err(refused(error.to_string())),
     }
     // On Linux the embedded library is loaded, so a change of the file after the comparison has no effect.
-    if cfg!(target_os = "linux") { embedded_library() } else { Ok(path) }
+    if cfg!(target_os = "linux") { embedded_library_path() } else { Ok(path) }
 }
 
 /// Returns a path under which the loader can open the embedded library.
 #[cfg(target_os = "linux")]
-fn embedded_library() -> Result<PathBuf, BootError> {
+fn embedded_library_path() -> Result<PathBuf, BootError> {
     use std::io::Write;
     use std::os::fd::IntoRawFd;
 
@@ -270,10 +271,11 @@ fn embedded_library() -> Result<PathBuf, BootError> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn embedded_library() -> Result<PathBuf, BootError> {
+fn embedded_library_path() -> Result<PathBuf, BootError> {
     Err(BootError::Library {
         path: PathBuf::from("(embedded)"),
-        reason: "on this platform, name the directory that holds libsbcl and sbcl.core (--core)".to_owned(),
+        reason: "an embedded libsbcl cannot be loaded here: name a directory with libsbcl and sbcl.core (--core)"
+            .to_owned(),
     })
 }
 

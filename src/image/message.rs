@@ -58,55 +58,56 @@ static RELEASE_QUEUE: LazyLock<ReleaseQueue> = LazyLock::new(|| {
 });
 
 /// Number of dropped handles that no thread has taken from the queue yet.
-static RELEASED_COUNT: AtomicUsize = AtomicUsize::new(0);
+static DROPPED_HANDLE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The function that wakes a sleeping Lisp thread to release handles.
-static WAKE_LISP: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+static RELEASE_WAKER: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
-/// Number of waiting handles at which a sleeping thread is woken, and again at each multiple. A thread takes at most this
-/// many handles at a time.
+/// Number of handles in the release queue at which a sleeping thread is woken; each multiple of this number wakes a thread
+/// again. A thread takes at most this many handles at a time.
 const WAKE_THRESHOLD: usize = 1024;
 
-/// Number of waiting handles at which even a running call releases them, since their objects may be large.
+/// Number of handles in the release queue at which even a running call releases handles, since their objects may be large.
 const RELEASE_THRESHOLD_IN_CALL: usize = 16;
 
 impl Drop for Handle {
     fn drop(&mut self) {
         let queue = &*RELEASE_QUEUE;
         // The handle is counted before it is sent, because a thread that takes it from the queue lowers the count.
-        let count = RELEASED_COUNT.fetch_add(1, Ordering::AcqRel) + 1;
+        let count = DROPPED_HANDLE_COUNT.fetch_add(1, Ordering::AcqRel) + 1;
         // Sending cannot fail: the receiver is never dropped.
         let _ = queue.sender.send(self.0);
         if count.is_multiple_of(WAKE_THRESHOLD)
-            && let Some(wake) = WAKE_LISP.get()
+            && let Some(wake) = RELEASE_WAKER.get()
         {
             wake();
         }
     }
 }
 
-/// Registers `wake`, called whenever many dropped handles have piled up. It must not block.
-pub(crate) fn wake_with(wake: impl Fn() + Send + Sync + 'static) {
-    let _ = WAKE_LISP.set(Box::new(wake));
+/// Registers `wake`, which is called whenever many dropped handles have piled up, and which must not block.
+pub(crate) fn register_release_waker(wake: impl Fn() + Send + Sync + 'static) {
+    let _ = RELEASE_WAKER.set(Box::new(wake));
 }
 
 /// Returns true if dropped handles wait to be released.
-pub(crate) fn has_released() -> bool {
-    RELEASED_COUNT.load(Ordering::Acquire) > 0
+pub(crate) fn has_dropped_handles() -> bool {
+    DROPPED_HANDLE_COUNT.load(Ordering::Acquire) > 0
 }
 
 /// Returns true if so many handles wait to be released that a running call should release them.
 #[inline]
-pub(crate) fn has_many_released() -> bool {
-    RELEASED_COUNT.load(Ordering::Relaxed) >= RELEASE_THRESHOLD_IN_CALL
+pub(crate) fn has_many_dropped_handles() -> bool {
+    DROPPED_HANDLE_COUNT.load(Ordering::Relaxed) >= RELEASE_THRESHOLD_IN_CALL
 }
 
-/// Takes the numbers of up to [`WAKE_THRESHOLD`] dropped handles from the queue; none while another thread takes handles.
-pub(crate) fn take_released() -> Vec<u64> {
+/// Takes the numbers of up to [`WAKE_THRESHOLD`] dropped handles from the queue. Returns no numbers while another thread
+/// takes handles.
+pub(crate) fn take_dropped_handles() -> Vec<u64> {
     let queue = &*RELEASE_QUEUE;
     let Some(receiver) = queue.receiver.try_lock() else { return Vec::new() };
     let numbers: Vec<u64> = receiver.try_iter().take(WAKE_THRESHOLD).collect();
-    RELEASED_COUNT.fetch_sub(numbers.len(), Ordering::AcqRel);
+    DROPPED_HANDLE_COUNT.fetch_sub(numbers.len(), Ordering::AcqRel);
     numbers
 }
 
@@ -177,7 +178,7 @@ impl MessageWriter {
 
     /// Returns the number of objects written at the current nesting level.
     #[inline]
-    pub(crate) fn objects(&self) -> usize {
+    pub(crate) fn object_count(&self) -> usize {
         self.objects
     }
 
@@ -280,7 +281,7 @@ impl MessageWriter {
         self.objects = objects + 1;
     }
 
-    /// Writes a complex number.
+    /// Writes a complex number whose parts are double floats.
     pub(crate) fn complex(&mut self, re: f64, im: f64) {
         let objects = self.objects;
         self.token(tag::COMPLEX, 0);
@@ -315,11 +316,6 @@ impl MessageWriter {
     /// Writes a simple vector of the objects that `write` writes.
     pub(crate) fn vector<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         self.container(tag::VECTOR, write)
-    }
-
-    /// Returns the number of objects written at the current nesting level.
-    pub(crate) fn count(&self) -> usize {
-        self.objects
     }
 
     /// Writes multiple values. Only an answer may contain them.
@@ -388,7 +384,7 @@ pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts:
         place += 1;
         let mut index = 0;
         while index < octets.len() {
-            assert!(octets[index].is_ascii(), "a code of its own for each character");
+            assert!(octets[index].is_ascii(), "the text must be ASCII: one octet for each character");
             // Each word holds two characters of 32 bits, the first at the lower address.
             let first_half = (index % 2 == 0) == cfg!(target_endian = "little");
             words[place + index / 2] |= (octets[index] as u64) << if first_half { 0 } else { 32 };
@@ -397,7 +393,7 @@ pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts:
         place += octets.len().div_ceil(2);
         text += 1;
     }
-    assert!(place == COUNT, "so many words");
+    assert!(place == COUNT, "the text fills exactly COUNT words");
     words
 }
 
@@ -448,7 +444,8 @@ pub(crate) enum Token<'m> {
     /// A character's code, which may be a surrogate.
     Character(u32),
     String(Characters<'m>),
-    /// A symbol. Its name follows as a string; if this is true, the name of its package comes before.
+    /// A symbol, whose name follows as a string. If the flag is true, the name of the symbol's package precedes the
+    /// symbol's name.
     Symbol(bool),
     /// A keyword; its name follows as a string.
     Keyword,
@@ -506,12 +503,12 @@ impl<'m> MessageReader<'m> {
     pub(crate) fn token(&mut self) -> Token<'m> {
         match self.word() {
             tag::INTEGER => Token::Integer(self.word().cast_signed()),
-            word => self.token_of(word),
+            word => self.decode_token(word),
         }
     }
 
     /// Decodes the token whose first word is `word`.
-    fn token_of(&mut self, word: u64) -> Token<'m> {
+    fn decode_token(&mut self, word: u64) -> Token<'m> {
         let number = usize::try_from(word >> 8).unwrap_or(usize::MAX);
         match word & 0xff {
             tag::TRUE => Token::True,
@@ -542,7 +539,7 @@ impl<'m> MessageReader<'m> {
         self.words.get(self.position).is_some_and(|word| word & 0xff == tag::HANDLE)
     }
 
-    /// Returns true if the next token is NIL or the message ends here.
+    /// Returns true if the next token is NIL, or if the whole message has been read.
     pub(crate) fn is_at_nil(&self) -> bool {
         self.words.get(self.position).is_none_or(|word| word & 0xff == tag::NIL)
     }
@@ -601,7 +598,7 @@ mod tests {
 
     type Infallible = std::convert::Infallible;
 
-    /// The caller owns handles that were read; each of the others is released once.
+    /// A handle that was read belongs to the caller. A handle that was skipped or never read is released once.
     #[test]
     fn handles_in_a_partly_read_object_are_released_once() {
         let (first, second, after) = (900_001, 900_002, 900_003);
@@ -617,7 +614,7 @@ mod tests {
         drop((kept, next, reader));
         let mut released = Vec::new();
         while released.len() < 3 {
-            released.extend(take_released().into_iter().filter(|number| (first..=after).contains(number)));
+            released.extend(take_dropped_handles().into_iter().filter(|number| (first..=after).contains(number)));
         }
         released.sort_unstable();
         assert_eq!(released, [first, second, after]);
@@ -630,7 +627,7 @@ mod tests {
     }
 
     /// Reads the next object, which must be complete, and returns its nesting depth.
-    fn depth(reader: &mut MessageReader<'_>) -> usize {
+    fn read_nesting_depth(reader: &mut MessageReader<'_>) -> usize {
         assert!(reader.position < reader.words.len(), "an object is missing");
         let start = reader.position;
         let word = reader.words[start];
@@ -655,14 +652,14 @@ mod tests {
             }
             _ => 0,
         };
-        1 + (0..elements).map(|_| depth(reader)).max().unwrap_or(0)
+        1 + (0..elements).map(|_| read_nesting_depth(reader)).max().unwrap_or(0)
     }
 
     /// Asserts that the message has exactly the objects that the writer counted.
-    fn check(writer: &MessageWriter) {
+    fn assert_well_formed(writer: &MessageWriter) {
         let mut reader = MessageReader::new(writer.words());
         for _ in 0..writer.objects {
-            depth(&mut reader);
+            read_nesting_depth(&mut reader);
         }
         assert_eq!(reader.position, reader.words.len(), "there are words that belong to no object");
         let handles = writer.handles.len();
@@ -670,10 +667,10 @@ mod tests {
     }
 
     /// A pseudorandom number generator (xorshift).
-    struct Numbers(u64);
+    struct RandomNumbers(u64);
 
-    impl Numbers {
-        fn below(&mut self, limit: u64) -> u64 {
+    impl RandomNumbers {
+        fn next_below(&mut self, limit: u64) -> u64 {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
             self.0 ^= self.0 << 17;
@@ -681,15 +678,19 @@ mod tests {
         }
     }
 
-    /// Writes a random object; some containers fail, some panic.
-    fn write_something(writer: &mut MessageWriter, numbers: &mut Numbers, level: u64) -> Result<(), &'static str> {
-        match numbers.below(if level > 4 { 10 } else { 16 }) {
+    /// Writes a random object. Writing some of the containers fails or panics.
+    fn write_random_object(
+        writer: &mut MessageWriter,
+        numbers: &mut RandomNumbers,
+        level: u64,
+    ) -> Result<(), &'static str> {
+        match numbers.next_below(if level > 4 { 10 } else { 16 }) {
             0 => writer.nil(),
-            1 => writer.long_integer(i128::from(numbers.0) << numbers.below(60)),
-            2 => writer.string(["", "a", "größe λ😀", "abc"][numbers.below(4) as usize]),
-            3 => writer.symbol([None, Some("KEYWORD"), Some("CL-USER")][numbers.below(3) as usize], "NAME"),
-            4 => writer.octets(&vec![7; numbers.below(20) as usize]),
-            5 => writer.ratio(i128::from(numbers.below(9)), i128::from(numbers.below(3))),
+            1 => writer.long_integer(i128::from(numbers.0) << numbers.next_below(60)),
+            2 => writer.string(["", "a", "größe λ😀", "abc"][numbers.next_below(4) as usize]),
+            3 => writer.symbol([None, Some("KEYWORD"), Some("CL-USER")][numbers.next_below(3) as usize], "NAME"),
+            4 => writer.octets(&vec![7; numbers.next_below(20) as usize]),
+            5 => writer.ratio(i128::from(numbers.next_below(9)), i128::from(numbers.next_below(3))),
             6 => writer.complex(1.0, 2.0),
             7 => {
                 let handle = Arc::new(Handle(5));
@@ -698,23 +699,24 @@ mod tests {
             8 => writer.double(0.5),
             9 => {
                 let mut other = MessageWriter::new();
-                let written = write_something(&mut other, numbers, level + 1);
+                let written = write_random_object(&mut other, numbers, level + 1);
                 writer.append(other);
                 written?;
             }
             kind => {
-                let count = numbers.below(5);
+                let count = numbers.next_below(5);
                 let content = |writer: &mut MessageWriter| {
                     for _ in 0..count {
-                        // Some failures are ignored, others are propagated.
-                        let attempt = catch_unwind(AssertUnwindSafe(|| write_something(writer, numbers, level + 1)));
-                        match (attempt, numbers.below(3)) {
+                        // Some failures and panics are propagated, and the rest are ignored.
+                        let attempt =
+                            catch_unwind(AssertUnwindSafe(|| write_random_object(writer, numbers, level + 1)));
+                        match (attempt, numbers.next_below(3)) {
                             (Ok(Err(failure)), 0) => return Err(failure),
                             (Err(panic), 0) => std::panic::resume_unwind(panic),
                             _ => {}
                         }
                     }
-                    match numbers.below(6) {
+                    match numbers.next_below(6) {
                         0 => Err("on purpose"),
                         1 => std::panic::resume_unwind(Box::new("on purpose")),
                         _ => Ok(()),
@@ -731,19 +733,19 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_well_formed_whatever_fails_or_panics_while_it_is_written() {
+    fn a_message_stays_well_formed_when_writing_fails_or_panics() {
         for seed in 1..if cfg!(miri) { 40 } else { 4000 } {
-            let mut numbers = Numbers(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut numbers = RandomNumbers(seed * 0x9e37_79b9_7f4a_7c15);
             let mut writer = MessageWriter::new();
             for _ in 0..4 {
-                let _ = catch_unwind(AssertUnwindSafe(|| write_something(&mut writer, &mut numbers, 0)));
-                check(&writer);
+                let _ = catch_unwind(AssertUnwindSafe(|| write_random_object(&mut writer, &mut numbers, 0)));
+                assert_well_formed(&writer);
             }
         }
     }
 
     #[test]
-    fn a_container_whose_writing_panics_is_removed_from_the_message() {
+    fn a_container_is_removed_from_the_message_when_writing_it_panics() {
         let mut writer = MessageWriter::new();
         let written: Result<(), Infallible> = writer.list(|writer| {
             let left = catch_unwind(AssertUnwindSafe(|| {
@@ -800,12 +802,12 @@ mod tests {
     #[test]
     fn reading_random_words_terminates() {
         for seed in 1..if cfg!(miri) { 200 } else { 20_000 } {
-            let mut numbers = Numbers(seed * 0x9e37_79b9_7f4a_7c15);
-            let words: Vec<u64> = (0..numbers.below(12))
+            let mut numbers = RandomNumbers(seed * 0x9e37_79b9_7f4a_7c15);
+            let words: Vec<u64> = (0..numbers.next_below(12))
                 .map(|_| {
-                    let number = numbers.below([3, 1 << 20, u64::MAX >> 8][(numbers.0 % 3) as usize]);
+                    let number = numbers.next_below([3, 1 << 20, u64::MAX >> 8][(numbers.0 % 3) as usize]);
                     // No handle tags: a handle that Lisp never gave out would be released.
-                    [number << 8 | numbers.below(17), numbers.0 & !0xff][numbers.below(2) as usize]
+                    [number << 8 | numbers.next_below(17), numbers.0 & !0xff][numbers.next_below(2) as usize]
                 })
                 .collect();
             let mut reader = MessageReader::new(&words);

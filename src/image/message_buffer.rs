@@ -16,7 +16,7 @@ pub(super) const MAX_SPARE_WORDS: usize = 1 << 16;
 
 thread_local! {
     /// Buffers of dropped messages, for reuse by the next large messages.
-    static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
+    static SPARE_BUFFERS: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The words of a message. A small message, such as a call with a few numbers, stays on the stack; a large message reuses
@@ -42,7 +42,7 @@ impl MessageBuffer {
     #[cold]
     fn grow(&mut self, more: usize) {
         if !self.0.spilled()
-            && let Some(mut spare) = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten()
+            && let Some(mut spare) = SPARE_BUFFERS.try_with(|spare| spare.borrow_mut().pop()).ok().flatten()
         {
             spare.extend_from_slice(&self.0);
             self.0 = SmallVec::from_vec(spare);
@@ -87,7 +87,7 @@ impl Drop for MessageBuffer {
             let mut words = std::mem::take(&mut self.0).into_vec();
             words.clear();
             // A thread that is ending keeps no buffers.
-            let _ = SPARE.try_with(|spare| {
+            let _ = SPARE_BUFFERS.try_with(|spare| {
                 let mut spare = spare.borrow_mut();
                 if spare.len() < MAX_SPARE_BUFFERS {
                     spare.push(words);

@@ -26,5 +26,5 @@ pub(crate) mod signals;
 #[cfg(feature = "mcp")]
 pub(crate) use boot::address_space;
 pub(crate) use boot::{Embedding, boot};
-pub(crate) use callbacks::current_job;
-pub(crate) use protocol::{Event, Host, Interrupt, Item, Job, JobKind, Lane, Text};
+pub(crate) use callbacks::current_lane_and_job;
+pub(crate) use protocol::{Event, Host, Interrupt, ItemKind, Job, JobKind, Lane, Text};

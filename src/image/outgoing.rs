@@ -21,7 +21,7 @@ mod plain {
 
     impl OutgoingBuffer {
         /// Replaces the message.
-        pub(in crate::image) fn fill(&mut self, words: &[u64]) {
+        pub(in crate::image) fn replace(&mut self, words: &[u64]) {
             if self.0.capacity() > MAX_SPARE_WORDS.max(words.len()) {
                 self.0 = Vec::new();
             }
@@ -47,12 +47,12 @@ mod guarded {
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
     /// Size of the guard, in bytes: a multiple of the page size on every platform.
-    const PAGE: usize = 1 << 16;
+    const GUARD_BYTES: usize = 1 << 16;
     /// Maximum number of retired messages whose addresses stay reserved.
-    const MAX_RETIRED: usize = 1024;
+    const MAX_RETIRED_MESSAGES: usize = 1024;
 
     /// Addresses and sizes of retired messages, oldest first.
-    static RETIRED: Mutex<VecDeque<(usize, usize)>> = Mutex::new(VecDeque::new());
+    static RETIRED_MESSAGES: Mutex<VecDeque<(usize, usize)>> = Mutex::new(VecDeque::new());
 
     /// The words of a message, in pages of its own.
     #[derive(Debug)]
@@ -65,16 +65,16 @@ mod guarded {
     }
 
     impl OutgoingBuffer {
-        pub(in crate::image) fn of(words: &[u64]) -> Self {
+        pub(in crate::image) fn from_words(words: &[u64]) -> Self {
             let bytes = size_of_val(words);
-            let size = bytes.next_multiple_of(PAGE) + PAGE;
-            // SAFETY: the mapping is new and has `size` bytes. The guard is its last `PAGE` bytes. The words end where the
-            // guard begins, and the bytes before the guard suffice for them.
+            let size = bytes.next_multiple_of(GUARD_BYTES) + GUARD_BYTES;
+            // SAFETY: the mapping is new and has `size` bytes. The guard is its last `GUARD_BYTES` bytes. The words end
+            // where the guard begins, and the bytes before the guard suffice for them.
             let pages = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let pages = mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE).expect("memory");
-                let guard = pages.byte_add(size - PAGE);
-                mprotect(guard, PAGE, MprotectFlags::empty()).expect("it is protected");
+                let guard = pages.byte_add(size - GUARD_BYTES);
+                mprotect(guard, GUARD_BYTES, MprotectFlags::empty()).expect("it is protected");
                 guard.byte_sub(bytes).cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), words.len());
                 pages.expose_provenance()
             };
@@ -82,12 +82,12 @@ mod guarded {
         }
 
         /// Replaces the message.
-        pub(in crate::image) fn fill(&mut self, words: &[u64]) {
-            *self = Self::of(words);
+        pub(in crate::image) fn replace(&mut self, words: &[u64]) {
+            *self = Self::from_words(words);
         }
 
         pub(in crate::image) fn as_ptr(&self) -> *const u64 {
-            std::ptr::with_exposed_provenance(self.pages + self.size - PAGE - 8 * self.count)
+            std::ptr::with_exposed_provenance(self.pages + self.size - GUARD_BYTES - 8 * self.count)
         }
 
         pub(in crate::image) fn len(&self) -> usize {
@@ -97,7 +97,7 @@ mod guarded {
 
     impl Default for OutgoingBuffer {
         fn default() -> Self {
-            Self::of(&[])
+            Self::from_words(&[])
         }
     }
 
@@ -108,9 +108,9 @@ mod guarded {
                 let pages = std::ptr::with_exposed_provenance_mut(self.pages);
                 mprotect(pages, self.size, MprotectFlags::empty()).expect("it is protected");
             }
-            let mut retired = RETIRED.lock();
+            let mut retired = RETIRED_MESSAGES.lock();
             retired.push_back((self.pages, self.size));
-            if retired.len() > MAX_RETIRED
+            if retired.len() > MAX_RETIRED_MESSAGES
                 && let Some((pages, size)) = retired.pop_front()
             {
                 // SAFETY: the pages belonged to a retired message, to which nothing refers.

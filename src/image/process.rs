@@ -12,7 +12,7 @@ pub(crate) type SharedPage = &'static [AtomicU64; 512];
 /// Maps the first page of the file that the parent process left open as descriptor `number`, and closes the descriptor.
 ///
 /// # Errors
-/// Returns an error if the descriptor is not open or is that of stdin, stdout or stderr, or if its file is shorter than a
+/// Returns an error if the descriptor is not open or belongs to stdin, stdout or stderr, or if its file is shorter than a
 /// page or cannot be mapped.
 #[cfg(feature = "mcp")]
 pub(crate) fn map_shared_page(number: i32) -> io::Result<SharedPage> {
@@ -43,9 +43,9 @@ pub(crate) fn map_shared_page(number: i32) -> io::Result<SharedPage> {
 /// Takes the file that the parent process left open as descriptor `number`, and marks it close-on-exec.
 ///
 /// # Errors
-/// Returns an error if the descriptor is not open, or is that of stdin, stdout or stderr.
+/// Returns an error if the descriptor is not open, or belongs to stdin, stdout or stderr.
 #[cfg(feature = "mcp")]
-pub(crate) fn take_inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
+pub(crate) fn take_inherited_descriptor(number: i32) -> io::Result<std::os::fd::OwnedFd> {
     if number <= 2 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -60,14 +60,14 @@ pub(crate) fn take_inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn note_fork() {
+extern "C" fn record_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
 /// Makes [`is_forked`] detect forks from here on.
 pub(crate) fn detect_forks() {
     // SAFETY: the handler only stores to an atomic.
-    unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
+    unsafe { libc::pthread_atfork(None, None, Some(record_fork)) };
 }
 
 /// Returns true in a child that C code forked. The child has a copy of its parent's memory, but must not act for its

@@ -11,7 +11,7 @@ use once_cell::sync::OnceCell;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
 pub(crate) use super::bindings::{sbcl_entry, sbcl_program_function};
-use super::float_traps::{self, MaskedTraps};
+use super::float_traps::{self, MaskedTrapsGuard};
 use super::message::MessageWriter;
 use super::message_buffer::MessageBuffer;
 use super::protocol::Event;
@@ -25,7 +25,7 @@ pub(crate) enum CallStatus {
     Values,
     /// The call failed; the message has the condition or the error.
     Failed,
-    /// The host function panicked; the message has the panic's payload as text.
+    /// The host function panicked; the message has the function's name and the panic's text.
     Panicked,
     /// A non-local exit in Lisp unwinds past the caller, which must return as soon as possible.
     Unwinding,
@@ -33,25 +33,25 @@ pub(crate) enum CallStatus {
     Missing,
 }
 
-/// The embedding program's side of the contract. Any Lisp thread may call it at any time.
+/// The embedding program's side of the contract. Any Lisp thread may call these functions at any time.
 pub(crate) trait Program: Send + Sync + 'static {
-    /// Works on this Lisp thread, whose number is `thread`. Thread 0 interrupts the others. Returns true if a non-local
-    /// exit is pending, and false if the thread must end.
+    /// Does the program's work on this Lisp thread, whose number is `thread`. Thread 0 interrupts the other threads.
+    /// Returns true if a non-local exit is pending, and false if the thread must end.
     fn serve(&self, context: &CallContext, thread: u32) -> bool;
 
     /// Calls the host function with the number `function` on the objects in `message`. The function writes its values or
     /// its error to `answer`.
     fn call(&self, context: &CallContext, function: u64, message: &[u64], answer: &mut MessageWriter) -> CallStatus;
 
-    /// Receives the output and warnings of a thread that works for the program.
+    /// Receives an event of a thread that works for the program: output, a warning, or the progress of an interruption.
     fn event(&self, event: Event<'_>);
 }
 
 /// Passes an event of [`SBCL_JOB_PROGRAM`](super::bindings::SBCL_JOB_PROGRAM) to the program.
-pub(super) fn event(event: Event<'_>) {
+pub(super) fn pass_event(event: Event<'_>) {
     if let Some(program) = PROGRAM.get() {
         // No caller waits for an event, so a panic is not reported.
-        panics::caught(|| program.event(event));
+        panics::catch(|| program.event(event));
     }
 }
 
@@ -60,31 +60,31 @@ static PROGRAM: OnceCell<Arc<dyn Program>> = OnceCell::new();
 type CallLisp = unsafe extern "C" fn(u64, u64, *const u64, u64, *mut sbcl_message) -> i32;
 
 /// The context of a host function that Lisp has called on this thread. The existence of a context proves that the thread
-/// may call Lisp back.
+/// may call back into Lisp.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallContext {
     call_lisp: CallLisp,
     /// The floating-point modes of the Lisp code that made the call.
-    modes: float_traps::Modes,
+    modes: float_traps::FloatModes,
     /// This thread's state, if the thread works for the program.
     state: Option<&'static ThreadState>,
-    /// The lowest address of this thread's stack, 0 if unknown.
+    /// The lowest address of this thread's stack; 0 if the address is unknown or the limit is to be ignored.
     stack_end: usize,
     not_send: PhantomData<*mut ()>,
 }
 
-/// Bytes of stack that must be left before a recursion in Rust goes one level deeper, SBCL's guard pages included. A call
+/// Bytes of stack, including SBCL's guard pages, that must be left before a recursion in Rust goes one level deeper. A call
 /// of Lisp requires more (`+room-for-program+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 192 * 1024;
 
 /// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64, Lisp's control stack is the same stack.
 fn stack_end() -> usize {
     thread_local! {
-        static END: Cell<Option<usize>> = const { Cell::new(None) };
+        static STACK_END: Cell<Option<usize>> = const { Cell::new(None) };
     }
-    END.get().unwrap_or_else(|| {
+    STACK_END.get().unwrap_or_else(|| {
         let end = find_stack_end();
-        END.set(Some(end));
+        STACK_END.set(Some(end));
         end
     })
 }
@@ -114,7 +114,7 @@ fn find_stack_end() -> usize {
     }
 }
 
-/// Maximum number of threads that work for a program, including spare ones.
+/// Maximum number of threads that work for a program, including spare threads.
 pub(crate) const MAX_THREADS: usize = 512;
 
 /// The state of a thread that works for the program, readable by other threads: unused, in Rust or in Lisp.
@@ -137,49 +137,49 @@ impl ThreadState {
         }
     }
 
-    fn of(thread: u32) -> Option<&'static Self> {
+    fn by_number(thread: u32) -> Option<&'static Self> {
         THREAD_STATES.get(thread as usize)
     }
 
     /// Returns true if no thread has this number: no thread was started with it, or the thread has ended.
     pub(crate) fn is_free(number: u32) -> bool {
-        Self::of(number).is_some_and(|state| state.0.load(Ordering::Acquire) == Self::UNUSED)
+        Self::by_number(number).is_some_and(|state| state.0.load(Ordering::Acquire) == Self::UNUSED)
     }
 
     /// Reserves a free number for a thread that is about to be started.
     pub(crate) fn reserve(number: u32) {
-        Self::set(Self::of(number), Self::IN_LISP);
+        Self::set(Self::by_number(number), Self::IN_LISP);
     }
 
     /// Releases the number of a thread that could not be started.
     pub(crate) fn release(number: u32) {
-        Self::set(Self::of(number), Self::UNUSED);
+        Self::set(Self::by_number(number), Self::UNUSED);
     }
 
-    /// Returns the number of threads that are in Lisp, except thread 0, which interrupts the others.
+    /// Returns the number of threads that are in Lisp, without thread 0, which interrupts the other threads.
     pub(crate) fn count_in_lisp() -> usize {
         THREAD_STATES[1..].iter().filter(|state| state.0.load(Ordering::Acquire) == Self::IN_LISP).count()
     }
 }
 
 /// A guard: while it lives, a thread of the program is marked as in Lisp, because the program has called Lisp.
-struct InLisp(Option<&'static ThreadState>);
+struct LispStateGuard(Option<&'static ThreadState>);
 
-impl InLisp {
+impl LispStateGuard {
     fn new(state: Option<&'static ThreadState>) -> Self {
         ThreadState::set(state, ThreadState::IN_LISP);
         Self(state)
     }
 }
 
-impl Drop for InLisp {
+impl Drop for LispStateGuard {
     fn drop(&mut self) {
         ThreadState::set(self.0, ThreadState::IN_RUST);
     }
 }
 
 thread_local! {
-    static CURRENT: Cell<Option<CallContext>> = const { Cell::new(None) };
+    static CURRENT_CONTEXT: Cell<Option<CallContext>> = const { Cell::new(None) };
     /// True from the moment a non-local exit ended a call of Lisp until the host function has returned to Lisp.
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
 }
@@ -190,7 +190,7 @@ thread_local! {
 /// Unless `address` is null, it must be aligned, and the `count` words there must be readable and not change during the
 /// copy.
 #[inline]
-unsafe fn copy(address: *const u64, count: u64) -> MessageBuffer {
+unsafe fn copy_message(address: *const u64, count: u64) -> MessageBuffer {
     let mut words = MessageBuffer::new();
     if let Ok(count) = usize::try_from(count)
         && count > 0
@@ -215,10 +215,10 @@ fn stack_room_above(end: usize) -> usize {
 }
 
 impl CallContext {
-    /// Returns this thread's context, if Lisp has called the program on it.
+    /// Returns this thread's context; `None` unless the thread is in a call from Lisp to the program.
     #[inline]
     pub(crate) fn current() -> Option<Self> {
-        CURRENT.get()
+        CURRENT_CONTEXT.get()
     }
 
     /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` is the depth to which Lisp
@@ -227,12 +227,12 @@ impl CallContext {
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, MessageBuffer) {
         let mut answer = sbcl_message::default();
         #[cfg(feature = "guarded-messages")]
-        let message = super::outgoing::OutgoingBuffer::of(message);
+        let message = super::outgoing::OutgoingBuffer::from_words(message);
         let status = {
-            let _lisp = (self.modes.restore(), signals::enter_lisp(), InLisp::new(self.state));
+            let _lisp = (self.modes.restore(), signals::enter_lisp(), LispStateGuard::new(self.state));
             // SAFETY: a CallContext exists only on a Lisp thread that has called the program, and is not Send. The message
-            // is well-formed, because a `message::MessageWriter` or `call_with_buffer` wrote it, and it lives until the call
-            // returns. The Lisp function behind `call_lisp` catches all non-local exits, so none leaves the call.
+            // is well-formed, because a `message::MessageWriter` or `call_with_buffer` wrote it, and the message lives until
+            // the call returns. The Lisp function behind `call_lisp` catches all non-local exits.
             unsafe {
                 (self.call_lisp)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer)
             }
@@ -246,7 +246,7 @@ impl CallContext {
             }
         };
         // SAFETY: by the contract Lisp keeps its answer at this address, unchanged, until this thread's next call.
-        (status, unsafe { copy(answer.words, answer.count) })
+        (status, unsafe { copy_message(answer.words, answer.count) })
     }
 
     /// Returns true if the stack has room for one more level of a recursion in Rust, as [`has_stack_room`] does, or if this
@@ -287,75 +287,77 @@ impl CallContext {
     }
 }
 
-/// Installs `program`, whose functions Lisp then calls on `threads` Lisp threads, and returns the structure that the
-/// contract requires.
+/// Installs `program`, for which `threads` Lisp threads will work, and returns the structure through which Lisp calls the
+/// program.
 ///
 /// # Panics
 /// Panics if called twice, because a process has only one image.
 pub(super) fn install(program: Arc<dyn Program>, threads: u32) -> *mut sbcl_library {
-    assert!(PROGRAM.set(program).is_ok(), "the program is installed once");
+    assert!(PROGRAM.set(program).is_ok(), "the program is installed only once");
     let library = Box::new(sbcl_library { threads, reserved: 0, serve: Some(serve), call: Some(call), gate: None });
     let library = Box::into_raw(library);
-    LIBRARY.set(Library(library)).unwrap_or_else(|_| unreachable!("installed once"));
+    LIBRARY_TABLE.set(LibraryTable(library)).unwrap_or_else(|_| unreachable!("installed once"));
     library
 }
 
-struct Library(*mut sbcl_library);
+struct LibraryTable(*mut sbcl_library);
 // SAFETY: the structure is leaked, and Lisp writes to it only before its first call of the program.
-unsafe impl Send for Library {}
+unsafe impl Send for LibraryTable {}
 // SAFETY: threads only read the leaked structure, after Lisp's last write to it.
-unsafe impl Sync for Library {}
+unsafe impl Sync for LibraryTable {}
 
-static LIBRARY: OnceCell<Library> = OnceCell::new();
+static LIBRARY_TABLE: OnceCell<LibraryTable> = OnceCell::new();
 
 /// Calls `function` in the context of a call from Lisp on this thread. Returns `None` if `function` panics, no program is
 /// installed, or Lisp has not set `gate`.
-fn in_call<R>(
-    modes: float_traps::Modes,
+fn with_call_context<R>(
+    modes: float_traps::FloatModes,
     state: Option<&'static ThreadState>,
     function: impl FnOnce(&dyn Program, &CallContext) -> R,
 ) -> Option<R> {
-    let (program, library) = (PROGRAM.get()?, LIBRARY.get()?);
+    let (program, library) = (PROGRAM.get()?, LIBRARY_TABLE.get()?);
     // SAFETY: the structure is leaked, and no thread writes to it now: Lisp sets `gate` before its first call.
     let call_lisp = unsafe { (*library.0).gate }?;
     let context = CallContext { call_lisp, modes, state, stack_end: stack_end(), not_send: PhantomData };
     ThreadState::set(state, ThreadState::IN_RUST);
-    let before = CURRENT.replace(Some(context));
+    let before = CURRENT_CONTEXT.replace(Some(context));
     UNWINDING.set(false);
-    let result = panics::caught(|| function(&**program, &context));
-    CURRENT.set(before);
+    let result = panics::catch(|| function(&**program, &context));
+    CURRENT_CONTEXT.set(before);
     UNWINDING.set(false);
     result
 }
 
 /// Implements `sbcl_library.serve`.
 unsafe extern "C" fn serve(thread: u32) -> i32 {
-    let masked = MaskedTraps::new();
+    let masked = MaskedTrapsGuard::new();
     let _in_host = signals::enter_host();
-    let state = ThreadState::of(thread);
-    let unwinds = in_call(masked.modes(), state, |program, context| program.serve(context, thread)).unwrap_or(false);
+    let state = ThreadState::by_number(thread);
+    let unwinds = with_call_context(masked.lisp_modes(), state, |program, context| program.serve(context, thread))
+        .unwrap_or(false);
     ThreadState::set(state, if unwinds { ThreadState::IN_LISP } else { ThreadState::UNUSED });
     i32::from(unwinds)
 }
 
 /// Implements `sbcl_library.call`.
 unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: *mut sbcl_message) -> i32 {
-    let masked = MaskedTraps::new();
+    let masked = MaskedTrapsGuard::new();
     let _in_host = signals::enter_host();
     if process::is_forked() {
         // SAFETY: by the contract Lisp passes a pinned, writable struct sbcl_message.
-        unsafe { answer.write(answers::in_forked_process()) };
+        unsafe { answer.write(answers::forked_process_error()) };
         return sbcl_call_status::SBCL_CALL_FAILED.cast_signed();
     }
     // SAFETY: by the contract Lisp passes `count` aligned words in memory that only this thread writes to.
-    let message = unsafe { copy(words, count) };
+    let message = unsafe { copy_message(words, count) };
     // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_message.
     let being_read = unsafe { (*answer).count };
     let mut reply = MessageWriter::new();
-    let state = CURRENT.get().and_then(|context| context.state);
-    let status =
-        in_call(masked.modes(), state, |program, context| program.call(context, function, &message, &mut reply))
-            .unwrap_or(CallStatus::Panicked);
+    let state = CURRENT_CONTEXT.get().and_then(|context| context.state);
+    let status = with_call_context(masked.lisp_modes(), state, |program, context| {
+        program.call(context, function, &message, &mut reply)
+    })
+    .unwrap_or(CallStatus::Panicked);
     ThreadState::set(state, ThreadState::IN_LISP);
     // SAFETY: by the contract Lisp passes a pinned, writable struct sbcl_message.
     unsafe { answer.write(answers::store(being_read, reply)) };
@@ -398,33 +400,33 @@ pub(crate) trait Task<E>: Send {
     fn settle(&mut self, end: TaskEnd<E>) -> Option<Followup>;
 }
 
-/// Code of the program that runs after a task has ended. It may panic.
+/// Code of the program that runs after a task has ended. The code may panic.
 pub(crate) type Followup = Box<dyn FnOnce() + Send>;
 
 /// Erases the lifetime of a task that borrows, so that another thread can run the task.
 ///
 /// # Safety
 /// The task must be dropped before `'a` ends.
-unsafe fn erase<'a, E: 'static>(task: Box<dyn Task<E> + 'a>) -> Box<dyn Task<E>> {
+unsafe fn erase_lifetime<'a, E: 'static>(task: Box<dyn Task<E> + 'a>) -> Box<dyn Task<E>> {
     // SAFETY: only the lifetime differs, and the caller guarantees that the task does not outlive it.
     unsafe { std::mem::transmute::<Box<dyn Task<E> + 'a>, Box<dyn Task<E>>>(task) }
 }
 
 /// Passes `task` to `submit`, and returns once the task has been dropped.
-pub(crate) fn scoped<'a, E: 'static>(task: impl Task<E> + 'a, submit: impl FnOnce(Box<dyn Task<E>>)) {
+pub(crate) fn submit_and_wait<'a, E: 'static>(task: impl Task<E> + 'a, submit: impl FnOnce(Box<dyn Task<E>>)) {
     /// A guard that waits for the signal even if `submit` panics.
-    struct Wait(Arc<DropSignal>);
-    impl Drop for Wait {
+    struct WaitGuard(Arc<DropSignal>);
+    impl Drop for WaitGuard {
         fn drop(&mut self) {
             self.0.wait();
         }
     }
     let signal = Arc::new(DropSignal::default());
     let task = Box::new(NotifyingTask { task, _notify: NotifyOnDrop(signal.clone()) });
-    let wait = Wait(signal);
+    let wait = WaitGuard(signal);
     // SAFETY: this function neither returns nor unwinds before the task has been dropped. It waits for `signal`, which
     // only NotifyOnDrop's destructor sets, and the task has been dropped by then.
-    submit(unsafe { erase(task) });
+    submit(unsafe { erase_lifetime(task) });
     drop(wait);
 }
 

@@ -63,8 +63,8 @@ pub(crate) enum JobKind {
         hold: bool,
         /// True to report errors that the code handles, too.
         record_errors: bool,
-        /// True if the evaluation may end in the background. It then binds copies of `*package*` and of the REPL's
-        /// variables.
+        /// True if the evaluation may end in the background. Such an evaluation binds copies of `*package*` and of the
+        /// REPL's variables.
         detached: bool,
         /// True to start the evaluation in the background.
         background: bool,
@@ -74,11 +74,11 @@ pub(crate) enum JobKind {
     /// List the session's definitions, only in the package that the job's name gives, if the name is not empty.
     Definitions {
         /// The kind of definitions to list; `None` for all kinds.
-        only: Option<Item>,
+        kind: Option<ItemKind>,
         /// Maximum number of definitions.
         limit: u64,
     },
-    /// Describe the symbol that the job's text names.
+    /// Describe the symbol that the job's text names, in the package that the job's name gives, if the name is not empty.
     Describe {
         /// True to include the text of the symbol's definitions.
         source: bool,
@@ -93,16 +93,16 @@ pub(crate) enum JobKind {
         /// Number of frames.
         count: u32,
     },
-    /// Evaluate the job's text in the frame with this number of the held evaluation.
+    /// Evaluate the job's text in a frame of the held evaluation: the frame with this number.
     EvalInFrame(u64),
-    /// Evaluate the job's text, and return its values from the frame with this number of the held evaluation.
+    /// Evaluate the job's text, and return its values from a frame of the held evaluation: the frame with this number.
     ReturnFromFrame(u64),
-    /// Call the function of the frame with this number of the held evaluation again.
+    /// Call the function of a frame of the held evaluation again: the frame with this number.
     RestartFrame(u64),
     /// Unwind the held evaluation.
     Release,
     /// Answer the query that the job's operation names.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    #[allow(dead_code, reason = "only the tools of the feature mcp send queries")]
     Query,
     /// Start another evaluation thread.
     StartThread,
@@ -110,8 +110,8 @@ pub(crate) enum JobKind {
     Abandon {
         /// Number of the stuck job.
         target: u64,
-        /// The stuck job's lane. The inspection lane gets a new thread. If no thread can be started, the request to
-        /// abandon is refused.
+        /// The stuck job's lane. If this is the inspection lane, it gets a new thread; if that thread cannot be started,
+        /// Lisp refuses to withdraw the stuck thread.
         lane: Lane,
     },
     /// Report the SBCL lock that an abandoned thread holds while other threads wait for it.
@@ -127,7 +127,7 @@ pub(crate) enum JobKind {
 
 impl JobKind {
     /// Returns true for operations on a held evaluation.
-    pub(crate) fn concerns_held(self) -> bool {
+    pub(crate) fn is_for_held_evaluation(self) -> bool {
         matches!(
             self,
             Self::InvokeRestart(_)
@@ -157,7 +157,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// Creates a job without texts.
-    pub(crate) fn empty(id: u64, kind: JobKind, evaluation: u64) -> Self {
+    pub(crate) fn without_texts(id: u64, kind: JobKind, evaluation: u64) -> Self {
         Self { id, kind, evaluation, connection: 0, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
     }
 
@@ -180,8 +180,8 @@ impl Job {
             JobKind::RestartFrame(frame) => (sbcl_job_kind::SBCL_JOB_RESTART_FRAME, 0, frame),
             JobKind::Release => (sbcl_job_kind::SBCL_JOB_RELEASE, 0, 0),
             JobKind::Reset => (sbcl_job_kind::SBCL_JOB_RESET, 0, 0),
-            JobKind::Definitions { only, limit } => {
-                (sbcl_job_kind::SBCL_JOB_DEFINITIONS, only.map_or(0, item_code), limit)
+            JobKind::Definitions { kind, limit } => {
+                (sbcl_job_kind::SBCL_JOB_DEFINITIONS, kind.map_or(0, item_code), limit)
             }
             JobKind::Describe { source } => {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
@@ -247,7 +247,7 @@ impl Text<'_> {
 
 /// The kind of an item that an inspection lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Item {
+pub(crate) enum ItemKind {
     Function,
     Variable,
     Macro,
@@ -270,12 +270,12 @@ pub(crate) enum Event<'a> {
     Stderr(Text<'a>),
     /// The beginning of a warning: its type, and its line in the code (0 if unknown).
     Warning(Text<'a>, u64),
-    /// More of the warning's text; with `again`, it replaces the text so far.
+    /// More of the warning's text. If `again` is true, this text replaces the text so far.
     WarningText {
         text: Text<'a>,
         again: bool,
     },
-    /// The beginning of a value; with `again`, it replaces the value begun last.
+    /// The beginning of a value. If `again` is true, this value replaces the value begun last.
     Value {
         again: bool,
     },
@@ -286,7 +286,7 @@ pub(crate) enum Event<'a> {
         kind: Text<'a>,
         interrupts: bool,
     },
-    /// More of the error's text; with `again`, it replaces the text so far.
+    /// More of the error's text. If `again` is true, this text replaces the text so far.
     ErrorText {
         text: Text<'a>,
         again: bool,
@@ -302,24 +302,25 @@ pub(crate) enum Event<'a> {
     TimeRun(u64),
     TimeGc(u64),
     BytesConsed(u64),
-    Item(Item, Text<'a>),
+    Item(ItemKind, Text<'a>),
     ItemText(Text<'a>),
     Notice(Text<'a>),
     /// A summary of the evaluation's definitions, for other connections. An empty text asks whether there are other
     /// connections to notify.
     Definitions(Text<'a>),
-    /// A form defined something. The number is the position at which the form begins; the text contains the position at
-    /// which the form ends, a space, and the package that the form was read in.
+    /// A form defined something. The number is the position at which the form begins. The lines of the text contain the
+    /// position at which the form ends, the form's changes, and the package that the form was read in.
     Defined(u64, Text<'a>),
     /// The number of the form that failed, from 1, and the position at which the form begins.
     Form(u64, Text<'a>),
     Slot(Text<'a>),
     SlotText(Text<'a>),
-    /// The beginning of a local variable: its name, and 0 if it has a value, 1 if it is dead, 2 if it is unavailable.
+    /// The beginning of a local variable: its name, and 0 if the variable has a value, 1 if it is dead, or 2 if its value is
+    /// unavailable.
     Local(Text<'a>, u64),
     LocalText(Text<'a>),
-    /// The evaluation is held when this job ends: with `unchanged`, as it was before this job, else in an error of this
-    /// job.
+    /// The evaluation is held when this job has ended. `unchanged` is true if it was already held before this job and still
+    /// is, and false if it stopped during this job.
     Held {
         unchanged: bool,
     },
@@ -340,25 +341,27 @@ pub(crate) enum Event<'a> {
     WarningForm(Text<'a>),
     /// The source line at the frame begun last.
     FrameCode(Text<'a>),
-    /// The name of the library, such as ASDF, to whose machinery the frame begun last belongs.
+    /// The part of SBCL or of a library to which the frame begun last belongs, such as `the reader` or `ASDF`.
     FrameMachinery(Text<'a>),
-    /// The beginning of a record, with its kind.
+    /// The beginning of a record in the answer to a query or an operation, with the record's kind.
     Record(Text<'a>),
-    /// The beginning of a field of the last record: its name, and its value if no text follows.
+    /// The beginning of a field of the record begun last: the field's name, and its value if no text follows.
     Field(Text<'a>, i64),
     FieldText(Text<'a>),
-    /// The error that the job fails with, by its index, from 0, among the errors reported where they were signalled.
+    /// The job fails with an error that was reported when it was signalled. The number is the error's index, from 0, among
+    /// the job's errors reported in this way.
     Unhandled(u64),
     /// The job's next step, and the milliseconds that the step may take. An empty text means no particular step and no
     /// limit.
     Step(Text<'a>, u64),
-    /// The last interruption sent to the job's thread begins to run there, or the thread does not exist. On a thread that
-    /// works for the program, the number is that of the call to interrupt.
+    /// The last interruption sent to the job's thread begins to run there, or the thread does not exist. For a thread that
+    /// works for an embedding program, the number names the call that the interruption was to end.
     Interrupted(u64),
-    /// The job, or the call of this number, begins to unwind because it was interrupted.
+    /// The job begins to unwind because it was interrupted. On a thread that works for an embedding program, the call with
+    /// this number begins to unwind.
     Unwinding(u64),
-    /// The name of the SBCL lock that an abandoned thread holds while others wait for the lock; empty if there is no such
-    /// lock.
+    /// The name of the SBCL lock that an abandoned thread holds while other threads wait for the lock; empty if there is no
+    /// such lock.
     Blocked(Text<'a>),
 }
 
@@ -420,30 +423,30 @@ impl<'a> Event<'a> {
     }
 }
 
-/// The items and their codes in the contract.
-const ITEMS: [(Item, sbcl_item::Type); 10] = [
-    (Item::Function, sbcl_item::SBCL_ITEM_FUNCTION),
-    (Item::Variable, sbcl_item::SBCL_ITEM_VARIABLE),
-    (Item::Macro, sbcl_item::SBCL_ITEM_MACRO),
-    (Item::Class, sbcl_item::SBCL_ITEM_CLASS),
-    (Item::Package, sbcl_item::SBCL_ITEM_PACKAGE),
-    (Item::System, sbcl_item::SBCL_ITEM_SYSTEM),
-    (Item::Role, sbcl_item::SBCL_ITEM_ROLE),
-    (Item::Detail, sbcl_item::SBCL_ITEM_DETAIL),
-    (Item::NotFound, sbcl_item::SBCL_ITEM_NOT_FOUND),
-    (Item::More, sbcl_item::SBCL_ITEM_MORE),
+/// The kinds of items, each with its code in the contract.
+const ITEM_CODES: [(ItemKind, sbcl_item::Type); 10] = [
+    (ItemKind::Function, sbcl_item::SBCL_ITEM_FUNCTION),
+    (ItemKind::Variable, sbcl_item::SBCL_ITEM_VARIABLE),
+    (ItemKind::Macro, sbcl_item::SBCL_ITEM_MACRO),
+    (ItemKind::Class, sbcl_item::SBCL_ITEM_CLASS),
+    (ItemKind::Package, sbcl_item::SBCL_ITEM_PACKAGE),
+    (ItemKind::System, sbcl_item::SBCL_ITEM_SYSTEM),
+    (ItemKind::Role, sbcl_item::SBCL_ITEM_ROLE),
+    (ItemKind::Detail, sbcl_item::SBCL_ITEM_DETAIL),
+    (ItemKind::NotFound, sbcl_item::SBCL_ITEM_NOT_FOUND),
+    (ItemKind::More, sbcl_item::SBCL_ITEM_MORE),
 ];
 
-fn item_code(item: Item) -> u32 {
-    ITEMS.iter().find(|(known, _)| *known == item).map_or(0, |(_, code)| *code)
+fn item_code(item: ItemKind) -> u32 {
+    ITEM_CODES.iter().find(|(known, _)| *known == item).map_or(0, |(_, code)| *code)
 }
 
-fn item_from_code(code: i64) -> Option<Item> {
+fn item_from_code(code: i64) -> Option<ItemKind> {
     let code = u32::try_from(code).ok()?;
-    ITEMS.iter().find(|(_, known)| *known == code).map(|(item, _)| *item)
+    ITEM_CODES.iter().find(|(_, known)| *known == code).map(|(item, _)| *item)
 }
 
-/// The host's side of the contract. Any Lisp thread may call it at any time.
+/// The host's side of the contract. Any Lisp thread may call these functions at any time.
 pub(crate) trait Host: Send + Sync + 'static {
     /// Waits for the next job of the lane. Returns `None` to end the calling thread, whose number is `thread`. If the
     /// thread holds an evaluation, `held` is the number of the thread's last job.
@@ -453,8 +456,9 @@ pub(crate) trait Host: Send + Sync + 'static {
     fn thread_ended(&self, thread: u64);
 
     /// Receives an event of `job`, or of no particular job if `job` is 0. `signalled` is true if the event describes an
-    /// error that the job may still handle. For an event that asks a question, returns the answer; for other events,
-    /// returns true if Lisp may stop printing the text begun last.
+    /// error that the job may still handle. For an event that asks a question, returns the answer. For [`Event::Done`],
+    /// returns true if the thread was abandoned and must end. For other events, returns true if Lisp may stop printing the
+    /// text begun last.
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
 }
 

@@ -1,8 +1,8 @@
 //! Signal dispositions: routes each signal to SBCL's handler or to the host's.
 //!
 //! SBCL installs handlers for faults (SIGSEGV, SIGFPE and so on), for its garbage collector (SIGUSR2) and for signals
-//! such as SIGINT. Handlers are process-wide, so a filter is installed in their place. It calls SBCL's handler of a fault
-//! only on a Lisp thread that is running Lisp; other faults go to the handler that was installed before SBCL was booted.
+//! such as SIGINT. Handlers are process-wide, so a filter is installed in their place. The filter calls SBCL's handler of a
+//! fault only on a Lisp thread that is running Lisp. Other faults go to the handler that was installed before the boot.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,22 +13,23 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use libc::{c_void, siginfo_t};
 
 /// Fault signals. SBCL's handler gets faults in Lisp code; the host's handler gets all other faults.
-const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
+const FAULT_SIGNALS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
 
 /// Signals that SBCL sends to its own threads only: SIGUSR2 to stop them for a collection, SIGURG to interrupt a thread.
-const LISP_ONLY: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
+const LISP_ONLY_SIGNALS: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
 
 /// Signals sent to the process on behalf of SBCL (timers, child processes), handled on Lisp threads only. On a thread
 /// of the host, SBCL's handler would block signals permanently.
-const FORWARDED: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
+const FORWARDED_SIGNALS: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
 
-/// Signals that keep the handlers that were installed before the boot: SBCL must not replace them while it boots.
+/// Signals whose handlers SBCL must not replace while it boots: the handlers installed before the boot stay.
 const HOST_SIGNALS: [c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
 
 /// The signals that SBCL requires to be all blocked or all unblocked in code that its handlers interrupt
 /// (`sigaddset_deferrable` in SBCL's src/runtime/interrupt.c). If only some are blocked there, SBCL ends the process.
-const DEFERRABLE: [c_int; 13] = [
+const DEFERRABLE_SIGNALS: [c_int; 13] = [
     libc::SIGHUP,
     libc::SIGINT,
     libc::SIGTERM,
@@ -44,7 +45,7 @@ const DEFERRABLE: [c_int; 13] = [
     libc::SIGWINCH,
 ];
 
-const LAST_SIGNAL: usize = 64;
+const SIGNAL_TABLE_SIZE: usize = 64;
 
 thread_local! {
     /// Number of host functions, called from Lisp, that are active in this thread.
@@ -61,29 +62,29 @@ pub(super) fn receive_forwarded_signals() {
 }
 
 /// A guard: while it lives, this thread runs the host's code.
-pub(super) struct InHost(());
+pub(super) struct HostCallGuard(());
 
 /// Marks the start of a host function that Lisp has called.
-pub(super) fn enter_host() -> InHost {
+pub(super) fn enter_host() -> HostCallGuard {
     HOST_DEPTH.set(HOST_DEPTH.get() + 1);
-    InHost(())
+    HostCallGuard(())
 }
 
-impl Drop for InHost {
+impl Drop for HostCallGuard {
     fn drop(&mut self) {
         HOST_DEPTH.set(HOST_DEPTH.get() - 1);
     }
 }
 
-/// A guard: while it lives, this thread runs Lisp that the host has called back.
-pub(super) struct InLisp(u32);
+/// A guard: while it lives, this thread runs Lisp code, because the host has called back into Lisp.
+pub(super) struct LispCallGuard(u32);
 
 /// Marks the start of a call from the host back into Lisp.
-pub(super) fn enter_lisp() -> InLisp {
-    InLisp(HOST_DEPTH.replace(0))
+pub(super) fn enter_lisp() -> LispCallGuard {
+    LispCallGuard(HOST_DEPTH.replace(0))
 }
 
-impl Drop for InLisp {
+impl Drop for LispCallGuard {
     fn drop(&mut self) {
         HOST_DEPTH.set(self.0);
     }
@@ -92,19 +93,19 @@ impl Drop for InLisp {
 /// The handlers that the filter dispatches to.
 struct HandlerTable {
     /// The actions that were installed before SBCL was booted.
-    before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
+    previous_actions: [MaybeUninit<libc::sigaction>; SIGNAL_TABLE_SIZE],
     /// SBCL's handlers, which take three arguments; 0 where SBCL has installed none.
-    sbcl: [AtomicUsize; LAST_SIGNAL],
+    sbcl_handlers: [AtomicUsize; SIGNAL_TABLE_SIZE],
     is_booting: AtomicBool,
     is_lisp_thread: unsafe extern "C" fn() -> i32,
     catch_stack_loss: CatchStackLoss,
 }
 
-/// The type of `sbcl_host_catch_stack_loss`.
+/// The type of the shim's function `sbcl_host_catch_stack_loss`, which `ffi/sbcl_host.h` declares.
 pub(super) type CatchStackLoss = unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32;
 
 /// The table in use; null until [`BootPhase::begin`].
-static TABLE: AtomicPtr<HandlerTable> = AtomicPtr::new(std::ptr::null_mut());
+static HANDLER_TABLE: AtomicPtr<HandlerTable> = AtomicPtr::new(std::ptr::null_mut());
 
 fn current_action(signal: c_int) -> MaybeUninit<libc::sigaction> {
     let mut action = MaybeUninit::zeroed();
@@ -119,7 +120,7 @@ fn set_action(signal: c_int, action: &libc::sigaction) {
 }
 
 fn is_filtered(signal: c_int) -> bool {
-    FAULTS.contains(&signal) || LISP_ONLY.contains(&signal) || FORWARDED.contains(&signal)
+    FAULT_SIGNALS.contains(&signal) || LISP_ONLY_SIGNALS.contains(&signal) || FORWARDED_SIGNALS.contains(&signal)
 }
 
 /// The phase in which SBCL installs its handlers and changes the signal mask of the booting thread.
@@ -132,13 +133,13 @@ impl BootPhase {
     /// receives them.
     pub(super) fn begin(is_lisp_thread: unsafe extern "C" fn() -> i32, catch_stack_loss: CatchStackLoss) -> Self {
         let table = HandlerTable {
-            before: std::array::from_fn(|signal| current_action(signal as c_int)),
-            sbcl: [const { AtomicUsize::new(0) }; LAST_SIGNAL],
+            previous_actions: std::array::from_fn(|signal| current_action(signal as c_int)),
+            sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
             is_booting: AtomicBool::new(true),
             is_lisp_thread,
             catch_stack_loss,
         };
-        TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
+        HANDLER_TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
         let mut mask = MaybeUninit::zeroed();
         // SAFETY: `mask` is writable, and a null set leaves the thread's mask unchanged. Every bit pattern is a valid
         // sigset_t.
@@ -153,15 +154,15 @@ impl BootPhase {
     /// are not filtered.
     pub(super) fn end(self) {
         // SAFETY: `begin` published the table, which is never freed.
-        let table = unsafe { &*TABLE.load(Ordering::Acquire) };
-        // Only on Linux does SBCL pass its actions to `intercept_action`. Elsewhere they are intercepted now.
+        let table = unsafe { &*HANDLER_TABLE.load(Ordering::Acquire) };
+        // Only on Linux does SBCL pass its actions to `intercept_action`. On other systems this loop passes them.
         #[cfg(not(target_os = "linux"))]
-        for signal in FAULTS.into_iter().chain(LISP_ONLY).chain(FORWARDED).chain(HOST_SIGNALS) {
+        for signal in FAULT_SIGNALS.into_iter().chain(LISP_ONLY_SIGNALS).chain(FORWARDED_SIGNALS).chain(HOST_SIGNALS) {
             // SAFETY: sigaction(2) filled in the action, which SBCL has installed, and `begin` has been called.
             unsafe { intercept_action(signal, current_action(signal).as_ptr().cast()) };
             if HOST_SIGNALS.contains(&signal) {
                 // SAFETY: sigaction(2) filled in the action, in `begin`.
-                set_action(signal, unsafe { table.before[signal as usize].assume_init_ref() });
+                set_action(signal, unsafe { table.previous_actions[signal as usize].assume_init_ref() });
             }
         }
         table.is_booting.store(false, Ordering::Release);
@@ -178,13 +179,13 @@ impl BootPhase {
 /// `action` must be valid for sigaction(2) and come from SBCL, and [`BootPhase::begin`] must have been called.
 pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_void) -> i32 {
     // SAFETY: the caller guarantees that `action` is valid and that the table is published. The table is never freed.
-    let (table, mut action) = unsafe { (&*TABLE.load(Ordering::Acquire), *action.cast::<libc::sigaction>()) };
+    let (table, mut action) = unsafe { (&*HANDLER_TABLE.load(Ordering::Acquire), *action.cast::<libc::sigaction>()) };
     let is_function = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
     if !is_filtered(signal) || !is_function {
         return (table.is_booting.load(Ordering::Acquire) && HOST_SIGNALS.contains(&signal)).into();
     }
-    table.sbcl[signal as usize].store(action.sa_sigaction, Ordering::Release);
-    action.sa_sigaction = filter as *const () as usize;
+    table.sbcl_handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
+    action.sa_sigaction = filter_signal as *const () as usize;
     action.sa_flags |= libc::SA_SIGINFO;
     set_action(signal, &action);
     1
@@ -193,18 +194,18 @@ pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_v
 /// Calls SBCL's handler of `signal`.
 ///
 /// # Safety
-/// Must be called within [`filter`], with the arguments of [`filter`].
+/// Must be called within [`filter_signal`], with the arguments of [`filter_signal`].
 unsafe fn deliver_to_lisp(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the filter is installed only for signals with a handler of SBCL's, which takes three arguments. The arguments
     // passed on come from the kernel.
     unsafe {
-        let handler = table.sbcl[signal as usize].load(Ordering::Acquire);
+        let handler = table.sbcl_handlers[signal as usize].load(Ordering::Acquire);
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
         handler(signal, info, context);
     }
 }
 
-/// Calls the action's handler. Returns false if the action has none: it is the default action, or ignores the signal.
+/// Calls the action's handler. Returns false if the action has no handler, because it is `SIG_DFL` or `SIG_IGN`.
 ///
 /// # Safety
 /// Must be called within a signal handler, with that handler's own arguments.
@@ -237,12 +238,14 @@ unsafe fn deliver(action: &libc::sigaction, signal: c_int, info: *mut siginfo_t,
 /// `info` must be the argument of a signal handler.
 unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    const TO_A_THREAD: c_int = libc::SI_TKILL;
+    const SENT_TO_THREAD_CODE: c_int = libc::SI_TKILL;
     // Other systems do not report how a signal was sent, so only the sender is checked.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    const TO_A_THREAD: c_int = 0;
+    const SENT_TO_THREAD_CODE: c_int = 0;
     // SAFETY: the caller guarantees that `info` came from the kernel.
-    unsafe { (TO_A_THREAD == 0 || (*info).si_code == TO_A_THREAD) && (*info).si_pid() == libc::getpid() }
+    unsafe {
+        (SENT_TO_THREAD_CODE == 0 || (*info).si_code == SENT_TO_THREAD_CODE) && (*info).si_pid() == libc::getpid()
+    }
 }
 
 /// A guard that restores `errno`, because the interrupted code may be about to read it.
@@ -259,19 +262,19 @@ impl SavedErrno {
     }
 
     fn new() -> Self {
-        // SAFETY: the location is that of this thread's errno, which is always readable.
+        // SAFETY: `location` returns the address of this thread's errno, which is always readable.
         Self(unsafe { *Self::location() })
     }
 }
 
 impl Drop for SavedErrno {
     fn drop(&mut self) {
-        // SAFETY: the location is that of this thread's errno, which is always writable.
+        // SAFETY: `location` returns the address of this thread's errno, which is always writable.
         unsafe { *Self::location() = self.0 };
     }
 }
 
-/// Defers `signal` if it interrupted a handler of the host's that blocks some, but not all, of the [`DEFERRABLE`] signals.
+/// Defers `signal` if it interrupted a handler of the host's that blocks some, but not all, of the [`DEFERRABLE_SIGNALS`].
 /// A deferred signal is delivered again when that handler returns. Returns true if the signal was deferred.
 ///
 /// # Safety
@@ -281,14 +284,14 @@ unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     // SAFETY: the kernel provides the context of the interrupted code, and a handler may change the mask in it.
     let mask = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_sigmask };
     // SAFETY: `mask` is a valid set, and the signals exist.
-    let blocked = DEFERRABLE.iter().filter(|other| unsafe { libc::sigismember(mask, **other) } == 1).count();
-    if blocked == 0 || blocked == DEFERRABLE.len() {
+    let blocked = DEFERRABLE_SIGNALS.iter().filter(|other| unsafe { libc::sigismember(mask, **other) } == 1).count();
+    if blocked == 0 || blocked == DEFERRABLE_SIGNALS.len() {
         return false;
     }
     let _errno = SavedErrno::new();
     // SAFETY: `mask` is a valid set, and the signal exists. The signal stays pending while its own handler runs on this
-    // thread. Then the changed mask blocks it, until the interrupted handler returns and the kernel restores the mask that
-    // applied before that handler.
+    // thread. When its handler returns, the changed mask keeps the signal blocked. When the interrupted handler returns,
+    // the kernel restores the mask that applied before the interrupted handler.
     unsafe {
         libc::sigaddset(mask, signal);
         libc::pthread_kill(libc::pthread_self(), signal);
@@ -296,10 +299,10 @@ unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     true
 }
 
-/// Forwards a signal that was sent to the process to SBCL's signal thread, and passes it to the host's own handler. Returns
-/// true if the signal was forwarded, and false on the signal thread itself or if there is no signal thread. Threads of the
-/// host cannot handle the signal, and another Lisp thread may keep its interrupts disabled for as long as it is idle, which
-/// would stop all timers.
+/// Forwards `signal`, which the whole process received, to the thread that handles signals for SBCL, and also passes it to
+/// the host's own handler. Returns true if the signal was forwarded, and false on the signal thread itself or if there is
+/// no signal thread. Threads of the host cannot handle the signal. Another Lisp thread may disable its interrupts while it
+/// is idle, and would then handle the signal too late for SBCL's timers.
 ///
 /// # Safety
 /// Must be called within the handler of `signal`, with the arguments of that handler.
@@ -307,25 +310,25 @@ unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
 unsafe fn forward(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();
     let thread = SIGNAL_THREAD.load(Ordering::Acquire);
-    // SAFETY: the caller passes on the handler's arguments. `before` was filled in by sigaction(2). pthread_kill(3) is
-    // async-signal-safe, and the signal thread never ends.
+    // SAFETY: the caller passes on the handler's arguments. `previous_actions` was filled in by sigaction(2).
+    // pthread_kill(3) is async-signal-safe, and the signal thread never ends.
     unsafe {
         let (is_here, is_there) = (thread == libc::pthread_self() as usize, thread != 0);
         // In a forked process the signal thread does not exist: nothing is forwarded, and the host's handler is not called.
         let is_forwarded = is_there && !is_here && libc::pthread_kill(thread as libc::pthread_t, signal) == 0;
         if is_forwarded || !is_there || is_here && !is_from_this_process(info) {
-            deliver(table.before[signal as usize].assume_init_ref(), signal, info, context);
+            deliver(table.previous_actions[signal as usize].assume_init_ref(), signal, info, context);
         }
         is_forwarded
     }
 }
 
-/// Handles a fault at the end of the control stack. Returns true if the fault was at the end of the stack; after the signal
-/// handler the thread then continues in Lisp, in `sbcl_host_stack_lost`.
+/// Handles a fault at the end of the control stack: makes the thread continue in Lisp, in `sbcl_host_stack_lost`, after the
+/// signal handler. Returns false, and does nothing, for other faults and on processors other than x86-64.
 #[inline(never)]
-fn recovers_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c_void) -> bool {
+fn handle_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();
-    // SAFETY: `info` and `context` come from the kernel: they are arguments of `filter`.
+    // SAFETY: `info` and `context` come from the kernel: they are arguments of `filter_signal`.
     unsafe { (table.catch_stack_loss)((*info).si_addr(), context) != 0 }
 }
 
@@ -337,13 +340,13 @@ fn recovers_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut
 /// SBCL's handler must be called last, so that SBCL finds the trapping frame where this function's frame would be. A
 /// destructor to run after that call would make this function keep a value in the register by which SBCL walks the frames,
 /// so errno is not restored here: SBCL's handler preserves it.
-extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the table was published before this handler was installed, and is never freed. All functions called here are
     // async-signal-safe: they load atomics, read a constant-initialised thread local or a thread local of the shim, and
     // send signals.
     unsafe {
-        let table = &*TABLE.load(Ordering::Acquire);
-        if LISP_ONLY.contains(&signal) {
+        let table = &*HANDLER_TABLE.load(Ordering::Acquire);
+        if LISP_ONLY_SIGNALS.contains(&signal) {
             // Signals that SBCL did not send are ignored.
             let is_lisp = is_from_this_process(info) && (table.is_lisp_thread)() != 0;
             if is_lisp && !(signal == libc::SIGURG && defer(signal, context)) {
@@ -351,7 +354,7 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             }
             return;
         }
-        if FORWARDED.contains(&signal) {
+        if FORWARDED_SIGNALS.contains(&signal) {
             if !forward(table, signal, info, context) && (table.is_lisp_thread)() != 0 && !defer(signal, context) {
                 deliver_to_lisp(table, signal, info, context);
             }
@@ -359,16 +362,16 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         }
         let lisp = (table.is_lisp_thread)() != 0;
         if lisp && HOST_DEPTH.get() == 0 {
-            if signal == libc::SIGSEGV && recovers_stack_loss(table, info, context) {
+            if signal == libc::SIGSEGV && handle_stack_loss(table, info, context) {
                 return;
             }
             deliver_to_lisp(table, signal, info, context);
             return;
         }
-        let before = table.before[signal as usize].assume_init_ref();
+        let before = table.previous_actions[signal as usize].assume_init_ref();
         if !deliver(before, signal, info, context) {
-            // The host has no handler. Its default action takes effect when the faulting instruction runs again; a signal
-            // that a process sent must be raised again.
+            // The host has no handler for the signal. If an instruction faulted, the signal's default action takes effect
+            // when the instruction runs again. If a process sent the signal, it must be raised again.
             set_action(signal, before);
             if (*info).si_code <= 0 {
                 libc::raise(signal);
@@ -377,7 +380,7 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     }
 }
 
-/// Ends the process at once, without exit handlers or destructors, because Lisp's threads may be anywhere.
+/// Ends the process at once, without exit handlers or destructors, because Lisp's threads may still be running.
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: _exit(2) has no preconditions.
     unsafe { libc::_exit(status) }
@@ -387,12 +390,12 @@ pub fn exit_now(status: i32) -> ! {
 mod tests {
     use super::*;
 
-    extern "C" fn fail(_: c_int) {
+    extern "C" fn set_errno(_: c_int) {
         // SAFETY: the descriptor is not open; the call only sets errno.
         unsafe { libc::close(-1) };
     }
 
-    extern "C" fn never() -> i32 {
+    extern "C" fn never_lisp_thread() -> i32 {
         0
     }
 
@@ -404,21 +407,21 @@ mod tests {
     fn the_signal_filter_preserves_errno() {
         let mut failing = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: the all-zero action is valid: it has no handler.
-        unsafe { failing.assume_init_mut() }.sa_sigaction = fail as *const () as usize;
+        unsafe { failing.assume_init_mut() }.sa_sigaction = set_errno as *const () as usize;
         let table = HandlerTable {
-            before: [failing; LAST_SIGNAL],
-            sbcl: [const { AtomicUsize::new(0) }; LAST_SIGNAL],
+            previous_actions: [failing; SIGNAL_TABLE_SIZE],
+            sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
             is_booting: AtomicBool::new(false),
-            is_lisp_thread: never,
+            is_lisp_thread: never_lisp_thread,
             catch_stack_loss: catch_nothing,
         };
-        TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
-        // SAFETY: the location is that of this thread's errno, and for SIGALRM the filter uses neither pointer.
+        HANDLER_TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
+        // SAFETY: `location` returns the address of this thread's errno. For SIGALRM, the filter uses neither pointer.
         unsafe {
             *SavedErrno::location() = libc::ENOENT;
-            filter(libc::SIGALRM, std::ptr::null_mut(), std::ptr::null_mut());
+            filter_signal(libc::SIGALRM, std::ptr::null_mut(), std::ptr::null_mut());
             assert_eq!(*SavedErrno::location(), libc::ENOENT);
         }
-        TABLE.store(std::ptr::null_mut(), Ordering::Release);
+        HANDLER_TABLE.store(std::ptr::null_mut(), Ordering::Release);
     }
 }

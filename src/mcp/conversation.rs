@@ -11,7 +11,7 @@ use rmcp::model::{
 use serde_json::{Value, json};
 
 use super::incoming::{Incoming, InvalidMessage, Message, decode};
-use super::peer::{Peer, for_revision};
+use super::peer::{Peer, adapt_to_revision};
 use super::tools::{self, Call, ToolContext, ToolListObserver};
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
@@ -36,21 +36,21 @@ pub(crate) fn revisions() -> Vec<String> {
 }
 
 /// The newest revision with a handshake.
-const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
+const LAST_REVISION_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 
 /// The server's side of the MCP conversation with one client.
 #[derive(Debug)]
 pub(super) struct Conversation {
     tools: Arc<ToolContext>,
-    /// The cached answer to `tools/list`, which is slow to make, and the registry version that it belongs to.
+    /// A version of the registry, and the answer to `tools/list` for this version, cached because it is slow to make.
     listed: Mutex<(u64, ListToolsResult)>,
-    /// The way in which the conversation was opened; `None` until the first request.
-    opened: Mutex<Option<OpenedBy>>,
+    /// The way in which the conversation was opened; `None` until a request opens it.
+    opened: Mutex<Option<OpeningKind>>,
 }
 
 /// The way in which the conversation was opened.
 #[derive(Debug, Clone)]
-enum OpenedBy {
+enum OpeningKind {
     /// A handshake.
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
     /// A request without a handshake (MCP 2026-07-28): each request carries a description of the client.
@@ -140,45 +140,46 @@ impl Conversation {
     /// Handles the content of a line of `bytes` bytes. `number` is the call number.
     pub(super) fn handle_decoded(&self, incoming: Incoming, bytes: usize, number: u64) {
         match incoming {
-            Incoming::Empty => self.inflight().output.done(number),
+            Incoming::Empty => self.inflight().output.send_done(number),
             Incoming::Single(message) => {
                 self.handle_message(message, MessagePosition { call: number, part: 0, bytes, batch: None });
             }
             Incoming::Batch(messages) => {
-                let batch = Inflight::batch(number);
+                let batch = Inflight::new_batch(number);
                 let bytes = bytes / messages.len();
                 for (part, message) in messages.into_iter().enumerate() {
                     self.handle_message(message, MessagePosition { call: number, part, bytes, batch: Some(&batch) });
                 }
-                self.inflight().batch_read(&batch);
+                self.inflight().mark_batch_read(&batch);
             }
         }
     }
 
     fn handle_message(&self, message: Result<Message, InvalidMessage>, position: MessagePosition<'_>) {
         match message {
-            Ok(Message::Request { id, method, params }) => self.request(id, &method, params, position),
+            Ok(Message::Request { id, method, params }) => self.handle_request(id, &method, params, position),
             Ok(Message::Notification { method, params }) => {
-                self.notification(&method, params, position);
-                self.unanswered(position);
+                self.handle_notification(&method, params, position);
+                self.report_unanswered(position);
             }
             Ok(Message::Response { id, result }) => {
-                self.unanswered(position);
+                self.report_unanswered(position);
                 self.inflight().deliver_reply(id, result);
             }
-            Ok(Message::StrayResponse) => self.unanswered(position),
+            Ok(Message::StrayResponse) => self.report_unanswered(position),
             Err((id, error)) => self.inflight().refuse(id, error, position.call, position.batch),
         }
     }
 
-    /// Reports that a message gets no answer.
-    fn unanswered(&self, position: MessagePosition<'_>) {
+    /// Reports that a message gets no answer. For a message in a batch, nothing is reported: the batch as a whole is
+    /// answered or reported.
+    fn report_unanswered(&self, position: MessagePosition<'_>) {
         if position.batch.is_none() {
-            self.inflight().output.done(position.call);
+            self.inflight().output.send_done(position.call);
         }
     }
 
-    fn notification(&self, method: &str, mut params: JsonObject, position: MessagePosition<'_>) {
+    fn handle_notification(&self, method: &str, mut params: JsonObject, position: MessagePosition<'_>) {
         match method {
             "notifications/cancelled" => {
                 if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
@@ -195,11 +196,11 @@ impl Conversation {
     /// Reports a handshake message to the supervisor, so that the next worker can resume the conversation.
     fn report_handshake(&self, call: u64, message: String) {
         if let Some(recovery) = &self.tools.recovery {
-            recovery.reporter.changed(SessionEvent::Handshake { call, message });
+            recovery.reporter.report_change(SessionEvent::Handshake { call, message });
         }
     }
 
-    fn request(&self, id: RequestId, method: &str, params: JsonObject, position: MessagePosition<'_>) {
+    fn handle_request(&self, id: RequestId, method: &str, params: JsonObject, position: MessagePosition<'_>) {
         match self.inflight().admit(id.clone(), position.call, position.batch, position.bytes) {
             Ok(responder) => self.perform(responder, id, method, params, position),
             Err(error) => self.inflight().refuse(Some(id.into_json_value()), error, position.call, position.batch),
@@ -227,28 +228,30 @@ impl Conversation {
                 }
                 result.map(ServerResult::InitializeResult)
             }
-        } else if method == attach::STATUS {
+        } else if method == attach::STATUS_METHOD {
             return responder.answer(json!({"clients": self.tools.session().connection_names()}));
-        } else if method == attach::PACKAGES {
-            return self.packages(responder);
+        } else if method == attach::PACKAGES_METHOD {
+            return self.send_packages(responder);
         } else {
             match self.peer(method, params.remove("_meta")) {
                 Err(error) => Err(error),
                 // Before the handshake, a client may send a ping.
                 Ok(None) => Ok(ServerResult::empty(())),
-                Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
+                Ok(Some(peer)) if method == "tools/call" => match parse_tool_call(params) {
                     Ok(call) => {
                         let number = job_number(position.call, position.part);
                         return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
                     }
                     Err(reason) => Err(ErrorData::invalid_params(reason, None)),
                 },
-                Ok(Some(peer)) if method == attach::ADOPT_HELD => {
+                Ok(Some(peer)) if method == attach::ADOPT_HELD_METHOD => {
                     let number = job_number(position.call, position.part);
                     let call = Call::new(self.tools.clone(), responder, peer, number);
                     return tools::adopt_held(call, params.get("id").and_then(Value::as_u64));
                 }
-                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| for_revision(result, &peer)),
+                Ok(Some(peer)) => {
+                    self.result_without_lisp(method, &params, &peer).map(|result| adapt_to_revision(result, &peer))
+                }
             }
         };
         match result {
@@ -258,7 +261,7 @@ impl Conversation {
     }
 
     /// Answers with the names of the image's packages.
-    fn packages(&self, responder: Responder) {
+    fn send_packages(&self, responder: Responder) {
         self.tools.session().query(&Operation::new("packages"), move |records| match records {
             Ok(records) => {
                 let names: Vec<_> = of_kind(&records).map(|package: &Package| &package.name).collect();
@@ -269,12 +272,12 @@ impl Conversation {
     }
 
     /// Returns the result of a request that needs no Lisp.
-    fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
+    fn result_without_lisp(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
         match method {
             "ping" if !peer.has_no_handshake() => Ok(ServerResult::empty(())),
             "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.tool_list().into()),
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has only one page", None)),
-            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.info()).into()),
+            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.server_info()).into()),
             _ => {
                 let reason = format!("unknown method {method:?}: this server offers tools (tools/list, tools/call)");
                 Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
@@ -283,7 +286,7 @@ impl Conversation {
     }
 
     /// Returns the server's name, version, capabilities and instructions.
-    fn info(&self) -> ServerConfig {
+    fn server_info(&self) -> ServerConfig {
         let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
         let mut capabilities = ServerCapabilities::default();
         let mut tools = ToolsCapability::default();
@@ -297,24 +300,27 @@ impl Conversation {
         let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
             .map_err(|error| ErrorData::invalid_params(format!("invalid params of initialize: {error}"), None))?;
         let requested = params.protocol_version;
-        let version =
-            if requested.has_initialize() && REVISIONS.contains(&requested) { requested } else { LAST_WITH_HANDSHAKE };
-        let mut result = self.info();
+        let version = if requested.has_initialize() && REVISIONS.contains(&requested) {
+            requested
+        } else {
+            LAST_REVISION_WITH_HANDSHAKE
+        };
+        let mut result = self.server_info();
         result.protocol_version = version.clone();
         self.tools.session().set_name(&params.client_info.name);
         let experimental = params.capabilities.experimental.as_ref();
-        if experimental.is_some_and(|capabilities| capabilities.contains_key(attach::NOTICE)) {
+        if experimental.is_some_and(|capabilities| capabilities.contains_key(attach::NOTICE_METHOD)) {
             let output = self.inflight().output.clone();
             self.tools.session().listen(move |text, held| {
                 let params = json!({"text": text, "held": held});
-                output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE, "params": params}));
+                output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE_METHOD, "params": params}));
             });
         }
-        *self.opened.lock() = Some(OpenedBy::Handshake { version, capabilities: params.capabilities });
+        *self.opened.lock() = Some(OpeningKind::Handshake { version, capabilities: params.capabilities });
         Ok(result)
     }
 
-    /// Returns the client's description for a request, or `None` for a ping before the conversation is opened.
+    /// Returns a description of the client that made a request, or `None` for a ping before the conversation is opened.
     fn peer(&self, method: &str, meta: Option<Value>) -> Result<Option<Peer>, ErrorData> {
         let meta = match meta {
             None | Some(Value::Null) => RequestMetaObject::default(),
@@ -327,8 +333,8 @@ impl Conversation {
         let requested = meta.protocol_version();
         let handshake = match &*opened {
             None if method == "ping" && requested.is_none() => return Ok(None),
-            Some(OpenedBy::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
-            Some(OpenedBy::Request) | None => None,
+            Some(OpeningKind::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
+            Some(OpeningKind::Request) | None => None,
         };
         let is_self_contained =
             method == "server/discover" || requested.as_ref().is_some_and(|version| !version.has_initialize());
@@ -344,7 +350,7 @@ impl Conversation {
             return Err(ErrorData::unsupported_protocol_version(version.clone(), REVISIONS));
         }
         if opened.is_none() && method != "server/discover" {
-            *opened = Some(OpenedBy::Request);
+            *opened = Some(OpeningKind::Request);
         }
         let (negotiated, capabilities) = handshake.unzip();
         let version = requested.or(negotiated).unwrap_or(ProtocolVersion::V_2026_07_28);
@@ -355,7 +361,7 @@ impl Conversation {
 impl ToolListObserver for Conversation {
     fn tools_changed(&self) {
         // A client without a handshake would have to subscribe by a request (MCP 2026-07-28), so it is not notified.
-        if matches!(&*self.opened.lock(), Some(OpenedBy::Handshake { .. })) {
+        if matches!(&*self.opened.lock(), Some(OpeningKind::Handshake { .. })) {
             let notification = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
             self.inflight().output.send(&notification);
         }
@@ -370,9 +376,9 @@ fn too_large_handshake(bytes: usize) -> ErrorData {
 }
 
 /// Parses the parameters of `tools/call` by hand, for better errors, for speed, and to avoid copying large arguments.
-fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
+fn parse_tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
     let Some(Value::String(name)) = params.remove("name") else {
-        return Err("the params of tools/call must have a name, which is a string".to_owned());
+        return Err("the params of tools/call must have a name that is a string".to_owned());
     };
     let arguments = match params.remove("arguments") {
         None | Some(Value::Null) => JsonObject::new(),
@@ -395,7 +401,7 @@ fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
 }
 
 /// Returns the id of the first request in a line, which may be a batch.
-pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
+pub(super) fn first_request_id(line: &[u8]) -> Option<RequestId> {
     match decode(line) {
         Incoming::Single(Ok(Message::Request { id, .. })) => Some(id),
         Incoming::Batch(messages) => messages.into_iter().find_map(|message| match message {

@@ -176,7 +176,7 @@ impl AttachedClients {
         let accept = move || {
             let wait = || {
                 let mut set = PollSet::new();
-                set.read((), &*listener);
+                set.add_read((), &*listener);
                 set.wait(None)
             };
             while wait().is_ok() {

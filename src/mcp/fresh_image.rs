@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::tools::System;
 use crate::os::poll_set::PollSet;
 use crate::os::processes::kill_tree;
-use crate::os::temporary::Scratch;
+use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::this_program;
 use crate::session::Operation;
 use crate::{Evaluation, Outcome, TimeLimit};
@@ -27,19 +27,19 @@ const TIME_LIMIT: Duration = Duration::from_secs(1800);
 /// Maximum number of bytes that the child may write.
 const MAX_OUTPUT: u64 = 64 << 20;
 
-/// This program's arguments, without the command, and its directory for temporary files. A program that embeds the
-/// library never sets them, and so cannot run tests in a fresh image.
+/// This program's arguments, without the subcommand, and its directory for temporary files. A program that embeds the
+/// library never sets these options, and so cannot run tests in a fresh image.
 static SERVER_OPTIONS: OnceLock<(Vec<OsString>, PathBuf)> = OnceLock::new();
 
 /// Enables test runs in child processes, which get the options of this process. The children's temporary files are in
 /// the directory of `scratch`, so the removal of this directory removes them too.
-pub(crate) fn enable(arguments: impl Iterator<Item = OsString>, scratch: &Scratch) {
+pub(crate) fn enable(arguments: impl Iterator<Item = OsString>, scratch: &ScratchDirectory) {
     let mut arguments = arguments.peekable();
     arguments.next_if(|first| first == "serve" || first == "worker");
     let _ = SERVER_OPTIONS.set((arguments.collect(), scratch.path().to_owned()));
 }
 
-/// The tests to run, and what a fresh image needs to find them.
+/// The tests to run, and the information that a fresh image needs to find them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct TestSelection {
     /// The systems to test. Empty if `package` or `name` is given.
@@ -67,8 +67,8 @@ impl TestSelection {
         let systems: Vec<_> = self.systems.iter().map(|system| system.add_to(Operation::new("system"))).collect();
         Operation::new("run-tests")
             .with("systems", systems)
-            .maybe("package", self.package.clone())
-            .maybe("name", self.name.clone())
+            .with_optional("package", self.package.clone())
+            .with_optional("name", self.name.clone())
             .with("timeout", self.timeout)
             .with("reload", self.reload)
             .with("registry", self.registry.clone())
@@ -107,10 +107,10 @@ pub(crate) struct TestRequest {
 
 /// A test run in a child process. Clones share the run.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct FreshRun(Arc<Mutex<State>>);
+pub(crate) struct FreshRun(Arc<Mutex<RunState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct RunState {
     child: Option<Child>,
     ended: bool,
 }
@@ -134,7 +134,7 @@ impl FreshRun {
             return Err("Tests can run in a fresh image only if the program sbcl-mcp is the server.".to_owned());
         };
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
-        let mut child = Command::new(this_program().map_err(|error| failed("has no program file", &error))?)
+        let mut child = Command::new(this_program().map_err(|error| failed("cannot find its program file", &error))?)
             .arg0("sbcl-mcp")
             .arg("beside")
             .args(arguments)
@@ -153,11 +153,9 @@ impl FreshRun {
             self.end();
         }
         let (Some(mut stdin), Some(mut stdout)) = (stdin, stdout) else {
-            return Err("The image for the tests has no \
-            pipes."
-                .to_owned());
+            return Err("The image for the tests cannot be used: its process has no pipes.".to_owned());
         };
-        let scratch = Scratch::in_directory(directory);
+        let scratch = ScratchDirectory::in_directory(directory);
         let request = TestRequest { tests: tests.clone(), scratch: scratch.path().to_owned() };
         let request = serde_json::to_string(&request).map_err(|error| failed("cannot be sent the request", &error))?;
         // The request is written on a thread, because a write to a child that does not read would block past the time
@@ -193,7 +191,8 @@ enum ChildSource {
     Process,
 }
 
-/// Reads a process' output to the end, or until the process exits: its own children may keep the pipe open longer.
+/// Reads a process's output until the output ends, the process exits, or `deadline` passes. The process's own children may
+/// keep the pipe open after the process has exited.
 fn read_output(
     stdout: &mut ChildStdout,
     process: Option<&OwnedFd>,
@@ -204,9 +203,9 @@ fn read_output(
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut set = PollSet::new();
-        set.read(ChildSource::Output, &*stdout);
+        set.add_read(ChildSource::Output, &*stdout);
         if let Some(process) = process {
-            set.read(ChildSource::Process, process);
+            set.add_read(ChildSource::Process, process);
         }
         let ready = set.wait(Some(left))?;
         if left.is_zero() && ready.names().next().is_none() {

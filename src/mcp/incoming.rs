@@ -33,7 +33,7 @@ pub(super) enum Incoming {
 }
 
 impl Incoming {
-    /// Returns true for a call of a tool that searches directories before the call waits for Lisp.
+    /// Returns true if a message calls a tool that searches directories, which may take seconds, before it waits for Lisp.
     pub(super) fn searches_directories(&self) -> bool {
         let searches = |message: &Result<Message, InvalidMessage>| match message {
             Ok(Message::Request { method, params, .. }) if method == "tools/call" => {

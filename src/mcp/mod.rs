@@ -34,20 +34,20 @@ use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
 pub(crate) use conversation::revisions;
-use conversation::{Conversation, first_request};
+use conversation::{Conversation, first_request_id};
 pub use embedded::{Served, Stream, set_tools, spawn};
-pub(crate) use peer::{FOR_PERSON, ONE_FORM, PACKAGE};
+pub(crate) use peer::{FOR_PERSON_KEY, ONE_FORM_KEY, PACKAGE_KEY};
 use server::{Server, SingleClient};
 use stdio::Stdio;
 use tools::ToolContext;
 pub(crate) use tools::{MAX_SUSPECTS, Registry, TEST_TIMEOUT_RANGE, ToolSet, split_names};
 
 /// Maximum time for the client to read the last answers.
-const DRAIN_TIME: Duration = Duration::from_millis(150);
-/// Maximum time for a client that will be refused to send its first request.
-const REFUSAL_TIME: Duration = Duration::from_secs(2);
-/// Maximum time for the supervisor to send the recovery state.
-const RECOVERY_STATE_TIME: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(150);
+/// Maximum time to wait for the first request of a client if the server cannot start. The answer gives the reason.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time to wait for the recovery state from the supervisor.
+const RECOVERY_STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The error for requests that are pending at shutdown.
 const SHUTTING_DOWN: &str = "the server is shutting down; the request was not finished";
@@ -61,28 +61,29 @@ struct Connection {
 impl Connection {
     fn open(stdio: Stdio, recipient: output::Recipient) -> io::Result<Self> {
         let waker = Arc::new(Waker::new()?);
-        let output = Arc::new(Output::new(stdio.output, recipient, waker.clone())?.recorded(stdio.recorder.clone()));
-        let event_loop = EventLoop::new(stdio.input, output.clone(), waker)?.recorded(stdio.recorder);
+        let output =
+            Arc::new(Output::new(stdio.output, recipient, waker.clone())?.with_recorder(stdio.recorder.clone()));
+        let event_loop = EventLoop::new(stdio.input, output.clone(), waker)?.with_recorder(stdio.recorder);
         Ok(Self { event_loop: Arc::new(event_loop), inflight: Inflight::new(output) })
     }
 
     /// Reads the recovery state, which the supervisor sends first.
     fn recovery_state(&self) -> io::Result<RecoveryState> {
         self.event_loop
-            .first_line(usize::MAX, RECOVERY_STATE_TIME, |line| Some(serde_json::from_slice(line)))?
+            .first_line(usize::MAX, RECOVERY_STATE_TIMEOUT, |line| Some(serde_json::from_slice(line)))?
             .map_err(io::Error::from)
     }
 
     /// Reports to the supervisor that this worker exits.
     fn report_exit(&self, status: i32) {
         Reporter::new(self.inflight.output.clone()).report(&WorkerEvent::exiting(status, None));
-        self.event_loop.drain(DRAIN_TIME);
+        self.event_loop.drain(DRAIN_TIMEOUT);
     }
 
     /// Answers all pending requests with an error and flushes the output.
     fn fail_all_and_drain(&self, reason: &'static str) {
         self.inflight.fail_all(reason);
-        self.event_loop.drain(DRAIN_TIME);
+        self.event_loop.drain(DRAIN_TIMEOUT);
     }
 }
 
@@ -120,7 +121,7 @@ pub(crate) fn serve(
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), reports };
     if let Some(space) = saves.automatic {
         let (saver, activity) = (saver.clone(), recovery.activity.clone());
-        recovery.once_restored(move || start_autosave(saver, activity, space));
+        recovery.after_restore(move || start_autosave(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(recovery.clone()), Some(checkpoints), options);
@@ -136,7 +137,7 @@ pub(crate) fn serve(
         // The replay is abandoned, not failed: the form being replayed and all later forms remain definitions.
         recovery.replay.abandon(|| ());
         session.cancel_and_answer_all();
-        session.await_unwound(deadline);
+        session.wait_until_unwound(deadline);
     } else {
         session.unwind_all(deadline);
     }
@@ -150,7 +151,7 @@ pub(crate) fn serve(
     });
     if let Some(saver) = saved {
         recovery.report_saver(saver);
-        connection.event_loop.drain(DRAIN_TIME);
+        connection.event_loop.drain(DRAIN_TIMEOUT);
     }
     Ok((status, saved))
 }
@@ -162,7 +163,7 @@ pub(crate) const EXIT_STUCK: i32 = 88;
 /// arrives. If Lisp is stuck, calls `clean_up` and exits with [`EXIT_STUCK`].
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve_plain(
+pub(crate) fn serve_unsupervised(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
@@ -178,7 +179,7 @@ pub(crate) fn serve_plain(
     // The thread that ends the process holds this lock, and so does this thread while it shuts down. Otherwise a client
     // that disconnects as soon as it is answered could change the exit status.
     let ending = Arc::new(Mutex::new(()));
-    session.abandon_stuck({
+    session.enable_job_abandonment({
         let (connection, listener, attached) = (connection.clone(), listener.clone(), attached.clone());
         let ending = ending.clone();
         move |reason| {
@@ -196,12 +197,12 @@ pub(crate) fn serve_plain(
     if let Some(listener) = listener.clone() {
         attached.clone().accept(listener, main.clone())?;
     }
-    let status = connection.event_loop.run(&SingleClient::of_process(main));
+    let status = connection.event_loop.run(&SingleClient::for_stdio(main));
     let _ending = ending.lock();
     attached.fail_all(SHUTTING_DOWN);
     connection.inflight.fail_all(SHUTTING_DOWN);
     session.unwind_all(connection.event_loop.unwinding_deadline());
-    connection.event_loop.drain(DRAIN_TIME);
+    connection.event_loop.drain(DRAIN_TIMEOUT);
     listener.iter().for_each(|listener| listener.remove());
     Ok(status)
 }
@@ -209,7 +210,7 @@ pub(crate) fn serve_plain(
 /// Answers the client's first request with the reason why the server cannot start.
 pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
     let connection = Connection::open(stdio, output::Recipient::Client)?;
-    if let Ok(id) = connection.event_loop.first_line(MAX_LINE, REFUSAL_TIME, first_request) {
+    if let Ok(id) = connection.event_loop.first_line(MAX_LINE, REFUSAL_TIMEOUT, first_request_id) {
         let error = ErrorData::internal_error(reason.to_owned(), None);
         connection.inflight.refuse(Some(id.into_json_value()), error, 1, None);
     }

@@ -2,15 +2,15 @@
 
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
-/// Key in the `_meta` of a request, with the value `true`: the client serves a person. Its results have structured
-/// content, whatever the server's options, and the session's package in `_meta` ([`PACKAGE`]); its progress reports
+/// Key in the `_meta` of a request. The value `true` says that the client serves a person: results then have structured
+/// content, whatever the server's options, and the session's package in `_meta` ([`PACKAGE_KEY`]), and progress reports
 /// have all output.
-pub(crate) const FOR_PERSON: &str = "sbcl-mcp/person";
-/// Key in the `_meta` of a call of evaluate-lisp, with the value `true`: only the first form is evaluated. `read` in
-/// the structured content is the character index of the form's end, and is missing if there is no form.
-pub(crate) const ONE_FORM: &str = "sbcl-mcp/one-form";
-/// Key in the `_meta` of a result: the name of the session's package.
-pub(crate) const PACKAGE: &str = "sbcl-mcp/package";
+pub(crate) const FOR_PERSON_KEY: &str = "sbcl-mcp/person";
+/// Key in the `_meta` of a call of evaluate-lisp. With the value `true`, only the first form is evaluated. `read` in the
+/// structured content is then the character index of the form's end, and is missing if there is no form.
+pub(crate) const ONE_FORM_KEY: &str = "sbcl-mcp/one-form";
+/// Key in the `_meta` of a result. The value is the name of the session's package.
+pub(crate) const PACKAGE_KEY: &str = "sbcl-mcp/package";
 
 /// The protocol revision, metadata and capabilities of the client that made a request.
 #[derive(Debug, Clone)]
@@ -22,14 +22,14 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Returns true if the client serves a person ([`FOR_PERSON`]).
+    /// Returns true if the client serves a person ([`FOR_PERSON_KEY`]).
     pub(super) fn is_for_person(&self) -> bool {
-        self.has_flag(FOR_PERSON)
+        self.has_flag(FOR_PERSON_KEY)
     }
 
-    /// Returns true if only the first form is to be evaluated ([`ONE_FORM`]).
-    pub(super) fn is_form_by_form(&self) -> bool {
-        self.has_flag(ONE_FORM)
+    /// Returns true if only the first form is to be evaluated ([`ONE_FORM_KEY`]).
+    pub(super) fn wants_one_form(&self) -> bool {
+        self.has_flag(ONE_FORM_KEY)
     }
 
     fn has_flag(&self, key: &str) -> bool {
@@ -48,7 +48,7 @@ impl Peer {
 }
 
 /// Adapts a result to the client's protocol revision.
-pub(super) fn for_revision(mut result: ServerResult, peer: &Peer) -> ServerResult {
+pub(super) fn adapt_to_revision(mut result: ServerResult, peer: &Peer) -> ServerResult {
     if peer.has_no_handshake() {
         result.fill_missing_cache_hints();
     } else {

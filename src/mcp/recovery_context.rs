@@ -11,14 +11,14 @@ use rustix::process::Pid;
 use crate::Session;
 use crate::outcome::Outcome;
 use crate::recovery::checkpoint::autosave::AutosaveTrigger;
-use crate::recovery::checkpoint::save::SaveReports;
+use crate::recovery::checkpoint::save::SaveReporter;
 use crate::recovery::checkpoint::store::Checkpoint;
-use crate::recovery::definitions::Unrestored;
+use crate::recovery::definitions::UnrestoredForm;
 use crate::recovery::event::WorkerEvent;
-use crate::recovery::messages::{Messages, messages, outcome_after_reset, unrestored_line};
+use crate::recovery::messages::{ReplacementMessages, outcome_after_reset, replacement_messages, unrestored_line};
 use crate::recovery::replay::{DefinitionReplay, ReplayEnd};
-use crate::recovery::reporter::{EventReporter, Reporter};
-use crate::recovery::state::{CheckpointRestore, Client, RecoveryState};
+use crate::recovery::reporter::{EventForwarder, Reporter};
+use crate::recovery::state::{CheckpointRestore, ClientState, RecoveryState};
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::rpc::event_loop::EventLoop;
 use crate::rpc::output::Output;
@@ -35,23 +35,23 @@ pub(super) struct RecoveryContext {
     pub(super) reporter: Reporter,
     event_loop: Arc<EventLoop>,
     status: StatusPage,
-    /// The highest job number that began in an earlier image.
+    /// The highest number of a job that began in an earlier image.
     begun: u64,
-    /// The call that requested this image.
+    /// The number of the call that requested this image.
     requested_by: Option<u64>,
-    /// The call of an inspection that has crashed at least two images.
+    /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
     /// True if the last image was lost rather than replaced by request.
     crashed: bool,
     pub(super) activity: Arc<AutosaveTrigger>,
-    pub(super) saves: SaveReports,
+    pub(super) saves: SaveReporter,
     /// The forms that could not be restored and have not been defined again.
-    unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
     /// The errors of all clients of the last image, by connection.
     errors: Arc<BTreeMap<u64, SavedErrors>>,
     /// The messages about the last image, set once the definitions are replayed.
-    messages: Arc<OnceLock<Messages>>,
+    messages: Arc<OnceLock<ReplacementMessages>>,
     /// The connection whose cancelled evaluation did not end, so that the last image was replaced.
     cancelled: Option<u64>,
     /// The outcome of this client's lost evaluation, as recorded in the client's error history.
@@ -61,7 +61,8 @@ pub(super) struct RecoveryContext {
 }
 
 impl RecoveryContext {
-    /// Returns the recovery context of another client, which may have been attached to the last image already.
+    /// Creates the recovery context of another client. If the client was attached to the last image already, restores its
+    /// errors in `session`.
     pub(super) fn for_attached(&self, session: &Session) -> Self {
         if let Some(errors) = self.errors.get(&session.connection_number()) {
             session.set_errors(errors.clone());
@@ -72,16 +73,16 @@ impl RecoveryContext {
     /// Reports the replacement of the last image to a client, once the definitions are replayed.
     pub(super) fn report_replacement(&self, session: &Session) {
         let (context, session) = (self.clone(), session.clone());
-        self.once_restored(move || {
+        self.after_restore(move || {
             if let Some(messages) = context.messages.get() {
                 context.report_to(messages, &session);
             }
         });
     }
 
-    fn report_to(&self, messages: &Messages, session: &Session) {
+    fn report_to(&self, messages: &ReplacementMessages, session: &Session) {
         let connection = session.connection_number();
-        let Messages { requested_by, notices, reset, .. } = messages;
+        let ReplacementMessages { requested_by, notices, reset, .. } = messages;
         if *requested_by == connection {
             notices.iter().for_each(|notice| session.add_notice(notice.clone()));
         } else if let Some(reset) = reset {
@@ -109,7 +110,7 @@ impl RecoveryContext {
 
     /// Returns true if a cancelled evaluation of this client did not end, so that the last image was replaced. The
     /// cancellation becomes the client's last error once the definitions are replayed.
-    pub(super) fn has_cancelled(&self, session: &Session) -> bool {
+    pub(super) fn has_unended_cancellation(&self, session: &Session) -> bool {
         self.cancelled == Some(session.connection_number())
     }
 
@@ -125,13 +126,13 @@ impl RecoveryContext {
 
     /// Calls `then` once the replay has ended: on this thread if the replay is already over, else on the thread that
     /// ends it.
-    pub(super) fn when_restored(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
+    pub(super) fn when_replay_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
         self.replay.when_ended(then);
     }
 
     /// Calls `then` once the definitions are replayed, and never if the replay is abandoned.
-    pub(super) fn once_restored(&self, then: impl FnOnce() + Send + 'static) {
-        self.when_restored(move |end| match end {
+    pub(super) fn after_restore(&self, then: impl FnOnce() + Send + 'static) {
+        self.when_replay_ended(move |end| match end {
             ReplayEnd::Complete => then(),
             ReplayEnd::Abandoned => {}
         });
@@ -151,7 +152,7 @@ impl RecoveryContext {
     }
 
     /// Returns a line for each form that could not be restored and has not been defined again.
-    pub(super) fn unrestored(&self) -> Vec<String> {
+    pub(super) fn unrestored_lines(&self) -> Vec<String> {
         self.unrestored.lock().iter().map(unrestored_line).collect()
     }
 
@@ -161,7 +162,7 @@ impl RecoveryContext {
     }
 
     /// Returns true for a job that began in an earlier image.
-    pub(super) fn has_begun(&self, number: u64) -> bool {
+    pub(super) fn began_in_earlier_image(&self, number: u64) -> bool {
         number <= self.begun
     }
 
@@ -171,7 +172,7 @@ impl RecoveryContext {
         let lost = self.lost.get().or_else(|| self.messages.get().map(|messages| &messages.lost));
         let mut outcome = lost.cloned().unwrap_or_else(outcome_after_reset);
         if !self.crashed {
-            // A reset has cleared the error state since the job began.
+            // The image was replaced by request, so the job's end is not an error of the session.
             return outcome;
         }
         if let (false, Err(error)) = (self.loss_reported.swap(true, Ordering::Relaxed), &outcome.result) {
@@ -196,13 +197,13 @@ impl RecoveryContext {
     }
 
     /// Returns true if this call requested the image.
-    pub(super) fn is_fresh_for(&self, call: u64) -> bool {
+    pub(super) fn was_requested_by(&self, call: u64) -> bool {
         self.requested_by == Some(call)
     }
 
     /// Returns the outcome of the restore that `call` requested, if this worker serves it.
     pub(super) fn restore_outcome(&self, call: u64) -> Option<&Result<CheckpointRestore, String>> {
-        self.messages.get()?.restore.as_ref().filter(|_| self.is_fresh_for(call))
+        self.messages.get()?.restore.as_ref().filter(|_| self.was_requested_by(call))
     }
 
     /// Asks the supervisor to restore a checkpoint. The new image gets the notices that `session` has not seen yet.
@@ -226,7 +227,7 @@ impl RecoveryContext {
         let (reporter, session, deadline) =
             (self.reporter.clone(), session.clone(), Instant::now() + UNWINDING_GRACE_PERIOD);
         let send_request = move || {
-            session.await_unwound(deadline);
+            session.wait_until_unwound(deadline);
             reporter.report(&request(&session.take_notices()));
         };
         if !is_unwinding {
@@ -239,8 +240,8 @@ impl RecoveryContext {
     }
 }
 
-/// Restores the session's limits, errors and counters from `state`, forwards its events to the supervisor, and begins
-/// to replay the definitions.
+/// Restores the session's limits, errors and counters from `state`, and begins to replay the definitions. From now on,
+/// the session's events are forwarded to the supervisor.
 pub(super) fn resume(
     session: &Session,
     state: RecoveryState,
@@ -251,7 +252,7 @@ pub(super) fn resume(
     if let Some(limits) = state.limits {
         session.set_limits(limits);
     }
-    session.count_evaluations_from(state.evaluations);
+    session.number_evaluations_after(state.evaluations);
     session.set_lost_evaluations(state.crash.as_ref().map_or(&[], |crash| &crash.background));
     if let Some(client) = state.clients.get(&0) {
         session.set_errors(client.errors.clone());
@@ -270,16 +271,16 @@ pub(super) fn resume(
         crashed: state.crash.is_some(),
         activity: Arc::default(),
         // If definitions must be replayed, no checkpoint contains all of them yet.
-        saves: SaveReports::new(reporter.clone(), status, (forms == 0).then_some(state.evaluations)),
+        saves: SaveReporter::new(reporter.clone(), status, (forms == 0).then_some(state.evaluations)),
         unrestored: Arc::new(Mutex::new(state.unrestored.clone())),
         errors: Arc::new(errors),
         messages: Arc::default(),
-        cancelled: state.crash.as_ref().filter(|crash| crash.was_cancelled()).map(|crash| crash.connection),
+        cancelled: state.crash.as_ref().filter(|crash| crash.follows_cancellation()).map(|crash| crash.connection),
         lost: Arc::default(),
         loss_reported: Arc::default(),
     };
-    let last_error = |client: &Client| client.errors.last.as_ref().map(|error| error.id);
-    session.observe(Arc::new(EventReporter {
+    let last_error = |client: &ClientState| client.errors.last.as_ref().map(|error| error.id);
+    session.observe(Arc::new(EventForwarder {
         reporter: reporter.clone(),
         status,
         event_loop,
@@ -307,13 +308,14 @@ pub(super) fn resume(
 impl RecoveryContext {
     /// Replays the definitions, then continues the waiting calls.
     fn replay(&self, session: &Session, state: &RecoveryState) {
-        // The notices of the boot survive `discard_pending_messages`.
+        // The notices of the boot are taken first and added again later, so that `discard_pending_messages` discards only
+        // the messages of the replay.
         let notices = session.take_notices();
         let Some(report) = self.replay.evaluate(session, state.definitions(), self.status) else { return };
         session.discard_pending_messages();
         notices.into_iter().for_each(|notice| session.add_notice(notice));
-        self.unrestored.lock().extend(state.failures(&report.failed));
-        let _ = self.messages.set(messages(state, &report));
+        self.unrestored.lock().extend(state.missing_forms(&report.failed));
+        let _ = self.messages.set(replacement_messages(state, &report));
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
         // The field is cleared after the report. Until then, the supervisor blames a crash on the last form.
         self.status.set(StatusField::ReplayedForm, 0);

@@ -10,7 +10,7 @@ use crate::schema::{Refusal, json};
 use crate::{Outcome, report};
 
 /// The result of a tool as plain data. Its text and its structured content have the same meaning.
-pub(super) trait Finding: Debug + Send {
+pub(super) trait ToolResult: Debug + Send {
     /// Returns the text for the client. Lists are shortened to `max` characters; [`Reply`] truncates any other text.
     fn text(&self, max: usize) -> String;
 
@@ -28,9 +28,9 @@ pub(super) trait Finding: Debug + Send {
 
 /// The reply to a call.
 #[derive(Debug)]
-pub(super) struct Reply(Box<dyn Finding>);
+pub(super) struct Reply(Box<dyn ToolResult>);
 
-impl<F: Finding + 'static> From<F> for Reply {
+impl<F: ToolResult + 'static> From<F> for Reply {
     fn from(finding: F) -> Self {
         Self(Box::new(finding))
     }
@@ -48,7 +48,7 @@ impl Reply {
     }
 
     /// Returns the text as a part of another reply, without truncating it.
-    pub(super) fn part(&self, max: usize) -> String {
+    pub(super) fn untruncated_text(&self, max: usize) -> String {
         self.0.text(max)
     }
 
@@ -82,9 +82,9 @@ impl From<Arc<Outcome>> for Reply {
 
 /// The refusal of a wrong argument: a sentence for the model.
 #[derive(Debug)]
-pub(super) struct Refused(pub(super) String);
+pub(super) struct ArgumentRefusal(pub(super) String);
 
-impl Finding for Refused {
+impl ToolResult for ArgumentRefusal {
     fn text(&self, _: usize) -> String {
         self.0.clone()
     }

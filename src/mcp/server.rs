@@ -1,5 +1,5 @@
-//! The services that an event loop drives: that of a worker, which serves all clients of its supervisor, and that of a
-//! single client.
+//! The services that an event loop drives. [`Server`] serves all clients of a worker's supervisor, and [`SingleClient`]
+//! serves one client on a stream of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::rpc::framing::Line;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::route::{self, MarkedContent};
 
-/// The conversations with the first client and with the clients attached to its supervisor.
+/// The conversations with the first client and with the clients that are attached to the supervisor.
 #[derive(Debug)]
 pub(super) struct Server {
     main: Arc<Conversation>,
@@ -32,7 +32,7 @@ pub(super) struct Server {
     slow_lines: Arc<Mutex<BTreeMap<u64, WaitingLines>>>,
     /// Number of lines received from the supervisor.
     received: AtomicU64,
-    /// The call number of the next line that no earlier worker has received.
+    /// The call number that the next new line must have. Lines that an earlier worker received have lower numbers.
     next_line: AtomicU64,
     status: StatusPage,
     /// Process id of the supervisor.
@@ -115,7 +115,7 @@ impl Server {
         let begin = || {
             let tools = self.main.tools();
             let output = Arc::new(tools.inflight().output.for_connection(connection));
-            let session = tools.session().connect_as(connection);
+            let session = tools.session().connect_with_number(connection);
             self.main.for_attached(tools.for_attached(session, Inflight::new(output)))
         };
         attached.entry(connection).or_insert_with(begin).clone()
@@ -126,7 +126,7 @@ impl Server {
     /// Handles a line from the supervisor.
     fn handle_supervisor_line(&self, text: &[u8]) {
         let Some((connection, content)) = route::parse(text) else {
-            tracing::error!("the supervisor wrote a line that cannot be read");
+            tracing::error!("a line from the supervisor cannot be read");
             return self.record_missed(None);
         };
         let is_last = matches!(content, MarkedContent::Line(..) | MarkedContent::End(_));
@@ -134,8 +134,8 @@ impl Server {
         self.handle_marked(connection, content);
         // The report follows the line's immediate answers, so that the supervisor sends no faster than it reads the
         // answers.
-        if is_last && received.is_multiple_of(route::REPORT_AFTER) {
-            self.main.inflight().output.received(received);
+        if is_last && received.is_multiple_of(route::LINES_PER_REPORT) {
+            self.main.inflight().output.send_received(received);
         }
     }
 
@@ -145,7 +145,7 @@ impl Server {
             MarkedContent::Line(number, _) | MarkedContent::Piece(number, _) => {
                 self.is_intact(number, begun.as_ref().map(|(number, _)| *number))
             }
-            // A client may disconnect in the middle of a line.
+            // A client may disconnect in the middle of a line, so an incomplete line does not matter here.
             MarkedContent::End(number) => self.is_intact(number, None),
             MarkedContent::Notice(_) => true,
         };
@@ -177,7 +177,7 @@ impl Server {
             (MarkedContent::End(number), begun) => {
                 self.record_received(number);
                 if let Some((number, _)) = begun {
-                    self.main.inflight().output.done(number);
+                    self.main.inflight().output.send_done(number);
                 }
                 let conversation = self.attached.lock().remove(&connection);
                 let is_waiting = self
@@ -189,7 +189,7 @@ impl Server {
                 if let Some(conversation) = conversation.filter(|_| !is_waiting) {
                     conversation.end();
                 }
-                self.main.inflight().output.done(number);
+                self.main.inflight().output.send_done(number);
             }
         }
     }
@@ -236,7 +236,7 @@ impl Server {
                     None => conversation.end(),
                 };
                 // Unwinding drops the call's `Responder`, which answers the client.
-                if panics::caught(handle).is_none() {
+                if panics::catch(handle).is_none() {
                     tracing::error!("a request panicked");
                 }
             }
@@ -254,7 +254,7 @@ impl Service for Server {
         match line {
             Line::Text(text) => self.handle_supervisor_line(text),
             Line::TooLong(_) => {
-                tracing::error!("the supervisor wrote a line that is too long");
+                tracing::error!("a line from the supervisor is too long");
                 self.record_missed(None);
             }
         }
@@ -298,7 +298,7 @@ impl SingleClient {
     }
 
     /// Creates the service of the client on stdin and stdout. Signals may end the process.
-    pub(super) fn of_process(conversation: Arc<Conversation>) -> Self {
+    pub(super) fn for_stdio(conversation: Arc<Conversation>) -> Self {
         Self { exits_on_signal: true, ..Self::new(conversation) }
     }
 }

@@ -1,4 +1,4 @@
-//! The client's stdin and stdout, out of reach for the rest of the process.
+//! The connection to the client on stdin and stdout, moved to descriptors that the rest of the process does not use.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,8 +20,8 @@ pub(crate) struct Stdio {
 }
 
 impl Stdio {
-    /// Takes descriptors 0 and 1 and replaces them by `/dev/null` and stderr. Lisp, C code and child processes then
-    /// cannot write to the client through stdout, nor read from the client through stdin.
+    /// Takes over the files of stdin and stdout, and redirects stdin to `/dev/null` and stdout to stderr. Lisp, C code and
+    /// child processes then cannot write to the client through stdout, nor read from the client through stdin.
     pub(crate) fn take() -> io::Result<Self> {
         let input = to_private_number(rustix::stdio::stdin())?;
         let output = to_private_number(rustix::stdio::stdout())?;

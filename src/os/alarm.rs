@@ -1,5 +1,5 @@
-//! A timer that one thread waits for and any thread sets. On Linux it is a kernel timer, because setting a kernel timer
-//! does not wake the waiting thread. A wake-up can take longer than the evaluation whose time limit is set.
+//! A timer that one thread waits for and any thread sets. On Linux the timer is a kernel timer, because setting a kernel
+//! timer does not wake the waiting thread, and a wake-up can take longer than the evaluation that gets the time limit.
 
 pub(crate) use timer::Alarm;
 

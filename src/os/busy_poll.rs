@@ -10,34 +10,34 @@ use rustix::io::Errno;
 /// its next request within this time (10 to 30 µs were measured), while waking a sleeping processor takes 50 µs.
 const POLL_TIME: Duration = Duration::from_micros(50);
 
-/// A thread polls only if its last two waits began within this time. Requests that arrive less often find the thread
-/// asleep, so polling would not help.
-const RECENTLY: Duration = Duration::from_millis(5);
+/// A thread polls only if it has begun two other waits within this time before the current wait. If requests arrive less
+/// often, they arrive after the thread has stopped polling, so polling would not help.
+const RECENT_WAIT_TIME: Duration = Duration::from_millis(5);
 
 /// If a yield takes longer than this time, the thread has lost the processor to another program.
-const CROWDED_AFTER: Duration = Duration::from_micros(500);
+const SLOW_YIELD_TIME: Duration = Duration::from_micros(500);
 
 /// The time for which a thread that has lost the processor does not poll: the other program's time slice takes longer
 /// than any wake-up.
-const CROWDED_TIME: Duration = Duration::from_millis(100);
+const NO_POLL_TIME: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// The end of the time in which this thread does not poll.
     static NO_POLL_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
     /// The times of this thread's last two waits, the latest first.
-    static WAITED: Cell<[Option<Instant>; 2]> = const { Cell::new([None; 2]) };
+    static LAST_WAITS: Cell<[Option<Instant>; 2]> = const { Cell::new([None; 2]) };
 }
 
 /// Polls until `check` returns a value; returns `None` when the thread has polled for long enough. Yields the processor
-/// after every `checks_per_yield` checks. This number is smaller for a check that is a system call, which takes as long as
+/// after every `checks_per_yield` checks. Callers pass a smaller number if a check is a system call, which takes as long as
 /// twenty reads of memory.
 pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
-    let [last, before] = WAITED.get();
-    WAITED.set([Some(begin), last]);
-    let comes_often = before.is_some_and(|before| begin - before < RECENTLY);
-    let is_crowded = NO_POLL_UNTIL.get().is_some_and(|until| begin < until);
-    let poll_time = if comes_often && !is_crowded { POLL_TIME } else { Duration::ZERO };
+    let [last, before] = LAST_WAITS.get();
+    LAST_WAITS.set([Some(begin), last]);
+    let waits_often = before.is_some_and(|before| begin - before < RECENT_WAIT_TIME);
+    let has_lost_processor = NO_POLL_UNTIL.get().is_some_and(|until| begin < until);
+    let poll_time = if waits_often && !has_lost_processor { POLL_TIME } else { Duration::ZERO };
     loop {
         for _ in 0..checks_per_yield {
             if let Some(found) = check() {
@@ -52,8 +52,8 @@ pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> 
         let yielded = Instant::now();
         std::thread::yield_now();
         let now = Instant::now();
-        if now - yielded > CROWDED_AFTER {
-            NO_POLL_UNTIL.set(Some(now + CROWDED_TIME));
+        if now - yielded > SLOW_YIELD_TIME {
+            NO_POLL_UNTIL.set(Some(now + NO_POLL_TIME));
         }
     }
 }

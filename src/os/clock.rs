@@ -1,5 +1,5 @@
-//! Deadlines: an alarm for the earliest of many times, and the wait for the alarm. The session and the library's thread
-//! pool each have a clock.
+//! The clock for deadlines: an alarm for the earliest of many times, and the wait for this alarm. The session and the
+//! library's thread pool each have a clock.
 
 use std::time::Instant;
 
@@ -11,26 +11,26 @@ use crate::os::alarm::Alarm;
 /// is seldom set: it stays at the earliest time that the clock was armed for. At that time, the waiting thread checks which
 /// deadlines have passed.
 #[derive(Debug, Default)]
-pub(crate) struct Clock {
+pub(crate) struct DeadlineClock {
     /// The time when the waiting thread wakes; `None` when the clock is not armed.
-    wakes: Mutex<Option<Instant>>,
+    wake_time: Mutex<Option<Instant>>,
     alarm: Alarm,
 }
 
-impl Clock {
+impl DeadlineClock {
     /// Makes the waiting thread wake at `time` or earlier.
     pub(crate) fn arm(&self, time: Instant) {
-        let mut wakes = self.wakes.lock();
-        if wakes.is_none_or(|wakes| time < wakes) {
-            *wakes = Some(time);
+        let mut wake_time = self.wake_time.lock();
+        if wake_time.is_none_or(|wake_time| time < wake_time) {
+            *wake_time = Some(time);
             self.alarm.set(time);
         }
     }
 
     /// Disarms the clock.
     pub(crate) fn stop(&self) {
-        let mut wakes = self.wakes.lock();
-        if wakes.take().is_some() {
+        let mut wake_time = self.wake_time.lock();
+        if wake_time.take().is_some() {
             self.alarm.stop();
         }
     }
@@ -39,7 +39,7 @@ impl Clock {
     pub(crate) fn wait(&self) -> Instant {
         loop {
             let now = Instant::now();
-            if self.wakes.lock().take_if(|wakes| *wakes <= now).is_some() {
+            if self.wake_time.lock().take_if(|wake_time| *wake_time <= now).is_some() {
                 return now;
             }
             self.alarm.wait();
@@ -65,13 +65,13 @@ mod tests {
 
     #[test]
     fn a_clock_keeps_the_earliest_time_until_it_is_stopped() {
-        let clock = Clock::default();
+        let clock = DeadlineClock::default();
         let (soon, late) = (Instant::now() + Duration::from_secs(3600), Instant::now() + Duration::from_secs(7200));
         clock.arm(soon);
         clock.arm(late);
-        assert_eq!(*clock.wakes.lock(), Some(soon));
+        assert_eq!(*clock.wake_time.lock(), Some(soon));
         clock.stop();
         clock.arm(late);
-        assert_eq!(*clock.wakes.lock(), Some(late));
+        assert_eq!(*clock.wake_time.lock(), Some(late));
     }
 }

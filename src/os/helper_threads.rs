@@ -21,14 +21,14 @@ struct Helpers {
 }
 
 static HELPERS: Mutex<Helpers> = Mutex::new(Helpers { work: VecDeque::new(), threads: 0, idle: 0 });
-static PUSHED: Condvar = Condvar::new();
+static WORK_PUSHED: Condvar = Condvar::new();
 
 /// Runs `work` on another thread and returns at once. A panic in `work` is ignored.
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     let mut helpers = HELPERS.lock();
     helpers.work.push_back(Box::new(work));
     if helpers.idle >= helpers.work.len() {
-        PUSHED.notify_one();
+        WORK_PUSHED.notify_one();
         return;
     }
     if helpers.threads >= MAX_THREADS {
@@ -36,23 +36,23 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     }
     helpers.threads += 1;
     drop(helpers);
-    if std::thread::Builder::new().name("sbcl-helper".to_owned()).spawn(serve).is_err() {
+    if std::thread::Builder::new().name("sbcl-helper".to_owned()).spawn(run_queued_work).is_err() {
         // The work stays queued for another thread, or for the next attempt to start one.
         HELPERS.lock().threads -= 1;
     }
 }
 
-fn serve() {
+fn run_queued_work() {
     let mut helpers = HELPERS.lock();
     loop {
         if let Some(work) = helpers.work.pop_front() {
             drop(helpers);
-            panics::caught(work);
+            panics::catch(work);
             helpers = HELPERS.lock();
             continue;
         }
         helpers.idle += 1;
-        let waited = PUSHED.wait_for(&mut helpers, IDLE_TIME);
+        let waited = WORK_PUSHED.wait_for(&mut helpers, IDLE_TIME);
         helpers.idle -= 1;
         if waited.timed_out() && helpers.work.is_empty() {
             helpers.threads -= 1;

@@ -5,7 +5,10 @@ pub(crate) mod busy_poll;
 pub(crate) mod clock;
 pub(crate) mod helper_threads;
 pub(crate) mod panics;
-#[cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the library alone only reads"))]
+#[cfg_attr(
+    not(feature = "mcp"),
+    allow(dead_code, reason = "without the server, descriptors are polled only for reading")
+)]
 pub(crate) mod poll_set;
 #[cfg(feature = "mcp")]
 pub(crate) mod processes;

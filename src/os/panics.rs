@@ -4,13 +4,13 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Returns the result of `work`, or `None` when it panics.
-pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
-    caught_as(work, |_| ()).ok()
+pub(crate) fn catch<R>(work: impl FnOnce() -> R) -> Option<R> {
+    catch_as(work, |_| ()).ok()
 }
 
-/// Returns the result of `work`. If `work` panics, returns the error that `describe` makes of the panic's text, which
-/// is `None` if the payload is not text.
-pub(crate) fn caught_as<R, E>(work: impl FnOnce() -> R, describe: impl FnOnce(Option<&str>) -> E) -> Result<R, E> {
+/// Returns the result of `work`. If `work` panics, returns the error that `describe` returns. `describe` receives the
+/// panic's text, or `None` if the payload is not text.
+pub(crate) fn catch_as<R, E>(work: impl FnOnce() -> R, describe: impl FnOnce(Option<&str>) -> E) -> Result<R, E> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str));
         let error = describe(text);
@@ -39,20 +39,20 @@ pub(crate) fn call_all(functions: impl IntoIterator<Item = Box<dyn FnOnce() + Se
 
 /// A value of the embedding program that our code may drop. A panic in the value's destructor is caught, because it would
 /// end the process while another panic unwinds.
-pub(crate) struct Contained<T>(Option<T>);
+pub(crate) struct PanicSafeDrop<T>(Option<T>);
 
-impl<T> Contained<T> {
+impl<T> PanicSafeDrop<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Some(value))
     }
 
     /// Returns the value. A panic in its destructor is no longer caught.
     pub(crate) fn into_inner(mut self) -> T {
-        self.0.take().expect("it is there until this is dropped")
+        self.0.take().expect("the value is present until the drop")
     }
 }
 
-impl<T> Deref for Contained<T> {
+impl<T> Deref for PanicSafeDrop<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -60,7 +60,7 @@ impl<T> Deref for Contained<T> {
     }
 }
 
-impl<T> Drop for Contained<T> {
+impl<T> Drop for PanicSafeDrop<T> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
             discard(self.0.take());
@@ -75,8 +75,8 @@ mod tests {
 
     use super::*;
 
-    /// An object that panics when it is dropped, with a bomb of the next lower number as the payload; a bomb with
-    /// number 0 does not panic.
+    /// An object that panics when it is dropped. The payload is a `Bomb` with the next lower number. A `Bomb` with number 0
+    /// does not panic.
     struct Bomb(u32);
 
     impl Drop for Bomb {
@@ -96,33 +96,33 @@ mod tests {
                 panic!("{number}")
             })
         });
-        let text = caught_as(|| call_all(functions), |text| text.map(str::to_owned));
+        let text = catch_as(|| call_all(functions), |text| text.map(str::to_owned));
         assert_eq!((text, CALLED.load(Ordering::Relaxed)), (Err(Some("0".to_owned())), 3));
-        assert_eq!(caught(|| call_all([])), Some(()));
+        assert_eq!(catch(|| call_all([])), Some(()));
     }
 
     #[test]
-    fn a_panic_in_the_destructor_of_a_contained_value_is_caught_during_unwinding() {
-        let panicked = caught(|| {
-            let contained = Contained::new(Bomb(3));
+    fn panic_safe_drop_catches_a_destructor_panic_during_unwinding() {
+        let panicked = catch(|| {
+            let contained = PanicSafeDrop::new(Bomb(3));
             assert_eq!(contained.0.as_ref().map(|bomb| bomb.0), Some(3));
             panic_any("on purpose")
         });
         assert!(panicked.is_none());
-        assert_eq!(*Contained::new(7), 7);
-        assert_eq!(Contained::new(7).into_inner(), 7);
+        assert_eq!(*PanicSafeDrop::new(7), 7);
+        assert_eq!(PanicSafeDrop::new(7).into_inner(), 7);
     }
 
     #[test]
     fn a_panic_payload_whose_destructor_panics_is_caught() {
         for depth in 0..4 {
-            assert!(caught(|| panic_any(Bomb(depth))).is_none());
+            assert!(catch(|| panic_any(Bomb(depth))).is_none());
             discard(Bomb(depth));
-            assert_eq!(caught_as(|| panic_any(Bomb(depth)), |text| text.map(str::to_owned)), Err::<(), _>(None));
+            assert_eq!(catch_as(|| panic_any(Bomb(depth)), |text| text.map(str::to_owned)), Err::<(), _>(None));
         }
-        assert_eq!(caught(|| 7), Some(7));
+        assert_eq!(catch(|| 7), Some(7));
         assert_eq!(
-            caught_as(|| panic!("{}", "a text"), |text| text.map(str::to_owned)),
+            catch_as(|| panic!("{}", "a text"), |text| text.map(str::to_owned)),
             Err::<(), _>(Some("a text".into()))
         );
     }

@@ -18,25 +18,25 @@ pub(crate) struct PollSet<'a, T> {
 
 /// The descriptors that are ready, by name, with their poll(2) events.
 #[derive(Debug)]
-pub(crate) struct Ready<T>(Vec<(T, PollFlags)>);
+pub(crate) struct ReadyDescriptors<T>(Vec<(T, PollFlags)>);
 
 impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     pub(crate) fn new() -> Self {
         Self { names: Vec::with_capacity(8), fds: Vec::with_capacity(8) }
     }
 
-    /// Adds a wait until `fd` can be read, or its other end is closed.
-    pub(crate) fn read(&mut self, name: T, fd: &'a impl AsFd) {
+    /// Adds `fd`, which counts as ready when it can be read, or its other end is closed.
+    pub(crate) fn add_read(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::IN));
     }
 
-    /// Adds a wait until `fd` can be written, or its other end is closed.
-    pub(crate) fn write(&mut self, name: T, fd: &'a impl AsFd) {
+    /// Adds `fd`, which counts as ready when it can be written, or its other end is closed.
+    pub(crate) fn add_write(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::OUT));
     }
 
-    /// Adds a wait until the other end of `fd` is closed.
-    pub(crate) fn hangup(&mut self, name: T, fd: &'a impl AsFd) {
+    /// Adds `fd`, which counts as ready when its other end is closed.
+    pub(crate) fn add_hangup(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::empty()));
     }
 
@@ -49,14 +49,18 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     ///
     /// # Errors
     /// Returns the error of poll(2) if the set exceeds the process's limit of descriptors, or the system is out of memory.
-    pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
+    pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<ReadyDescriptors<T>> {
         let count = wait(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
-        Ok(Ready(if count == 0 { Vec::new() } else { events.filter(|(_, events)| !events.is_empty()).collect() }))
+        Ok(ReadyDescriptors(if count == 0 {
+            Vec::new()
+        } else {
+            events.filter(|(_, events)| !events.is_empty()).collect()
+        }))
     }
 }
 
-impl<T: Copy + PartialEq> Ready<T> {
+impl<T: Copy + PartialEq> ReadyDescriptors<T> {
     /// Returns the names of the ready descriptors, in the order in which the descriptors were added.
     pub(crate) fn names(&self) -> impl Iterator<Item = T> {
         self.0.iter().map(|(name, _)| *name)
@@ -89,8 +93,8 @@ mod tests {
         let (other, closed) = io::pipe().unwrap();
         let wait = |time| {
             let mut set = PollSet::new();
-            set.read("reader", &reader);
-            set.hangup("other", &other);
+            set.add_read("reader", &reader);
+            set.add_hangup("other", &other);
             set.wait(Some(time)).unwrap()
         };
         assert_eq!(wait(Duration::ZERO).names().count(), 0);

@@ -13,11 +13,11 @@ use rustix::process::{
 use super::poll_set::PollSet;
 
 /// The maximum number of searches for descendants, which may start other processes meanwhile.
-const ROUNDS: usize = 5;
+const MAX_SEARCHES: usize = 5;
 
 /// Makes this process the parent of its orphaned descendants, such as the orphans of a worker.
 pub(crate) fn adopt_orphans() {
-    // An error is ignored: orphans can still be found while their parents live.
+    // An error is ignored: without adoption, descendants are still found as long as their parents live.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
@@ -28,13 +28,14 @@ pub(crate) fn reap() -> Option<(Pid, WaitStatus)> {
 }
 
 /// Waits until a child has ended, at most for `time`, without reaping the child. Returns false if the child still runs.
-pub(crate) fn wait_child(child: Pid, time: Duration) -> bool {
+/// Returns true at once if the system refuses to watch the child.
+pub(crate) fn wait_for_child(child: Pid, time: Duration) -> bool {
     let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) else { return true };
     let end = Instant::now() + time;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let mut set = PollSet::new();
-        set.read((), &descriptor);
+        set.add_read((), &descriptor);
         match set.wait(Some(left)) {
             Ok(ready) if ready.has(()) => return true,
             Ok(_) if left.is_zero() => return false,
@@ -49,11 +50,12 @@ pub(crate) fn kill_all_descendants() {
     kill_all_descendants_except(&[]);
 }
 
-/// Kills all descendants of this process, except those in `except` and their descendants.
+/// Kills all descendants of this process, except the processes in `except` and their descendants.
 pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_SEARCHES {
         let any = kill_descendants(getpid(), except);
-        // Killed children are reaped. The orphans of killed processes become children, for the next round.
+        // Reap the killed children. The orphans of killed processes become children of this process, and the next search
+        // finds them.
         while reap().is_some() {}
         if !any {
             return;
@@ -62,11 +64,11 @@ pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
     }
 }
 
-/// Kills this child, its descendants, and the process group that it leads. The child must not have been reaped.
+/// Kills a child, its descendants, and the process group that the child leads. The child must not have been reaped.
 pub(crate) fn kill_tree(child: Pid) {
     // A stopped process cannot start other processes.
     let _ = kill_process(child, Signal::STOP);
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_SEARCHES {
         if !kill_descendants(child, &[]) {
             break;
         }
@@ -75,19 +77,19 @@ pub(crate) fn kill_tree(child: Pid) {
     let _ = kill_process_group(child, Signal::KILL);
 }
 
-/// Kills the descendants of a process, except those in `except` and their descendants. Returns false if there was nothing
-/// to kill.
+/// Kills the descendants of the process `root`, except the processes in `except` and their descendants. Returns false if
+/// there were no descendants to kill.
 fn kill_descendants(root: Pid, except: &[Pid]) -> bool {
     let found = descendants(root, except);
     for (pid, parent) in &found {
-        kill(*pid, *parent);
+        kill_child(*pid, *parent);
     }
     !found.is_empty()
 }
 
 /// Kills `pid` if it is a child of `parent`. If the number has been reused for another process, nothing is killed.
 #[cfg(target_os = "linux")]
-pub(crate) fn kill(pid: Pid, parent: Pid) {
+pub(crate) fn kill_child(pid: Pid, parent: Pid) {
     use rustix::process::pidfd_send_signal;
     // The descriptor is opened before the check, so that the signal goes to the process that was checked.
     let process = pidfd_open(pid, PidfdFlags::empty());
@@ -102,7 +104,7 @@ pub(crate) fn kill(pid: Pid, parent: Pid) {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn kill(pid: Pid, _parent: Pid) {
+pub(crate) fn kill_child(pid: Pid, _parent: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
@@ -113,11 +115,11 @@ pub(crate) fn is_stopped(child: Pid) -> bool {
 }
 
 /// Returns false if the process has ended or is about to end: such a process has no `exe` any more (proc(5)).
-fn runs(pid: Pid) -> bool {
+fn is_running(pid: Pid) -> bool {
     !fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Returns the children of all threads of a process; an empty list if the process has ended.
+/// Returns the child processes of a process, whichever thread started them; an empty list if the process has ended.
 pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
     for thread in fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten() {
@@ -150,7 +152,7 @@ fn descendants(root: Pid, except: &[Pid]) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
-        for child in children(parent).into_iter().filter(|child| !except.contains(child) && runs(*child)) {
+        for child in children(parent).into_iter().filter(|child| !except.contains(child) && is_running(*child)) {
             found.push((child, parent));
             pending.push(child);
         }
@@ -176,7 +178,7 @@ mod tests {
         let [sleep] = children(shell)[..] else { panic!("one child") };
         assert_eq!(children_among_all(shell), [sleep]);
         assert!(children(getpid()).contains(&shell) && children_among_all(getpid()).contains(&shell));
-        assert!(runs(sleep) && !is_stopped(shell));
+        assert!(is_running(sleep) && !is_stopped(shell));
         kill_process(shell, Signal::STOP).unwrap();
         while !is_stopped(shell) && std::time::Instant::now() < end {
             std::thread::yield_now();
@@ -184,21 +186,21 @@ mod tests {
         assert!(is_stopped(shell) && is_stopped(shell));
         kill_tree(shell);
         assert_eq!(child.wait().unwrap().signal(), Some(9));
-        while runs(sleep) && std::time::Instant::now() < end {
+        while is_running(sleep) && std::time::Instant::now() < end {
             std::thread::yield_now();
         }
-        assert!(!runs(sleep) && children(shell).is_empty());
+        assert!(!is_running(sleep) && children(shell).is_empty());
     }
 
     #[test]
     fn a_process_of_another_parent_is_not_killed() {
         let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_child(&child);
-        // `INIT` is not the child's parent: to `kill`, the number looks as if it had been reused.
-        kill(pid, Pid::INIT);
+        // `INIT` is not the child's parent: to `kill_child`, the number looks as if it had been reused.
+        kill_child(pid, Pid::INIT);
         assert_eq!(child.try_wait().unwrap(), None);
-        kill(pid, getpid());
+        kill_child(pid, getpid());
         assert_eq!(child.wait().unwrap().signal(), Some(9));
-        kill(pid, getpid());
+        kill_child(pid, getpid());
     }
 }

@@ -4,11 +4,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 /// The unguessable name of a directory that does not exist yet. Lisp creates the directory if the user has no home
-/// directory or cannot write to the home directory. [`remove`](Self::remove) deletes the directory at the end.
+/// directory, or no writable cache directory. [`remove`](Self::remove) deletes the directory at the end.
 #[derive(Debug)]
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct ScratchDirectory(PathBuf);
 
-impl Scratch {
+impl ScratchDirectory {
     /// Chooses a name in the temporary directory (`TMPDIR`).
     pub(crate) fn new() -> Self {
         let temporary = std::env::temp_dir();
@@ -17,12 +17,12 @@ impl Scratch {
 
     /// Chooses a name in the directory `path`. If `path` is a scratch directory, removing it removes the new directory, too.
     pub(crate) fn in_directory(path: &Path) -> Self {
-        // The standard library seeds its hash maps from the system's randomness.
+        // Nobody can guess the number, because `RandomState` takes its keys from the system's random numbers.
         let number = RandomState::new().hash_one(std::process::id());
         Self(path.join(format!("sbcl-mcp-{number:016x}")))
     }
 
-    /// Takes the name that a parent process chose.
+    /// Returns the scratch directory `path`, whose name a parent process chose.
     pub(crate) fn inherited(path: PathBuf) -> Self {
         Self(path)
     }

@@ -1,4 +1,4 @@
-//! The starting of Lisp threads: when a thread may be started, and when to try again after a failure.
+//! Decides when a Lisp thread is started, and when to try again after a thread could not be started.
 
 use std::time::{Duration, Instant};
 
@@ -14,22 +14,22 @@ pub(crate) struct ThreadSupply {
 
 impl ThreadSupply {
     /// Returns true if the caller must start a thread now, because fewer than `needed` threads are being started and the
-    /// delay after a failure is over. The thread counts as being started until [`arrived`](Self::arrived) or
-    /// [`refused`](Self::refused) is called.
-    pub(crate) fn start(&mut self, needed: usize, now: Instant) -> bool {
+    /// delay after a failure is over. The thread counts as being started until [`record_started`](Self::record_started) or
+    /// [`record_failure`](Self::record_failure) is called.
+    pub(crate) fn claim_start(&mut self, needed: usize, now: Instant) -> bool {
         let starts = self.starting < needed && self.retry_at.is_none_or(|time| time <= now);
         self.starting += usize::from(starts);
         starts
     }
 
     /// Records that a thread that was being started now runs.
-    pub(crate) fn arrived(&mut self) {
+    pub(crate) fn record_started(&mut self) {
         self.starting = self.starting.saturating_sub(1);
     }
 
     /// Records that a thread could not be started. Returns the time of the next attempt.
-    pub(crate) fn refused(&mut self, now: Instant) -> Instant {
-        self.arrived();
+    pub(crate) fn record_failure(&mut self, now: Instant) -> Instant {
+        self.record_started();
         *self.retry_at.insert(now + RETRY_DELAY)
     }
 
@@ -46,10 +46,10 @@ mod tests {
     #[test]
     fn a_thread_that_could_not_be_started_is_retried_after_a_second() {
         let (mut supply, now) = (ThreadSupply::default(), Instant::now());
-        assert!(supply.start(1, now) && !supply.start(1, now));
-        assert_eq!(supply.refused(now), now + RETRY_DELAY);
-        assert!(!supply.start(1, now) && supply.start(1, now + RETRY_DELAY));
-        supply.arrived();
+        assert!(supply.claim_start(1, now) && !supply.claim_start(1, now));
+        assert_eq!(supply.record_failure(now), now + RETRY_DELAY);
+        assert!(!supply.claim_start(1, now) && supply.claim_start(1, now + RETRY_DELAY));
+        supply.record_started();
         assert_eq!(supply.starting(), 0);
     }
 }

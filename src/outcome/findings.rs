@@ -9,7 +9,7 @@ use super::records::{
 };
 
 /// Clones the records of one kind, in order.
-macro_rules! all {
+macro_rules! clone_records {
     ($records:expr, $kind:ident) => {
         $records
             .iter()
@@ -18,12 +18,12 @@ macro_rules! all {
 }
 
 /// Returns the number of results that were left out, because they were beyond the requested limit or were not kept.
-fn more(records: &[Record]) -> u64 {
+fn omitted_count(records: &[Record]) -> u64 {
     let more = of_kind(records).map(|more: &More| more.count).sum::<u64>();
     more + of_kind(records).map(|omitted: &Omitted| omitted.count).sum::<u64>()
 }
 
-fn notes(records: &[Record]) -> Vec<String> {
+fn note_texts(records: &[Record]) -> Vec<String> {
     of_kind(records).map(|note: &Note| note.text.clone()).collect()
 }
 
@@ -43,8 +43,8 @@ pub struct FoundSymbols {
 impl From<Vec<Record>> for FoundSymbols {
     fn from(records: Vec<Record>) -> Self {
         Self {
-            symbols: all!(records, FoundSymbol).collect(),
-            more: more(&records),
+            symbols: clone_records!(records, FoundSymbol).collect(),
+            more: omitted_count(&records),
             nothing: of_kind(&records).next_back().map(|nothing: &Nothing| nothing.text.clone()),
         }
     }
@@ -69,9 +69,9 @@ impl From<Vec<Record>> for References {
     fn from(records: Vec<Record>) -> Self {
         Self {
             relation: of_kind(&records).next().map(|relation: &Relation| relation.name.clone()),
-            references: all!(records, Reference).collect(),
-            more: more(&records),
-            notes: notes(&records),
+            references: clone_records!(records, Reference).collect(),
+            more: omitted_count(&records),
+            notes: note_texts(&records),
         }
     }
 }
@@ -94,11 +94,11 @@ pub struct Expansion {
 impl From<Vec<Record>> for Expansion {
     fn from(records: Vec<Record>) -> Self {
         Self {
-            steps: all!(records, ExpansionStep).collect(),
-            more_steps: more(&records),
+            steps: clone_records!(records, ExpansionStep).collect(),
+            more_steps: omitted_count(&records),
             text: of_kind(&records).map(|piece: &ExpansionPiece| &*piece.text).collect(),
-            error: all!(records, ExpansionError).next(),
-            notes: notes(&records),
+            error: clone_records!(records, ExpansionError).next(),
+            notes: note_texts(&records),
         }
     }
 }
@@ -155,7 +155,7 @@ pub struct Test<'a> {
     pub checks: Vec<&'a Check>,
     /// The number of further failed checks.
     pub more_checks: u64,
-    /// The functions that may be at fault: one list, or one for each kind of failure that a test operation printed.
+    /// The functions that may be at fault: a single list, or a list for each kind of failure that a test operation printed.
     pub suspects: Vec<SuspectList<'a>>,
 }
 
@@ -209,7 +209,8 @@ impl<'a> TestRun<'a> {
         self.tests.iter().filter(|test| test.result.status.is_failure())
     }
 
-    /// Returns true if all tests of the run are ASDF test operations. Suspects then have no passing tests to compare with.
+    /// Returns true if all tests of the run are ASDF test operations. The search for suspects then had no passing tests for
+    /// comparison.
     pub(crate) fn is_test_operation_alone(&self) -> bool {
         self.tests.iter().all(|test| test.result.is_test_operation())
     }

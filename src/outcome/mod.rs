@@ -41,9 +41,9 @@ impl Clipped {
         Self { text: self.text + &after.text, omitted: after.omitted }
     }
 
-    /// Returns the beginning of the text that takes at most `bytes` bytes as JSON.
+    /// Returns the longest beginning of the text whose JSON form takes at most `bytes` bytes.
     #[cfg(feature = "mcp")]
-    fn within(&self, bytes: usize) -> Self {
+    fn truncated(&self, bytes: usize) -> Self {
         let mut left = bytes;
         let mut fits = |character: char| {
             let size = json_size(character.encode_utf8(&mut [0; 4]));
@@ -63,7 +63,7 @@ impl Clipped {
 }
 
 /// Merges the text of two streams in the order in which it was printed: see [`Outcome::turns`].
-pub(crate) fn interleaved(stdout: &str, stderr: &str, turns: &[u32]) -> String {
+pub(crate) fn interleave(stdout: &str, stderr: &str, turns: &[u32]) -> String {
     let mut text = String::with_capacity(stdout.len() + stderr.len());
     let mut rest = [stdout, stderr];
     for (index, &count) in turns.iter().enumerate() {
@@ -133,8 +133,8 @@ pub struct FrameRecord {
     pub source: Option<String>,
     /// The source line at that location, shortened if it is long.
     pub code: Option<String>,
-    /// The part of the system that the frame belongs to, such as `ASDF` or `the reader`, if the frame only led to the
-    /// user's code.
+    /// The name of the component that the frame belongs to, such as `ASDF` or `the reader`, if the frame is not the user's
+    /// code but only led to it.
     pub machinery: Option<String>,
     /// The local variables that SBCL knows. Recorded for the innermost frames only.
     pub locals: Vec<Local>,
@@ -197,8 +197,8 @@ pub struct FormPosition {
 pub struct ErrorRecord {
     /// The number of the error in the session's history, from 1 (`E1`); 0 before a number is assigned.
     pub id: u64,
-    /// The class name of the condition, with a package prefix where CL-USER needs one; or a type of the server's own:
-    /// `TIMEOUT`, `CANCELLED`, `IMAGE-LOST`.
+    /// The class name of the condition, with a package prefix where CL-USER needs one; or a kind of failure that the server
+    /// reports itself, such as `TIMEOUT`, `CANCELLED` or `IMAGE-LOST`.
     pub kind: String,
     /// The report of the condition.
     pub message: Clipped,
@@ -224,7 +224,7 @@ pub struct ErrorRecord {
 impl ErrorRecord {
     /// Returns the first clause of the message: what happened, without the advice or the state of the image that may
     /// follow.
-    pub(crate) fn what_happened(&self) -> &str {
+    pub(crate) fn first_clause(&self) -> &str {
         let text = &*self.message.text;
         let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
         text[..end.unwrap_or(text.len())].trim_end_matches('.')
@@ -242,19 +242,19 @@ impl ErrorRecord {
     }
 
     /// Returns the approximate size of the record in bytes: in memory, or as JSON if that is larger.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(crate) fn byte_size(&self) -> usize {
         let form = self.form.as_ref().map_or(0, |form| json_size(&form.text));
         let own = 4 * PART_BYTES + json_size(&self.kind) + json_size(&self.message.text) + form;
-        let slots = self.slots.iter().map(Slot::bytes).sum::<usize>();
-        let restarts = self.restarts.iter().map(RestartRecord::bytes).sum::<usize>();
-        own + slots + restarts + self.frames.iter().map(FrameRecord::bytes).sum::<usize>()
+        let slots = self.slots.iter().map(Slot::byte_size).sum::<usize>();
+        let restarts = self.restarts.iter().map(RestartRecord::byte_size).sum::<usize>();
+        own + slots + restarts + self.frames.iter().map(FrameRecord::byte_size).sum::<usize>()
     }
 
-    /// Returns the record cut to about `bytes` bytes: the end of the message, and the slots, restarts and outer frames that
-    /// do not fit, are dropped.
+    /// Returns the record cut to about `bytes` bytes, without the end of a long message, and without the form, slots,
+    /// restarts and outer frames that do not fit.
     #[cfg(feature = "mcp")]
-    pub(crate) fn within(self: &Arc<Self>, bytes: usize) -> Arc<Self> {
-        if self.bytes() <= bytes {
+    pub(crate) fn truncated(self: &Arc<Self>, bytes: usize) -> Arc<Self> {
+        if self.byte_size() <= bytes {
             return self.clone();
         }
         let mut left = bytes;
@@ -265,14 +265,14 @@ impl ErrorRecord {
         };
         let form = self.form.clone().filter(|form| takes(json_size(&form.text)));
         takes(4 * PART_BYTES + json_size(&self.kind));
-        let message = self.message.within(bytes / 2);
+        let message = self.message.truncated(bytes / 2);
         takes(json_size(&message.text));
-        let slots: Vec<_> = self.slots.iter().filter(|slot| takes(slot.bytes())).cloned().collect();
+        let slots: Vec<_> = self.slots.iter().filter(|slot| takes(slot.byte_size())).cloned().collect();
         // The restarts are taken from the end, because the server's own restarts come last and must stay.
         let mut restarts: Vec<_> =
-            self.restarts.iter().rev().filter(|restart| takes(restart.bytes())).cloned().collect();
+            self.restarts.iter().rev().filter(|restart| takes(restart.byte_size())).cloned().collect();
         restarts.reverse();
-        let frames = self.frames.iter().take_while(|frame| takes(frame.bytes())).cloned().collect();
+        let frames = self.frames.iter().take_while(|frame| takes(frame.byte_size())).cloned().collect();
         Arc::new(Self {
             id: self.id,
             kind: self.kind.clone(),
@@ -304,19 +304,19 @@ fn part_bytes(name: &str, value: &str) -> usize {
 }
 
 impl Slot {
-    fn bytes(&self) -> usize {
+    fn byte_size(&self) -> usize {
         part_bytes(&self.name, &self.value)
     }
 }
 
 impl RestartRecord {
-    fn bytes(&self) -> usize {
+    fn byte_size(&self) -> usize {
         part_bytes(&self.name, &self.description)
     }
 }
 
 impl FrameRecord {
-    fn bytes(&self) -> usize {
+    fn byte_size(&self) -> usize {
         let locals = self.locals.iter().map(|local| match &local.value {
             LocalValue::Value(value) => part_bytes(&local.name, value),
             LocalValue::Dead | LocalValue::Unavailable => part_bytes(&local.name, ""),
@@ -349,12 +349,12 @@ pub struct DefiningForm {
     pub package: String,
 }
 
-/// The changes that a form made to the image, as reported by Lisp, and the form's place.
+/// The changes that a form made to the image, as reported by Lisp, with the form's role and line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Changes {
-    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if the form defined or removed more
-    /// than 50 names, because Lisp then reports none, or if a system defined the names.
+    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if the form loaded a system that
+    /// defined the names, or if the form defined or removed more than 50 names, because Lisp then reports none.
     pub(crate) defined: Vec<String>,
     /// The removed names, in the format of `defined`.
     pub(crate) removed: Vec<String>,
@@ -370,7 +370,7 @@ pub(crate) struct Changes {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FormRole {
-    /// Unknown, because version 0.1 recorded the form.
+    /// The role is unknown, because version 0.1 of the server recorded the form.
     #[default]
     Unknown,
     /// An `in-package` form.
@@ -416,7 +416,7 @@ impl Changes {
 pub struct Outcome {
     /// The number of the evaluation in its session, from 1; 0 if the outcome is not of a numbered evaluation.
     pub evaluation: u64,
-    /// True if the session keeps the complete outcome under this number until newer outcomes replace it.
+    /// True if the session keeps the complete outcome, under the number `evaluation`, until newer outcomes replace it.
     pub kept: bool,
     /// Messages from the server itself.
     pub notices: Vec<String>,
@@ -465,15 +465,15 @@ impl Outcome {
     }
 
     /// Returns the approximate size of the outcome in memory, in bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(crate) fn byte_size(&self) -> usize {
         let values = match &self.result {
             Ok(values) => values.iter().map(|value| 32 + value.text.len()).sum(),
-            Err(error) => error.bytes(),
+            Err(error) => error.byte_size(),
         };
         let warnings = self.warnings.iter().map(|warning| 64 + warning.kind.len() + warning.message.text.len());
         let notices = self.notices.iter().map(|notice| 24 + notice.len());
         let defined = self.defined.iter().map(|form| 48 + form.code.len() + form.package.len());
-        let records = self.records.iter().map(Record::bytes);
+        let records = self.records.iter().map(Record::byte_size);
         let output = self.stdout.text.len() + self.stderr.text.len() + self.background.text.len();
         512 + output
             + 4 * self.turns.len()
@@ -482,18 +482,18 @@ impl Outcome {
             + notices.sum::<usize>()
             + defined.sum::<usize>()
             + records.sum::<usize>()
-            + self.errors.iter().map(|error| error.bytes()).sum::<usize>()
+            + self.errors.iter().map(|error| error.byte_size()).sum::<usize>()
     }
 
     /// Returns the recorded output to stdout and stderr, in the order in which it was printed.
     #[must_use]
     pub fn printed(&self) -> String {
-        interleaved(&self.stdout.text, &self.stderr.text, &self.turns)
+        interleave(&self.stdout.text, &self.stderr.text, &self.turns)
     }
 
     /// Returns the index in [`printed`](Self::printed) of the character with index `place` in stdout, or in stderr if
     /// `stderr` is true. Both indices count characters.
-    pub(crate) fn printed_at(&self, stderr: bool, place: u64) -> u64 {
+    pub(crate) fn printed_index(&self, stderr: bool, place: u64) -> u64 {
         let (mut before, mut own) = (0, 0);
         for (index, &count) in self.turns.iter().enumerate() {
             let count = u64::from(count);
@@ -510,7 +510,7 @@ impl Outcome {
 
     /// Splits the outcome of a test run into one outcome per system, each with the system's name as it was requested.
     /// Returns an empty list if a single system was tested.
-    pub(crate) fn by_system(&self) -> Vec<(&str, Self)> {
+    pub(crate) fn split_by_system(&self) -> Vec<(&str, Self)> {
         let begun: Vec<&System> = of_kind(&self.records).collect();
         let printed = self.printed();
         let at = |system: &System| byte_offset(&printed, system.printed);
@@ -521,7 +521,7 @@ impl Outcome {
             let name = &*system.name;
             let end = begun.get(index + 1).map_or(printed.len(), |next| at(next));
             let printed = printed.get(at(system)..end).unwrap_or_default();
-            let mut outcome = Self::of_tests(printed.to_owned());
+            let mut outcome = Self::from_test_output(printed.to_owned());
             if index == cut {
                 outcome.stdout.omitted = self.stdout.omitted + self.stderr.omitted;
             }
@@ -546,7 +546,7 @@ impl Outcome {
     }
 
     /// Returns an outcome that has the output `printed` and no test results yet.
-    pub(crate) fn of_tests(printed: String) -> Self {
+    pub(crate) fn from_test_output(printed: String) -> Self {
         Self {
             evaluation: 0,
             kept: false,
@@ -569,9 +569,9 @@ impl Outcome {
     }
 
     /// Returns this outcome with the test results of one more system added: the reverse of
-    /// [`by_system`](Self::by_system).
+    /// [`split_by_system`](Self::split_by_system).
     #[cfg(feature = "mcp")]
-    pub(crate) fn with_system(mut self, name: &str, mut tests: Self) -> Self {
+    pub(crate) fn with_system_tests(mut self, name: &str, mut tests: Self) -> Self {
         let system = System { name: name.to_owned(), printed: self.printed().chars().count() as u64 };
         for record in &mut tests.records {
             if let Record::TestResult(TestResult { error: Some(error), .. }) = record {
@@ -679,9 +679,9 @@ pub enum Progress {
         /// True if the evaluation runs in the background, so that later calls need not wait for its end.
         background: bool,
     },
-    /// The evaluation failed and is held where it failed.
+    /// The evaluation failed and is held where it failed. The field is its outcome so far.
     Held(Arc<Outcome>),
-    /// The evaluation ended, after this time.
+    /// The evaluation has ended. The fields are its outcome and the time that it took.
     Over(Arc<Outcome>, Duration),
 }
 
@@ -750,7 +750,8 @@ pub enum DefinitionFilter {
 pub struct DefinitionQuery {
     /// The kinds of definitions to list.
     pub filter: DefinitionFilter,
-    /// The package to list, including definitions from loaded systems; all definitions of the session if `None`.
+    /// The package whose definitions are listed, including definitions from loaded systems; `None` for all definitions of
+    /// the session.
     pub package: Option<String>,
     /// The maximum number of definitions, systems not counted.
     pub limit: u64,
@@ -799,8 +800,9 @@ mod tests {
     #[test]
     fn a_test_whose_error_was_dropped_gets_no_error_of_another_test() {
         let test = |error| TestResult { name: "t".to_owned(), error: Some(error), ..TestResult::default() }.into();
-        let run = Outcome { records: vec![test(0), test(7)], ..Outcome::of_tests(String::new()) };
-        let mut whole = Outcome::of_tests(String::new()).with_system("a", run.clone()).with_system("b", run);
+        let run = Outcome { records: vec![test(0), test(7)], ..Outcome::from_test_output(String::new()) };
+        let mut whole =
+            Outcome::from_test_output(String::new()).with_system_tests("a", run.clone()).with_system_tests("b", run);
         whole.errors = vec![std::sync::Arc::new(ErrorRecord {
             id: 1,
             kind: "SIMPLE-ERROR".to_owned(),
@@ -815,7 +817,7 @@ mod tests {
             evaluation: 0,
         })];
         let numbers: Vec<Vec<_>> = whole
-            .by_system()
+            .split_by_system()
             .iter()
             .map(|(_, run)| of_kind(&run.records).map(|test: &TestResult| test.error).collect())
             .collect();

@@ -17,7 +17,7 @@ trait FieldType: Sized {
     fn from_value(value: FieldValue) -> Option<Self>;
 
     /// Returns the size of the heap memory that the field owns, in bytes.
-    fn bytes(&self) -> usize {
+    fn byte_size(&self) -> usize {
         0
     }
 
@@ -32,7 +32,7 @@ impl FieldType for String {
         if let FieldValue::Text(text) = value { Some(text) } else { None }
     }
 
-    fn bytes(&self) -> usize {
+    fn byte_size(&self) -> usize {
         self.len()
     }
 }
@@ -54,8 +54,8 @@ impl<T: FieldType> FieldType for Option<T> {
         T::from_value(value).map(Some)
     }
 
-    fn bytes(&self) -> usize {
-        self.as_ref().map_or(0, T::bytes)
+    fn byte_size(&self) -> usize {
+        self.as_ref().map_or(0, T::byte_size)
     }
 
     fn is_absent(&self) -> bool {
@@ -89,7 +89,7 @@ impl TestStatus {
 
 impl FieldType for TestStatus {
     fn from_value(value: FieldValue) -> Option<Self> {
-        enum_from_word(value)
+        enum_from_name(value)
     }
 }
 
@@ -111,7 +111,7 @@ pub enum CallEnd {
 
 impl FieldType for CallEnd {
     fn from_value(value: FieldValue) -> Option<Self> {
-        enum_from_word(value)
+        enum_from_name(value)
     }
 }
 
@@ -129,19 +129,19 @@ pub enum PassingImage {
 
 impl FieldType for PassingImage {
     fn from_value(value: FieldValue) -> Option<Self> {
-        enum_from_word(value)
+        enum_from_name(value)
     }
 }
 
 /// Converts a string to the enum variant whose name in serde is this string. Returns `None` if there is no such variant.
-fn enum_from_word<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
+fn enum_from_name<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
     use serde::de::IntoDeserializer;
     use serde::de::value::{Error, StringDeserializer};
-    let enum_from_word: StringDeserializer<Error> = String::from_value(value)?.into_deserializer();
-    T::deserialize(enum_from_word).ok()
+    let deserializer: StringDeserializer<Error> = String::from_value(value)?.into_deserializer();
+    T::deserialize(deserializer).ok()
 }
 
-/// Approximate size in bytes of a record without its text.
+/// Approximate size in bytes of a record without the text of its fields.
 const RECORD_BYTES: usize = 128;
 
 /// Defines the record structures. `sbcl_core::records` generates the argument from `lisp/build/records.sexp`.
@@ -166,7 +166,7 @@ macro_rules! records {
             }
 
             impl RecordKind for $name {
-                fn of(record: &Record) -> Option<&Self> {
+                fn from_record(record: &Record) -> Option<&Self> {
                     if let Record::$name(record) = record { Some(record) } else { None }
                 }
             }
@@ -179,7 +179,7 @@ macro_rules! records {
         }
 
         impl Record {
-            /// Returns an empty record of the `kind` named by Lisp; `None` for an unknown kind.
+            /// Returns an empty record of the kind that Lisp calls `kind`; `None` for an unknown kind.
             pub(crate) fn begin(kind: &str) -> Option<Self> {
                 match kind {
                     $(stringify!($kind) => Some(Self::$name($name::default())),)*
@@ -202,9 +202,9 @@ macro_rules! records {
             }
 
             /// Returns the approximate size of the record in memory, in bytes.
-            pub(crate) fn bytes(&self) -> usize {
+            pub(crate) fn byte_size(&self) -> usize {
                 match self {
-                    $(Self::$name(_record) => RECORD_BYTES $(+ FieldType::bytes(&_record.$field))*,)*
+                    $(Self::$name(_record) => RECORD_BYTES $(+ FieldType::byte_size(&_record.$field))*,)*
                 }
             }
         }
@@ -214,12 +214,12 @@ macro_rules! records {
 /// A structure for one kind of record.
 pub(crate) trait RecordKind: Sized {
     /// Returns the record if it is of this kind.
-    fn of(record: &Record) -> Option<&Self>;
+    fn from_record(record: &Record) -> Option<&Self>;
 }
 
 /// Returns the records of one kind, in order.
 pub(crate) fn of_kind<T: RecordKind + 'static>(records: &[Record]) -> impl DoubleEndedIterator<Item = &T> {
-    records.iter().filter_map(T::of)
+    records.iter().filter_map(T::from_record)
 }
 
 include!(concat!(env!("OUT_DIR"), "/records.rs"));
@@ -254,7 +254,7 @@ impl Record {
         }
     }
 
-    /// Assigns the record to the system `name`, if it has a field for one.
+    /// Assigns the record to the system `name`, if the record has a field for a system.
     #[cfg(feature = "mcp")]
     pub(crate) fn set_system(&mut self, name: &str) {
         if let Some(system) = self.system_field() {
@@ -285,7 +285,7 @@ mod tests {
             TestResult { name: "a".to_owned(), status: TestStatus::Skipped, line: Some(7), ..TestResult::default() };
         assert_eq!(record, Record::TestResult(expected));
         record.set("status", FieldValue::Text("odd".to_owned()));
-        assert_eq!(TestResult::of(&record).unwrap().status, TestStatus::Skipped);
+        assert_eq!(TestResult::from_record(&record).unwrap().status, TestStatus::Skipped);
         assert_eq!(Record::begin("odd"), None);
     }
 }

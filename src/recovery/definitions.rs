@@ -7,25 +7,26 @@ use serde::{Deserialize, Serialize};
 use crate::outcome::{Changes, DefiningForm, FormRole, json_size};
 
 /// The number of forms up to which all forms are kept, even repetitions.
-const EXACT: usize = 2_000;
+const MAX_UNCOMPACTED_FORMS: usize = 2_000;
 /// Maximum size of all forms together, in bytes of JSON.
 const MAX_BYTES: usize = 16 << 20;
-/// Maximum size of one form, in bytes of JSON: the capacity of a frame minus room for the rest of the event.
+/// Maximum size of one form, in bytes of JSON. The event that reports a form must fit into one frame, so the maximum is the
+/// capacity of a frame minus room for the rest of the event.
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
-const BEGINNING: usize = 200;
+const EXCERPT_CHARS: usize = 200;
 /// Maximum number of dropped forms that are kept, so that messages can name them. Older dropped forms are only counted.
 const MAX_DROPPED: usize = 100;
-/// Maximum size of the named dropped forms together, in bytes of JSON.
+/// Maximum size of the kept dropped forms together, in bytes of JSON.
 const MAX_DROPPED_BYTES: usize = 1 << 20;
-/// Size in bytes above which a dropped form is cut to its [`BEGINNING`].
+/// Size in bytes above which a dropped form is cut to [`EXCERPT_CHARS`].
 const MAX_DROPPED_FORM: usize = 4 << 10;
 /// The reason why a dropped form is missing.
-const NO_ROOM: &str = "it was dropped to save space";
+const DROPPED_REASON: &str = "it was dropped to save space";
 /// Maximum number of names that a message lists for a form that failed after defining these names.
-const MAX_NAMED: usize = 3;
-/// Upper bound of the size of a form's JSON without its texts, in bytes: field names and numbers.
-const OVERHEAD: usize = 256;
+const MAX_LISTED_NAMES: usize = 3;
+/// Upper bound of the size of a form's JSON without its strings, in bytes: field names and numbers.
+const JSON_OVERHEAD: usize = 256;
 
 /// A form that defined something.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +55,7 @@ impl Definition {
         let size = json_size(&self.form.code);
         if size > MAX_FORM {
             self.too_long = Some(size);
-            self.form.code = self.form.code.chars().take(BEGINNING).collect();
+            self.form.code = self.form.code.chars().take(EXCERPT_CHARS).collect();
         }
         self
     }
@@ -69,16 +70,20 @@ impl Definition {
         }
         let names = &self.changes.defined;
         Some(match names.len() {
-            0 => "it failed after defining something".to_owned(),
-            1..=MAX_NAMED => format!("it failed after defining {}", names.join(", ")),
+            0 => "it failed after making a definition".to_owned(),
+            1..=MAX_LISTED_NAMES => format!("it failed after defining {}", names.join(", ")),
             many => {
-                format!("it failed after defining {} and {} more", names[..MAX_NAMED].join(", "), many - MAX_NAMED)
+                format!(
+                    "it failed after defining {} and {} more",
+                    names[..MAX_LISTED_NAMES].join(", "),
+                    many - MAX_LISTED_NAMES
+                )
             }
         })
     }
 
     /// Returns true when `before` reports that the same form failed in the same evaluation.
-    fn continues(&self, before: &Self) -> bool {
+    fn follows_failure_of(&self, before: &Self) -> bool {
         before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
     }
 
@@ -91,13 +96,13 @@ impl Definition {
     fn size(&self) -> usize {
         let changes = self.changes.defined.iter().chain(&self.changes.removed).chain(&self.changes.modules);
         let changes: usize = changes.map(|name| json_size(name) + 3).sum();
-        OVERHEAD + json_size(&self.form.code) + json_size(&self.form.package) + changes
+        JSON_OVERHEAD + json_size(&self.form.code) + json_size(&self.form.package) + changes
     }
 }
 
 /// A form that could not be restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Unrestored {
+pub(crate) struct UnrestoredForm {
     pub(crate) form: DefiningForm,
     /// The names that are missing without the form, in the format of [`Changes::defined`].
     #[serde(default)]
@@ -106,7 +111,7 @@ pub(crate) struct Unrestored {
     pub(crate) reason: String,
 }
 
-impl Unrestored {
+impl UnrestoredForm {
     /// Creates the record of a definition that could not be restored for this reason.
     pub(crate) fn new(definition: &Definition, reason: &str) -> Self {
         let Definition { form, changes, .. } = definition;
@@ -114,10 +119,10 @@ impl Unrestored {
     }
 
     /// Creates the record of a form that was dropped for lack of room; a long form is cut to its beginning.
-    fn dropped(mut definition: Definition) -> Self {
-        let reason = definition.obstacle().unwrap_or_else(|| NO_ROOM.to_owned());
+    fn from_dropped(mut definition: Definition) -> Self {
+        let reason = definition.obstacle().unwrap_or_else(|| DROPPED_REASON.to_owned());
         if definition.form.code.len() > MAX_DROPPED_FORM {
-            definition.form.code = definition.form.code.chars().take(BEGINNING).collect();
+            definition.form.code = definition.form.code.chars().take(EXCERPT_CHARS).collect();
         }
         Self { form: definition.form, missing: definition.changes.defined, reason }
     }
@@ -125,12 +130,12 @@ impl Unrestored {
     /// Returns an upper bound of the size, in bytes of JSON.
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.form.code, &self.form.package, &self.reason];
-        OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
+        JSON_OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
     }
 
     /// Records that `form` was evaluated with these changes. Returns true when nothing is missing any more: `form` is
     /// the unrestored form and did not fail, or every missing name has been defined or removed since.
-    pub(crate) fn is_resolved_by(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
+    pub(crate) fn try_resolve(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
         let had_names = !self.missing.is_empty();
         self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
         self.form == *form && changes.role != FormRole::Failed || had_names && self.missing.is_empty()
@@ -139,7 +144,7 @@ impl Unrestored {
 
 /// The definitions of a session in the order of their evaluation, within bounds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(from = "Stored")]
+#[serde(from = "StoredDefinitions")]
 pub(crate) struct Definitions {
     /// The definitions, each with its position: the number of definitions that were added before it.
     entries: Vec<(u64, Definition)>,
@@ -147,8 +152,8 @@ pub(crate) struct Definitions {
     count: u64,
     /// The newest definitions that were dropped for lack of room and have not been defined again, each with its
     /// position.
-    dropped_forms: Vec<(u64, Unrestored)>,
-    /// The number of definitions that were dropped and are no longer in `dropped_forms`.
+    dropped_forms: Vec<(u64, UnrestoredForm)>,
+    /// The number of dropped definitions for which `dropped_forms` had no room, so that they are only counted.
     dropped: usize,
     /// The size of all entries together, in bytes of JSON.
     #[serde(skip)]
@@ -160,16 +165,16 @@ pub(crate) struct Definitions {
 
 /// The serialized fields of [`Definitions`].
 #[derive(Deserialize)]
-struct Stored {
+struct StoredDefinitions {
     entries: Vec<(u64, Definition)>,
     count: u64,
     #[serde(default)]
-    dropped_forms: Vec<(u64, Unrestored)>,
+    dropped_forms: Vec<(u64, UnrestoredForm)>,
     dropped: usize,
 }
 
-impl From<Stored> for Definitions {
-    fn from(Stored { entries, count, dropped_forms, dropped }: Stored) -> Self {
+impl From<StoredDefinitions> for Definitions {
+    fn from(StoredDefinitions { entries, count, dropped_forms, dropped }: StoredDefinitions) -> Self {
         let bytes = entries.iter().map(|(_, definition)| definition.size()).sum();
         let limit = entries.len();
         Self { entries, count, dropped_forms, dropped, bytes, limit }
@@ -178,30 +183,31 @@ impl From<Stored> for Definitions {
 
 /// The rank of a form: forms of lower ranks are dropped first for lack of room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
+enum DropRank {
     /// A form that only defines names. Other forms define all of these names earlier, and define them again or remove them
     /// later.
     Intermediate,
     /// A form that only defines names. Other forms define all of these names again or remove them later.
     Replaced,
     /// A form that may do more than define names. Other forms define all of its names again or remove them later.
-    Acting,
+    SideEffecting,
     /// Any other form.
     Live,
 }
 
 impl Definitions {
-    /// Adds a definition. Returns the positions of dropped definitions that are no longer named, only counted.
+    /// Adds a definition. If definitions are dropped to make room, returns the positions of the dropped definitions that
+    /// are only counted from now on.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
-        self.dropped_forms.retain_mut(|(_, form)| !form.is_resolved_by(&definition.form, &definition.changes));
+        self.dropped_forms.retain_mut(|(_, form)| !form.try_resolve(&definition.form, &definition.changes));
         // If the last entry records that this form failed and was held, the form has been resumed: replace the entry.
-        if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.continues(last)) {
+        if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
             self.bytes -= failed.size();
         }
         self.bytes += definition.size();
         self.entries.push((self.count, definition));
         self.count += 1;
-        if self.entries.len() <= self.limit.max(EXACT) && self.bytes <= MAX_BYTES {
+        if self.entries.len() <= self.limit.max(MAX_UNCOMPACTED_FORMS) && self.bytes <= MAX_BYTES {
             return Vec::new();
         }
         let dropped = self.compact();
@@ -210,8 +216,8 @@ impl Definitions {
     }
 
     /// Keeps only the first and the last occurrence of a repeated form; other forms may depend on the first. If the
-    /// remaining forms still take too much room, drops forms by their [`Rank`], the oldest first. Returns the positions of
-    /// dropped definitions that are no longer named, only counted.
+    /// remaining forms still take too much room, drops forms by their [`DropRank`], the oldest first. Returns the
+    /// positions of the dropped definitions that are only counted from now on.
     fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
@@ -245,13 +251,13 @@ impl Definitions {
         for (index, (position, definition)) in std::mem::take(&mut self.entries).into_iter().enumerate() {
             if !is_dropped[index] {
                 self.entries.push((position, definition));
-            } else if ranks[index] >= Rank::Acting {
-                self.dropped_forms.push((position, Unrestored::dropped(definition)));
+            } else if ranks[index] >= DropRank::SideEffecting {
+                self.dropped_forms.push((position, UnrestoredForm::from_dropped(definition)));
             }
         }
         self.dropped_forms.sort_by_key(|(position, _)| *position);
         let mut bytes = 0;
-        let fits = |(_, form): &&(u64, Unrestored)| {
+        let fits = |(_, form): &&(u64, UnrestoredForm)| {
             bytes += form.size();
             bytes <= MAX_DROPPED_BYTES
         };
@@ -262,7 +268,7 @@ impl Definitions {
     }
 
     /// Returns the rank of each definition.
-    fn ranks(&self) -> Vec<Rank> {
+    fn ranks(&self) -> Vec<DropRank> {
         let mut names: HashSet<&String> = HashSet::new();
         let is_intermediate: Vec<bool> = self
             .entries
@@ -281,11 +287,11 @@ impl Definitions {
             let is_generic = *role == FormRole::GenericFunction;
             let is_replaced = !is_generic && !defined.is_empty() && defined.iter().all(|name| names.contains(name));
             ranks.push(match role {
-                _ if !is_replaced => Rank::Live,
+                _ if !is_replaced => DropRank::Live,
                 // A form that failed is not replayed, so dropping the form loses no other effects.
-                FormRole::Function | FormRole::Failed if is_intermediate => Rank::Intermediate,
-                FormRole::Function | FormRole::Failed => Rank::Replaced,
-                _ => Rank::Acting,
+                FormRole::Function | FormRole::Failed if is_intermediate => DropRank::Intermediate,
+                FormRole::Function | FormRole::Failed => DropRank::Replaced,
+                _ => DropRank::SideEffecting,
             });
             if !is_generic && definition.obstacle().is_none() {
                 names.extend(defined.iter().chain(removed));
@@ -295,14 +301,14 @@ impl Definitions {
         ranks
     }
 
-    /// Records that `count` more definitions were dropped and are not named.
+    /// Records that `count` more definitions were dropped and are only counted.
     pub(crate) fn count_dropped(&mut self, count: usize) {
         self.dropped += count;
     }
 
     /// Removes the definitions at these indices, which are counted from the first definition at `position` or later.
     pub(crate) fn remove(&mut self, position: u64, indices: &HashSet<usize>) {
-        let first = self.first_since(position);
+        let first = self.first_index_since(position);
         let indices: HashSet<usize> = indices.iter().map(|index| index.saturating_add(first)).collect();
         let mut index = 0;
         self.entries.retain(|(_, definition)| {
@@ -317,55 +323,56 @@ impl Definitions {
 
     /// Removes and returns the definition at `index`, which is counted from the first definition at `position` or later.
     pub(crate) fn take(&mut self, position: u64, index: usize) -> Option<Definition> {
-        let index = self.first_since(position).saturating_add(index);
+        let index = self.first_index_since(position).saturating_add(index);
         let (_, definition) = (index < self.entries.len()).then(|| self.entries.remove(index))?;
         self.bytes -= definition.size();
         Some(definition)
     }
 
     /// Returns the dropped definitions from `position` on that are kept, so that messages can name them.
-    pub(crate) fn dropped_forms(&self, position: u64) -> impl Iterator<Item = &Unrestored> {
+    pub(crate) fn dropped_forms(&self, position: u64) -> impl Iterator<Item = &UnrestoredForm> {
         self.dropped_forms.iter().filter(move |(at, _)| *at >= position).map(|(_, form)| form)
     }
 
-    /// Forgets the dropped definitions from `position` on that were kept to be named.
+    /// Forgets the dropped definitions from `position` on that were kept for messages.
     pub(crate) fn forget_dropped_forms(&mut self, position: u64) {
         self.dropped_forms.retain(|(at, _)| *at < position);
     }
 
-    /// Returns the number of definitions that were dropped for lack of room and are not [named](Self::dropped_forms).
-    pub(crate) fn dropped(&self) -> usize {
+    /// Returns the number of definitions that were dropped for lack of room and are not among
+    /// [`dropped_forms`](Self::dropped_forms).
+    pub(crate) fn dropped_count(&self) -> usize {
         self.dropped
     }
 
     /// Returns the position of the next definition.
-    pub(crate) fn end(&self) -> u64 {
+    pub(crate) fn next_position(&self) -> u64 {
         self.count
     }
 
     /// Returns the index of the first entry at `position` or later.
-    fn first_since(&self, position: u64) -> usize {
+    fn first_index_since(&self, position: u64) -> usize {
         self.entries.partition_point(|(at, _)| *at < position)
     }
 
     /// Returns the definitions from `position` on, in order.
     pub(crate) fn iter_from(&self, position: u64) -> impl Iterator<Item = &Definition> {
-        self.entries[self.first_since(position)..].iter().map(|(_, definition)| definition)
+        self.entries[self.first_index_since(position)..].iter().map(|(_, definition)| definition)
     }
 
     /// Returns a copy of the definitions from `position` on.
-    pub(crate) fn since(&self, position: u64) -> Self {
-        let entries = self.entries[self.first_since(position)..].to_vec();
+    pub(crate) fn suffix_from(&self, position: u64) -> Self {
+        let entries = self.entries[self.first_index_since(position)..].to_vec();
         let dropped_forms = self.dropped_forms.iter().filter(|(at, _)| *at >= position).cloned().collect();
-        Stored { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
+        StoredDefinitions { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
     }
 
     /// Removes the definitions from `position` on. `dropped` is the number of these definitions that were already dropped
-    /// and are not named.
+    /// and are only counted.
     pub(crate) fn truncate(&mut self, position: u64, dropped: usize) {
         self.forget_dropped_forms(position);
         self.dropped = self.dropped.saturating_sub(dropped);
-        for (_, definition) in self.entries.drain(self.first_since(position)..) {
+        for (_, definition) in self.entries.drain(self.first_index_since(position)..) {
             self.bytes -= definition.size();
         }
     }
@@ -400,7 +407,7 @@ mod tests {
         for round in 0..100_000 {
             definitions.add(definition(format!("(defun f{} ())", round % 10)));
         }
-        assert!(definitions.entries.len() <= 2 * EXACT);
+        assert!(definitions.entries.len() <= 2 * MAX_UNCOMPACTED_FORMS);
         definitions.compact();
         assert_eq!(definitions.entries.len(), 20);
         assert_eq!(codes(&definitions)[19], "(defun f9 ())");
@@ -411,32 +418,36 @@ mod tests {
     }
 
     #[test]
-    fn definitions_since_a_position_can_be_taken_removed_and_truncated() {
+    fn definitions_from_a_position_can_be_copied_removed_and_truncated() {
         let mut definitions = Definitions::default();
         (0..5).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
-        let position = definitions.end();
+        let position = definitions.next_position();
         (5..8).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
-        assert_eq!(definitions.since(position).entries.len(), 3);
+        assert_eq!(definitions.suffix_from(position).entries.len(), 3);
         assert_eq!(definitions.take(position, 1).unwrap().form.code, "(defun f6 ())");
         definitions.remove(position, &HashSet::from([0]));
-        assert_eq!(codes(&definitions.since(position)), ["(defun f7 ())"]);
+        assert_eq!(codes(&definitions.suffix_from(position)), ["(defun f7 ())"]);
         assert_eq!(definitions.entries.len(), 6);
         definitions.truncate(position, 0);
-        assert_eq!((definitions.entries.len(), definitions.since(position).entries.len()), (5, 0));
+        assert_eq!((definitions.entries.len(), definitions.suffix_from(position).entries.len()), (5, 0));
         assert_eq!(definitions.bytes, bytes(&definitions));
     }
 
     #[test]
-    fn the_oldest_definitions_are_dropped_when_all_together_are_too_large() {
+    fn the_oldest_definitions_are_dropped_over_the_total_size_limit() {
         let mut definitions = Definitions::default();
         let mut dropped = Vec::new();
         for round in 0..40 {
             dropped.extend(definitions.add(definition(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20)))));
         }
-        assert!(dropped.is_empty() && definitions.dropped() == 0 && definitions.bytes <= MAX_BYTES);
+        assert!(dropped.is_empty() && definitions.dropped_count() == 0 && definitions.bytes <= MAX_BYTES);
         assert!(definitions.dropped_forms.iter().map(|(position, _)| *position).eq(0..definitions.entries[0].0));
         assert_eq!(definitions.dropped_forms.len() + definitions.entries.len(), 40);
-        assert!(definitions.dropped_forms(0).all(|form| form.form.code.len() == BEGINNING && form.reason == NO_ROOM));
+        assert!(
+            definitions
+                .dropped_forms(0)
+                .all(|form| form.form.code.len() == EXCERPT_CHARS && form.reason == DROPPED_REASON)
+        );
         assert!(codes(&definitions).last().unwrap().contains("*v39*"));
         // JSON takes six bytes for this character.
         definitions.add(definition("\u{1}".repeat(4 << 20)));
@@ -446,10 +457,10 @@ mod tests {
             dropped.extend(definitions.add(definition(format!("({round})"))));
         }
         assert!(definitions.bytes > MAX_BYTES / 2 && serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
-        // Only the newest dropped forms are listed; older ones are only counted.
+        // Only the newest dropped forms are kept. Older dropped forms are only counted.
         assert_eq!(definitions.dropped_forms.len(), MAX_DROPPED);
-        assert!(dropped.iter().copied().eq(0..definitions.dropped() as u64));
-        assert_eq!(definitions.dropped() + MAX_DROPPED + definitions.entries.len(), 200_041);
+        assert!(dropped.iter().copied().eq(0..definitions.dropped_count() as u64));
+        assert_eq!(definitions.dropped_count() + MAX_DROPPED + definitions.entries.len(), 200_041);
     }
 
     #[test]
@@ -480,7 +491,8 @@ mod tests {
             let changes = Changes::parse(changes.lines());
             definitions.add(Definition { changes, ..definition(code) });
         };
-        // A form with the rank `Acting` is dropped before live forms, and named until its names are defined again.
+        // A form with the rank `SideEffecting` is dropped before live forms. `dropped_forms` contains it until its names are
+        // defined again.
         add(format!("(defvar *a* {large})"), "=other\n+VARIABLE *A*");
         add(format!("(defvar *b* {large})"), "=other\n+VARIABLE *B*");
         let named = |definitions: &Definitions| {
@@ -498,20 +510,20 @@ mod tests {
     }
 
     #[test]
-    fn definitions_are_the_same_after_serialization() {
+    fn definitions_survive_serialization() {
         let mut definitions = Definitions::default();
         (0..5).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
         definitions.count_dropped(3);
         let read: Definitions = serde_json::from_slice(&serde_json::to_vec(&definitions).unwrap()).unwrap();
-        assert_eq!((codes(&read), read.end(), read.dropped()), (codes(&definitions), 5, 3));
+        assert_eq!((codes(&read), read.next_position(), read.dropped_count()), (codes(&definitions), 5, 3));
         assert_eq!(read.bytes, definitions.bytes);
     }
 
     #[test]
-    fn a_form_that_is_too_long_is_kept_by_its_beginning() {
+    fn a_form_over_the_size_limit_is_cut_to_its_beginning() {
         let long = definition(format!("(defvar *long* \"{}\")", "x".repeat(MAX_FORM))).bounded();
         assert_eq!(long.too_long, Some(MAX_FORM + 20));
-        assert_eq!(long.form.code.len(), BEGINNING);
+        assert_eq!(long.form.code.len(), EXCERPT_CHARS);
         assert_eq!(definition("(f)".to_owned()).bounded(), definition("(f)".to_owned()));
     }
 
@@ -522,17 +534,17 @@ mod tests {
         let defining = |defined: &[&str]| Changes { defined: names(defined), ..Changes::default() };
         let missing = |defined: &[&str]| {
             let changes = defining(defined);
-            Unrestored::new(&Definition { changes, ..definition("(define-both)".to_owned()) }, "it failed")
+            UnrestoredForm::new(&Definition { changes, ..definition("(define-both)".to_owned()) }, "it failed")
         };
         let mut both = missing(&["FUNCTION APP::F", "VARIABLE APP::F"]);
-        assert!(!both.is_resolved_by(&form("(defun f ())"), &defining(&["FUNCTION APP::F"])));
-        assert!(!both.is_resolved_by(&form("(defun g ())"), &defining(&["FUNCTION APP::G"])));
+        assert!(!both.try_resolve(&form("(defun f ())"), &defining(&["FUNCTION APP::F"])));
+        assert!(!both.try_resolve(&form("(defun g ())"), &defining(&["FUNCTION APP::G"])));
         let removing = Changes { removed: names(&["VARIABLE APP::F"]), ..Changes::default() };
-        assert!(both.is_resolved_by(&form("(unintern 'f)"), &removing));
+        assert!(both.try_resolve(&form("(unintern 'f)"), &removing));
         // An unrestored form without names is resolved only by an equal form.
         let mut load = missing(&[]);
-        assert!(!load.is_resolved_by(&form("(load \"a\")"), &defining(&["FUNCTION APP::F"])));
+        assert!(!load.try_resolve(&form("(load \"a\")"), &defining(&["FUNCTION APP::F"])));
         let same = definition("(define-both)".to_owned()).form;
-        assert!(load.is_resolved_by(&same, &Changes::default()));
+        assert!(load.try_resolve(&same, &Changes::default()));
     }
 }

@@ -1,7 +1,8 @@
 //! The events that a worker reports to its supervisor.
 //!
-//! A [`WorkerEvent`] is sent as JSON in a [frame](crate::rpc::frame). The worker shortens an event to its bounds, or
-//! does not send it. The supervisor reports an event that it cannot read, and never substitutes a default for it.
+//! A [`WorkerEvent`] is sent as JSON in a [frame](crate::rpc::frame). The worker shortens the texts and lists of an event to
+//! fixed maximums, and does not send an event that is still too large. The supervisor reports an event that it cannot read,
+//! and never substitutes a default for such an event.
 
 use std::sync::Arc;
 
@@ -10,20 +11,20 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::store::Checkpoint;
 use super::definitions::Definition;
 use crate::Limits;
-use crate::image::interruption::Stuck;
+use crate::image::interruption::StuckReason;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::rpc::frame::MAX_EVENT;
 
 /// Maximum size of a message of a client's handshake, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
 /// Approximate maximum size of an error in an event, in bytes of JSON. A larger error is cut.
-pub(crate) const MAX_ERROR: usize = 64 << 10;
+pub(crate) const MAX_ERROR_BYTES: usize = 64 << 10;
 /// Maximum number of notices that a replaced image passes to the next image.
 const MAX_NOTICES: usize = 100;
 /// Maximum length of a notice, in characters.
 const MAX_NOTICE: usize = 10_000;
 /// Maximum number of forms that a replay reports as failed.
-const MAX_FAILED: usize = 10_000;
+const MAX_FAILED_FORMS: usize = 10_000;
 /// Maximum length of the reason for a failed form, in characters.
 const MAX_REASON: usize = 130;
 
@@ -61,7 +62,7 @@ pub(crate) enum WorkerEvent {
     Stuck {
         /// The outcome of the stuck evaluation, if a call still waits for its answer.
         outcome: Option<Box<Outcome>>,
-        why: Stuck,
+        why: StuckReason,
     },
     /// A process that outlives the server has begun to save the persistent session.
     SaverStarted {
@@ -96,7 +97,7 @@ pub(crate) enum SessionEvent {
     Errors {
         /// The number of the client's connection.
         client: u64,
-        /// The error that was added to the history, cut to about [`MAX_ERROR`] bytes.
+        /// The error that was added to the history, cut to about [`MAX_ERROR_BYTES`] bytes.
         added: Option<Arc<ErrorRecord>>,
         /// The number of the last error; `None` when the last evaluation succeeded.
         last: Option<u64>,
@@ -125,26 +126,26 @@ impl SessionEvent {
 /// The error for an event that does not fit into a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it takes {bytes} bytes; the limit is {MAX_EVENT}")]
-pub(crate) struct TooLarge {
+pub(crate) struct EventTooLarge {
     bytes: usize,
 }
 
 impl WorkerEvent {
-    /// Creates the event for the end of a replay, with the first [`MAX_FAILED`] forms that failed, each reason cut to
+    /// Creates the event for the end of a replay, with the first [`MAX_FAILED_FORMS`] forms that failed, each reason cut to
     /// [`MAX_REASON`] characters.
     pub(crate) fn replayed(failed: &[(usize, String)]) -> Self {
-        let failed = failed.iter().take(MAX_FAILED).map(|(index, reason)| (*index, cut(reason, MAX_REASON)));
+        let failed = failed.iter().take(MAX_FAILED_FORMS).map(|(index, reason)| (*index, cut(reason, MAX_REASON)));
         Self::Replayed { failed: failed.collect() }
     }
 
     /// Creates the request for a reset, with the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
     pub(crate) fn reset_requested(call: u64, notices: &[String]) -> Self {
-        Self::ResetRequested { call, notices: bounded(notices) }
+        Self::ResetRequested { call, notices: bounded_notices(notices) }
     }
 
     /// Creates the request for the restore of a checkpoint, with the notices bounded as for a reset.
     pub(crate) fn restore_requested(call: u64, checkpoint: Checkpoint, notices: &[String]) -> Self {
-        Self::RestoreRequested { call, checkpoint: Box::new(checkpoint), notices: bounded(notices) }
+        Self::RestoreRequested { call, checkpoint: Box::new(checkpoint), notices: bounded_notices(notices) }
     }
 
     /// Creates the event for the end of the worker, with the reason cut to [`MAX_NOTICE`] characters.
@@ -155,11 +156,11 @@ impl WorkerEvent {
     /// Returns the event as JSON.
     ///
     /// # Errors
-    /// Returns [`TooLarge`] if the event does not fit into a frame.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, TooLarge> {
+    /// Returns [`EventTooLarge`] if the event does not fit into a frame.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, EventTooLarge> {
         // Serializing cannot fail: events consist of strings, numbers, lists, and maps with string keys.
         let bytes = serde_json::to_vec(self).unwrap_or_default();
-        if bytes.len() > MAX_EVENT { Err(TooLarge { bytes: bytes.len() }) } else { Ok(bytes) }
+        if bytes.len() > MAX_EVENT { Err(EventTooLarge { bytes: bytes.len() }) } else { Ok(bytes) }
     }
 
     /// Reads an event that a worker sent.
@@ -172,7 +173,7 @@ impl WorkerEvent {
 }
 
 /// Returns the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
-fn bounded(notices: &[String]) -> Vec<String> {
+fn bounded_notices(notices: &[String]) -> Vec<String> {
     notices.iter().take(MAX_NOTICES).map(|notice| cut(notice, MAX_NOTICE)).collect()
 }
 
@@ -187,7 +188,7 @@ mod tests {
     use crate::outcome::{Clipped, FrameRecord};
 
     #[test]
-    fn an_error_is_cut_to_its_bound_and_counts_what_is_left_out() {
+    fn an_oversized_error_is_cut_and_counts_the_omitted_parts() {
         let call = format!("(f {})", "\u{1}".repeat(300));
         let frame = |number| FrameRecord {
             number,
@@ -213,32 +214,32 @@ mod tests {
             })
         };
         let small = record(10, 3);
-        assert!(Arc::ptr_eq(&small.within(MAX_ERROR), &small));
-        let cut = record(10_000, 1_000).within(MAX_ERROR);
+        assert!(Arc::ptr_eq(&small.truncated(MAX_ERROR_BYTES), &small));
+        let cut = record(10_000, 1_000).truncated(MAX_ERROR_BYTES);
         let bytes = serde_json::to_vec(&cut).expect("JSON").len();
-        assert!((MAX_ERROR * 9 / 10..MAX_ERROR * 11 / 10).contains(&bytes), "{bytes} bytes");
+        assert!((MAX_ERROR_BYTES * 9 / 10..MAX_ERROR_BYTES * 11 / 10).contains(&bytes), "{bytes} bytes");
         assert_eq!(cut.message.characters(), 10_005);
         assert!(cut.message.text.len() > 5_000 && cut.frames.len() > 10, "{} frames", cut.frames.len());
         assert_eq!((cut.id, cut.total_frames), (7, 1_000));
     }
 
     #[test]
-    fn texts_and_lists_of_an_event_are_cut_to_their_bounds() {
+    fn texts_and_lists_in_events_are_cut_to_their_limits() {
         let notices = vec!["\u{1}".repeat(2 * MAX_NOTICE); 2 * MAX_NOTICES];
-        let failed: Vec<_> = (0..2 * MAX_FAILED).map(|index| (index, "x".repeat(2 * MAX_REASON))).collect();
+        let failed: Vec<_> = (0..2 * MAX_FAILED_FORMS).map(|index| (index, "x".repeat(2 * MAX_REASON))).collect();
         let WorkerEvent::ResetRequested { notices: kept, .. } = WorkerEvent::reset_requested(1, &notices) else {
             unreachable!("the constructor says which event")
         };
         assert_eq!((kept.len(), kept[0].len()), (MAX_NOTICES, MAX_NOTICE));
         let restored = WorkerEvent::replayed(&failed);
         let WorkerEvent::Replayed { failed } = &restored else { unreachable!("the constructor says which event") };
-        assert_eq!((failed.len(), failed[0].1.len()), (MAX_FAILED, MAX_REASON));
+        assert_eq!((failed.len(), failed[0].1.len()), (MAX_FAILED_FORMS, MAX_REASON));
     }
 
     #[test]
-    fn every_bounded_event_fits_into_a_frame() {
+    fn events_with_maximum_contents_fit_into_a_frame() {
         let notices = vec!["\u{1}".repeat(MAX_NOTICE); MAX_NOTICES];
-        let failed: Vec<_> = (0..MAX_FAILED).map(|index| (index, "\u{1}".repeat(MAX_REASON))).collect();
+        let failed: Vec<_> = (0..MAX_FAILED_FORMS).map(|index| (index, "\u{1}".repeat(MAX_REASON))).collect();
         for event in [
             WorkerEvent::Ready,
             WorkerEvent::reset_requested(u64::MAX, &notices),

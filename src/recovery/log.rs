@@ -3,8 +3,8 @@
 //!
 //! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server). It compacts the log to a
 //! snapshot when the log has grown, and when the state has changed without an event: by a reset, by the restore of a
-//! checkpoint, or by forms that failed in a replay. Reading ignores an incomplete last line. A session that ends with
-//! its server has no log: its state is only in memory.
+//! checkpoint, or by forms that failed in a replay. Reading ignores an incomplete last line. A session that is not
+//! persistent has no log: its state is only in memory.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -22,15 +22,15 @@ use super::state::RecoveryState;
 use crate::rpc::framing::MAX_LINE;
 
 /// The name of the log's file.
-pub(crate) const LOG: &str = "log";
+pub(crate) const LOG_FILE: &str = "log";
 /// The name of the copy of a log with unreadable lines.
-pub(crate) const DAMAGED: &str = "log.damaged";
+pub(crate) const DAMAGED_LOG_FILE: &str = "log.damaged";
 /// The name of an empty file that marks an incomplete log: definitions since the file was created may be missing.
-pub(crate) const INCOMPLETE: &str = "log.incomplete";
+pub(crate) const INCOMPLETE_MARKER_FILE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
-const GROWTH: u64 = 64 << 20;
+const COMPACTION_THRESHOLD: u64 = 64 << 20;
 /// The version of the log's format. A log with a higher version is not read.
-const FORMAT: u32 = 2;
+const FORMAT_VERSION: u32 = 2;
 
 /// A line of the log.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,12 +51,12 @@ enum LogLine<'a> {
 /// The part of the first line that all formats from version 2 on share.
 #[derive(Debug, Deserialize)]
 struct FirstLine {
-    snapshot: Version,
+    snapshot: SnapshotVersion,
 }
 
 /// The part of a snapshot that identifies its format and the program that wrote it.
 #[derive(Debug, Deserialize)]
-struct Version {
+struct SnapshotVersion {
     format: u32,
     build: String,
     #[serde(rename = "state")]
@@ -65,7 +65,7 @@ struct Version {
 
 /// A log that was read.
 #[derive(Debug, Default)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedLog {
     /// The fold over the log.
     pub(crate) state: RecoveryState,
     /// The number of lines that could not be read. An incomplete last line does not count.
@@ -78,47 +78,49 @@ pub(crate) struct Loaded {
 ///
 /// # Errors
 /// Returns the reason, worded as a clause, if a newer program wrote the log, or if the log cannot be read.
-pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
-    load_after(directory, RecoveryState::default())
+pub(crate) fn load(directory: &Path) -> Result<LoadedLog, String> {
+    load_with_initial_state(directory, RecoveryState::default())
 }
 
 /// Reads the log like [`load`], but applies the events to `initial` if the log has no readable snapshot.
 ///
 /// # Errors
 /// Returns the errors of [`load`].
-pub(crate) fn load_after(directory: &Path, initial: RecoveryState) -> Result<Loaded, String> {
-    match File::open(directory.join(LOG)) {
-        Ok(file) => read(BufReader::new(file), initial),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Loaded { state: initial, ..Loaded::default() }),
-        Err(error) => Err(unreadable(&error)),
+pub(crate) fn load_with_initial_state(directory: &Path, initial: RecoveryState) -> Result<LoadedLog, String> {
+    match File::open(directory.join(LOG_FILE)) {
+        Ok(file) => fold_lines(BufReader::new(file), initial),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(LoadedLog { state: initial, ..LoadedLog::default() })
+        }
+        Err(error) => Err(unreadable_log_message(&error)),
     }
 }
 
 /// Returns the clause that reports a log that cannot be read.
-fn unreadable(error: &io::Error) -> String {
+fn unreadable_log_message(error: &io::Error) -> String {
     format!("its log cannot be read ({error})")
 }
 
-/// Copies a log with unreadable lines to [`DAMAGED`] in the session's directory, before the log is compacted. Returns
-/// the path of the copy.
+/// Copies a log with unreadable lines to [`DAMAGED_LOG_FILE`] in the session's directory, before the log is compacted.
+/// Returns the path of the copy.
 ///
 /// # Errors
 /// Returns an error if the log cannot be read, or if the copy cannot be written.
-pub(crate) fn keep_damaged(directory: &Path) -> io::Result<PathBuf> {
-    let copy = directory.join(DAMAGED);
-    std::fs::copy(directory.join(LOG), &copy)?;
+pub(crate) fn copy_damaged_log(directory: &Path) -> io::Result<PathBuf> {
+    let copy = directory.join(DAMAGED_LOG_FILE);
+    std::fs::copy(directory.join(LOG_FILE), &copy)?;
     Ok(copy)
 }
 
 /// Returns the time since which the last server of a session could not write its log; `None` when the log is complete.
 pub(crate) fn incomplete_since(directory: &Path) -> Option<jiff::Timestamp> {
-    directory.join(INCOMPLETE).metadata().and_then(|file| file.modified()).ok()?.try_into().ok()
+    directory.join(INCOMPLETE_MARKER_FILE).metadata().and_then(|file| file.modified()).ok()?.try_into().ok()
 }
 
 /// Returns true when a directory has a log whose first line is readable.
-pub(crate) fn is_in(directory: &Path) -> bool {
+pub(crate) fn has_readable_log(directory: &Path) -> bool {
     let mut line = Vec::new();
-    let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
+    let file = File::open(directory.join(LOG_FILE)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
     file.and_then(|mut file| file.read_until(b'\n', &mut line)).is_ok()
         && (serde_json::from_slice::<FirstLine>(&line).is_ok()
             || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
@@ -126,23 +128,23 @@ pub(crate) fn is_in(directory: &Path) -> bool {
 
 /// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` if the file
 /// cannot be read.
-pub(crate) fn load_content(path: &Path) -> Option<RecoveryState> {
-    Some(read(BufReader::new(File::open(path).ok()?), RecoveryState::default()).ok()?.state)
+pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
+    Some(fold_lines(BufReader::new(File::open(path).ok()?), RecoveryState::default()).ok()?.state)
 }
 
 /// Folds the lines of a log into `initial`, which a snapshot replaces.
-fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String> {
-    let mut loaded = Loaded { state: initial, ..Loaded::default() };
+fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLog, String> {
+    let mut loaded = LoadedLog { state: initial, ..LoadedLog::default() };
     let mut line = Vec::new();
     loop {
         line.clear();
         let read = file.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut line);
-        if read.map_err(|error| unreadable(&error))? == 0 {
+        if read.map_err(|error| unreadable_log_message(&error))? == 0 {
             return Ok(loaded);
         }
         // A newer format shares only `FirstLine` with this format.
         if let Ok(FirstLine { snapshot }) = serde_json::from_slice(&line)
-            && snapshot.format > FORMAT
+            && snapshot.format > FORMAT_VERSION
         {
             let build = snapshot.build;
             return Err(format!("its log was written by a newer sbcl-mcp ({build}); use that version or a newer one"));
@@ -158,7 +160,7 @@ fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String
                     loaded.has_snapshot |= old.is_first();
                     old.apply_to(&mut loaded.state);
                 }
-                // An incomplete or empty line is no error: the disk was full, or the machine stopped.
+                // An incomplete or empty line is no error: a full disk or a crash of the machine leaves such lines.
                 Err(_) if line.last() != Some(&b'\n') || line.trim_ascii().is_empty() => {}
                 Err(error) => {
                     tracing::warn!(%error, "a line of the session's log cannot be read");
@@ -170,22 +172,26 @@ fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String
 }
 
 /// Writes a checkpoint's definitions and unrestored forms to the checkpoint's `.forms` file.
-pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<()> {
-    write_atomically(path, &snapshot(content))
+pub(crate) fn write_checkpoint_forms(path: &Path, content: &RecoveryState) -> io::Result<()> {
+    write_atomically(path, &snapshot_line(content))
 }
 
 /// Returns the first line of a log. If the line is too long, error histories are left out; the other parts of the state
 /// are bounded, and always fit.
-fn snapshot(state: &RecoveryState) -> Vec<u8> {
-    let encoded = |state| {
-        encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build_id(), state: Box::new(Cow::Borrowed(state)) })
+fn snapshot_line(state: &RecoveryState) -> Vec<u8> {
+    let encode_line = |state| {
+        encode_line(&LogLine::Snapshot {
+            format: FORMAT_VERSION,
+            build: crate::build_id(),
+            state: Box::new(Cow::Borrowed(state)),
+        })
     };
-    let complete = encoded(state);
-    if complete.len() < MAX_LINE { complete } else { encoded(&state.without_histories()) }
+    let complete = encode_line(state);
+    if complete.len() < MAX_LINE { complete } else { encode_line(&state.without_histories()) }
 }
 
 /// Returns a line as JSON, with a newline at the end.
-fn encoded(line: &LogLine<'_>) -> Vec<u8> {
+fn encode_line(line: &LogLine<'_>) -> Vec<u8> {
     // Serializing cannot fail: a line consists of strings, numbers, lists, and maps with string keys.
     let mut bytes = serde_json::to_vec(line).unwrap_or_default();
     bytes.push(b'\n');
@@ -208,7 +214,7 @@ pub(crate) struct RecoveryLog {
 impl RecoveryLog {
     /// Returns the log of a session's directory, which must be [compacted](Self::compact) before an event is appended.
     pub(crate) fn new(directory: &Path) -> Self {
-        Self { path: directory.join(LOG), file: None, grown: 0, failure: None }
+        Self { path: directory.join(LOG_FILE), file: None, grown: 0, failure: None }
     }
 
     /// Replaces the log with a snapshot of `state`.
@@ -217,12 +223,12 @@ impl RecoveryLog {
     /// Returns an error if the snapshot cannot be written, in which case the log stays as it was, or if the new log cannot
     /// be opened.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
-        let written = write_atomically(&self.path, &snapshot(state));
+        let written = write_atomically(&self.path, &snapshot_line(state));
         let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
-        self.file = Some(file.inspect_err(|error| self.fail(error))?);
+        self.file = Some(file.inspect_err(|error| self.record_failure(error))?);
         (self.grown, self.failure) = (0, None);
-        // Usually the file does not exist, so an error is ignored.
-        let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE));
+        // The error is ignored, because the marker usually does not exist.
+        let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
         Ok(())
     }
 
@@ -232,24 +238,25 @@ impl RecoveryLog {
         if self.failure.is_some() {
             return false;
         }
-        let line = encoded(&LogLine::Event(Cow::Borrowed(event)));
+        let line = encode_line(&LogLine::Event(Cow::Borrowed(event)));
         if let Some(file) = &mut self.file {
             self.grown += line.len() as u64;
             if let Err(error) = file.write_all(&line) {
-                self.fail(&error);
+                self.record_failure(&error);
             }
         }
-        self.failure.is_none() && self.grown > GROWTH
+        self.failure.is_none() && self.grown > COMPACTION_THRESHOLD
     }
 
-    /// Records that the log cannot be written, in memory and, for the next server, in the [`INCOMPLETE`] file.
-    fn fail(&mut self, error: &io::Error) {
+    /// Records that the log cannot be written, in memory and, for the next server, in the [`INCOMPLETE_MARKER_FILE`] file.
+    fn record_failure(&mut self, error: &io::Error) {
         if self.failure.is_none() && self.file.is_some() {
             tracing::warn!("the session's log cannot be written: {error}");
-            // An empty file needs no room on a full disk. If the file cannot be created, the next server does not report
+            // An empty file usually fits on a full disk. If the file cannot be created, the next server does not report
             // that the log is incomplete.
             let mut options = OpenOptions::new();
-            let _ = options.append(true).create(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE));
+            let _ =
+                options.append(true).create(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
         }
         self.failure = Some(error.to_string());
     }
@@ -346,13 +353,13 @@ mod tests {
         std::fs::write(&log.path, format!("{unknown}{}\n", text.lines().nth(1).unwrap())).unwrap();
         let loaded = load(&directory).unwrap();
         assert_eq!((loaded.unreadable, loaded.state.definitions().count()), (1, 2));
-        let copy = keep_damaged(&directory).unwrap();
+        let copy = copy_damaged_log(&directory).unwrap();
         assert_eq!(std::fs::read(copy).unwrap(), std::fs::read(&log.path).unwrap());
         // The second text is a newer format whose state cannot be read here.
         for newer in [text.clone(), text.replace("\"definitions\":", "\"definitions\":7,\"other\":")] {
             std::fs::write(&log.path, newer.replace("\"format\":2", "\"format\":3")).unwrap();
             assert!(load(&directory).unwrap_err().starts_with("its log was written by a newer sbcl-mcp (0."));
-            assert!(is_in(&directory));
+            assert!(has_readable_log(&directory));
         }
         std::fs::remove_file(&log.path).unwrap();
         std::fs::create_dir(&log.path).unwrap();
@@ -372,12 +379,12 @@ mod tests {
             r#"{"form":{"form":{"code":"(b)","package":"APP"},"local":true,"evaluation":9}}"#,
             r#"{"error":{"added":null,"last":null}}"#,
         ];
-        std::fs::write(directory.join(LOG), lines.join("\n") + "\n").unwrap();
-        assert!(is_in(&directory));
-        let Loaded { state, unreadable, .. } = load(&directory).unwrap();
+        std::fs::write(directory.join(LOG_FILE), lines.join("\n") + "\n").unwrap();
+        assert!(has_readable_log(&directory));
+        let LoadedLog { state, unreadable, .. } = load(&directory).unwrap();
         let codes: Vec<_> = state.definitions().map(|definition| &*definition.form.code).collect();
         assert_eq!((codes, state.saved_files(), unreadable), (vec!["(a)", "(b)"], vec!["x.core".to_owned()], 0));
-        assert_eq!((state.evaluations, state.dropped(), state.clients[&0].errors.count), (9, 1, 4));
+        assert_eq!((state.evaluations, state.dropped_since_checkpoint(), state.clients[&0].errors.count), (9, 1, 4));
         assert_eq!(state.unrestored.len(), 1);
         std::fs::remove_dir_all(&directory).unwrap();
     }

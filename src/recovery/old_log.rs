@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::definitions::{Definition, Unrestored};
+use super::definitions::{Definition, UnrestoredForm};
 use super::event::SessionEvent;
 use super::state::RecoveryState;
 use crate::outcome::ErrorRecord;
@@ -20,12 +20,12 @@ pub(super) enum OldLine {
     /// The error history so far.
     Errors(SavedErrors),
     /// The forms that could not be restored.
-    Unrestored(Vec<Unrestored>),
+    Unrestored(Vec<UnrestoredForm>),
     /// A form that defined something.
     Form(Definition),
     /// A change of the error history: an added error, and the number of the last error.
     Error { added: Option<Arc<ErrorRecord>>, last: Option<u64> },
-    /// The beginning of a save in a file of this name.
+    /// The beginning of a save. The string is the name of the core's file.
     Saving(String),
 }
 

@@ -17,7 +17,7 @@ const REPLAY_TIME_FACTOR: u32 = 5;
 /// The shortest time limit of a replayed form.
 const MIN_REPLAY_TIME: Duration = Duration::from_secs(10);
 
-/// The maximum number of line breaks that are put before a form.
+/// The maximum number of line breaks that are put before a form, so that reports show the form's original line numbers.
 const MAX_LINES_BEFORE: usize = 100_000;
 
 /// The end of a replay.
@@ -63,7 +63,7 @@ impl DefinitionReplay {
     }
 
     /// Returns true until all definitions have been evaluated again or the replay has been abandoned.
-    pub(crate) fn evaluates(&self) -> bool {
+    pub(crate) fn is_evaluating(&self) -> bool {
         matches!(*self.stage.lock(), Stage::Evaluating(_))
     }
 
@@ -100,7 +100,7 @@ impl DefinitionReplay {
     ) -> Option<ReplayReport> {
         let mut report = ReplayReport::default();
         for (index, definition) in definitions.enumerate() {
-            if !self.evaluates() {
+            if !self.is_evaluating() {
                 return None;
             }
             self.at.store(index + 1, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl DefinitionReplay {
             let limit = time_limit(definition.took);
             status.set(StatusField::Deadline, deadline(limit));
             status.set(StatusField::ReplayedForm, index as u64 + 1);
-            // The lines in reports about the form are those of the evaluation that the form was part of.
+            // The line breaks give the form the line numbers that it had in its original evaluation.
             let code = "\n".repeat(definition.changes.line.min(MAX_LINES_BEFORE)) + &definition.form.code;
             let mut evaluation = Evaluation::new(code);
             evaluation.timeout = TimeLimit::Of(limit);
@@ -121,17 +121,17 @@ impl DefinitionReplay {
             } else {
                 Some(Operation::new("restore-form").with("package", &*definition.form.package))
             };
-            match &session.evaluate_as(Some(definition.evaluation), evaluation, operation.as_ref()).result {
+            match &session.evaluate_with_options(Some(definition.evaluation), evaluation, operation.as_ref()).result {
                 Ok(_) => report.replayed += 1,
-                Err(error) => report.failed.push((index, reason(error))),
+                Err(error) => report.failed.push((index, failure_reason(error))),
             }
         }
         status.set(StatusField::Deadline, 0);
-        self.evaluated().then_some(report)
+        self.begin_release().then_some(report)
     }
 
     /// Begins the stage in which waiting calls continue. Returns false when the replay was abandoned.
-    fn evaluated(&self) -> bool {
+    fn begin_release(&self) -> bool {
         let mut stage = self.stage.lock();
         let Stage::Evaluating(waiting) = &mut *stage else { return false };
         *stage = Stage::Releasing(std::mem::take(waiting));
@@ -180,8 +180,8 @@ pub(crate) struct ReplayReport {
     pub(crate) failed: Vec<(usize, String)>,
 }
 
-/// Returns the reason for a failure as one line: the type and the shortened message of the error.
-fn reason(error: &ErrorRecord) -> String {
+/// Returns the reason for a failure as one line: the error's type, and the first line of its message, shortened.
+fn failure_reason(error: &ErrorRecord) -> String {
     let text = error.message.text.lines().next().unwrap_or_default();
     format!("{}: {}", error.kind, shortened(text))
 }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_limit_is_a_multiple_of_the_first_time_and_never_overflows() {
+    fn the_replay_time_limit_is_a_multiple_of_the_first_run_time() {
         assert_eq!(time_limit(0), Duration::from_secs(10));
         assert_eq!(time_limit(2_000), Duration::from_secs(10));
         assert_eq!(time_limit(60_000), Duration::from_secs(300));
@@ -223,15 +223,15 @@ mod tests {
             late.when_ended(third);
         });
         replay.when_ended(call(2));
-        assert!(replay.evaluates() && calls.lock().is_empty());
-        assert!(replay.evaluated());
+        assert!(replay.is_evaluating() && calls.lock().is_empty());
+        assert!(replay.begin_release());
         replay.end();
         assert_eq!(*calls.lock(), [1, 2, 3].map(|number| (number, ReplayEnd::Complete)));
         assert!(replay.is_over());
     }
 
     #[test]
-    fn an_abandoned_replay_notifies_first_and_then_continues_waiting_and_later_calls() {
+    fn abandoning_a_replay_notifies_before_it_resumes_waiting_and_later_calls() {
         let replay = DefinitionReplay::new(1);
         let (calls, call) = calls();
         replay.when_ended(call(1));
@@ -240,6 +240,6 @@ mod tests {
         replay.abandon(|| unreachable!("it has ended"));
         replay.end();
         assert_eq!(*calls.lock(), [1, 2].map(|number| (number, ReplayEnd::Abandoned)));
-        assert!(!replay.evaluates() && !replay.is_over());
+        assert!(!replay.is_evaluating() && !replay.is_over());
     }
 }

@@ -1,4 +1,5 @@
-//! The replay policy: which form is suspected when images are lost during a replay, and when the form is left out.
+//! The replay policy, which decides which form is suspected when images are lost during a replay, and when the suspected
+//! form is left out.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +7,7 @@ use super::state::Suspicion;
 
 /// The form that was being replayed, or the boot that was under way, when the last image was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Suspect {
+struct ReplaySuspect {
     /// The index of the form that was being replayed; `None` for the boot.
     replaying: Option<usize>,
     /// The number of images in a row that were lost at this form, or while booting.
@@ -16,7 +17,7 @@ struct Suspect {
 /// The policy for the next image after an image was lost during its replay. It uses no clock, files or processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplayPolicy {
-    suspect: Option<Suspect>,
+    suspect: Option<ReplaySuspect>,
 }
 
 /// A decision about the next replay, after an image was lost during the last replay.
@@ -41,7 +42,7 @@ pub(crate) enum ReplayDecision {
 impl Suspicion {
     /// Returns the number of lost images after which a form is left out. If `replaying` is `None`, returns the number of
     /// images lost during boot after which the checkpoint is left out.
-    fn tries(self, replaying: Option<usize>) -> u32 {
+    fn max_losses(self, replaying: Option<usize>) -> u32 {
         match self {
             Self::Certain => 1,
             // A checkpoint that failed to boot once is expected to fail again.
@@ -54,12 +55,12 @@ impl Suspicion {
 impl ReplayPolicy {
     /// Records that an image was lost before its replay had ended, and decides about the next replay. `replaying` is the
     /// index of the definition that was being replayed; `None` if the replay had not reached a form.
-    pub(crate) fn after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> ReplayDecision {
+    pub(crate) fn decide_after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> ReplayDecision {
         let before = self.suspect.filter(|suspect| suspect.replaying == replaying).map_or(0, |suspect| suspect.losses);
         let losses = before + 1;
-        if losses < suspicion.tries(replaying) {
+        if losses < suspicion.max_losses(replaying) {
             let progress = replaying.is_some() && (before > 0 || self.suspect.is_none());
-            self.suspect = Some(Suspect { replaying, losses });
+            self.suspect = Some(ReplaySuspect { replaying, losses });
             return ReplayDecision::Retry { progress };
         }
         self.suspect = None;
@@ -84,7 +85,7 @@ mod tests {
 
     proptest! {
         /// Forms marked in `poisoned` kill every image. In the end all other forms are replayed, and no poisoned form
-        /// was tried more often than its suspicion allows.
+        /// was tried more often than the `suspicion` allows.
         #[test]
         fn a_replay_leaves_out_exactly_the_poisoned_forms(
             poisoned in prop::collection::vec(any::<bool>(), 0..30),
@@ -95,7 +96,7 @@ mod tests {
             let mut losses = 0;
             while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
                 losses += 1;
-                match policy.after_crash(Some(index), suspicion) {
+                match policy.decide_after_crash(Some(index), suspicion) {
                     // Losses without progress count for the restart policy, which ends the server after too many of them.
                     ReplayDecision::Retry { progress } => prop_assert!(progress),
                     ReplayDecision::Skip { index: skipped, .. } => {
@@ -106,7 +107,7 @@ mod tests {
                 }
             }
             let bad = poisoned.iter().filter(|poisoned| **poisoned).count();
-            prop_assert_eq!(losses, bad * suspicion.tries(Some(0)) as usize);
+            prop_assert_eq!(losses, bad * suspicion.max_losses(Some(0)) as usize);
             prop_assert_eq!(forms.len(), poisoned.len() - bad);
         }
 
@@ -119,9 +120,9 @@ mod tests {
             let mut policy = ReplayPolicy::default();
             let mut in_a_row: Option<(Option<usize>, u32)> = None;
             for (replaying, suspicion) in losses {
-                let step = policy.after_crash(replaying, suspicion);
+                let step = policy.decide_after_crash(replaying, suspicion);
                 let count = in_a_row.filter(|(known, _)| *known == replaying).map_or(0, |(_, count)| count) + 1;
-                let is_last = count >= suspicion.tries(replaying);
+                let is_last = count >= suspicion.max_losses(replaying);
                 match step {
                     ReplayDecision::Skip { index, .. } => prop_assert!(is_last && Some(index) == replaying),
                     ReplayDecision::PreviousCheckpoint => prop_assert!(is_last && replaying.is_none()),

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::checkpoint::autosave::AutosaveTrigger;
-use super::definitions::{Definition, Unrestored};
-use super::event::{MAX_ERROR, SessionEvent, WorkerEvent};
+use super::definitions::{Definition, UnrestoredForm};
+use super::event::{MAX_ERROR_BYTES, SessionEvent, WorkerEvent};
 use super::replay::DefinitionReplay;
 use super::status_page::{StatusField, StatusPage, deadline};
-use crate::image::interruption::Stuck;
+use crate::image::interruption::StuckReason;
 use crate::outcome::{Changes, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::event_loop::EventLoop;
 use crate::rpc::output::Output;
@@ -37,7 +37,7 @@ impl Reporter {
             self.output.queue_large_answers();
         }
         match event.encode() {
-            Ok(bytes) => self.output.event(&bytes),
+            Ok(bytes) => self.output.send_event(&bytes),
             Err(error) => {
                 let begin: String = format!("{event:?}").chars().take(100).collect();
                 tracing::error!("an event cannot be sent to the supervisor: {error}: {begin}");
@@ -46,33 +46,33 @@ impl Reporter {
     }
 
     /// Sends a session event.
-    pub(crate) fn changed(&self, event: SessionEvent) {
+    pub(crate) fn report_change(&self, event: SessionEvent) {
         self.report(&WorkerEvent::Changed(event));
     }
 }
 
 /// The observer that forwards session events to the supervisor.
 #[derive(Debug)]
-pub(crate) struct EventReporter {
+pub(crate) struct EventForwarder {
     pub(crate) reporter: Reporter,
     pub(crate) status: StatusPage,
     pub(crate) event_loop: Arc<EventLoop>,
     pub(crate) replay: Arc<DefinitionReplay>,
     pub(crate) activity: Arc<AutosaveTrigger>,
     /// The forms that could not be restored and have not been defined again.
-    pub(crate) unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    pub(crate) unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
     /// The number of each client's last error as the supervisor knows it, by connection; `None` after a success.
     pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
-    /// The time when the running job began, or when its last form that defined something ended.
+    /// The time when the running job began, or when the last of its forms that defined something ended.
     pub(crate) since: Mutex<Instant>,
 }
 
-impl Observer for EventReporter {
+impl Observer for EventForwarder {
     fn is_replaying(&self) -> bool {
-        self.replay.evaluates()
+        self.replay.is_evaluating()
     }
 
-    fn begun(&self, job: u64, connection: u64, timeout: Option<Duration>) {
+    fn job_begun(&self, job: u64, connection: u64, timeout: Option<Duration>) {
         if self.is_replaying() {
             return;
         }
@@ -87,15 +87,15 @@ impl Observer for EventReporter {
         self.status.set(StatusField::Deadline, more.map_or(0, deadline));
     }
 
-    fn step(&self, step: Option<&str>) {
+    fn step_changed(&self, step: Option<&str>) {
         self.status.set_step(step);
     }
 
-    fn external_wait(&self, yes: bool) {
-        self.status.count(StatusField::PendingAnswers, yes);
+    fn external_wait_changed(&self, yes: bool) {
+        self.status.adjust(StatusField::PendingAnswers, yes);
     }
 
-    fn ended(&self, job: u64) {
+    fn job_ended(&self, job: u64) {
         if self.is_replaying() {
             return;
         }
@@ -103,54 +103,54 @@ impl Observer for EventReporter {
         if self.status.get(StatusField::Begun) == job {
             self.status.set(StatusField::Ended, job);
         }
-        self.activity.ended();
+        self.activity.record_evaluation_end();
     }
 
-    fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>) {
+    fn background_changed(&self, evaluations: &mut dyn Iterator<Item = u64>) {
         self.status.set_background(evaluations);
     }
 
-    fn inspects(&self, job: Option<u64>) {
+    fn inspection_changed(&self, job: Option<u64>) {
         self.status.set(StatusField::Inspecting, job.unwrap_or(0));
     }
 
-    fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
+    fn errors_changed(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
         let last = last.map(|error| error.id);
         let mut last_errors = self.last_errors.lock();
         let known = last_errors.entry(connection).or_default();
         if added.is_some() || *known != last {
             *known = last;
-            let added = added.map(|error| error.within(MAX_ERROR));
-            self.reporter.changed(SessionEvent::Errors { client: connection, added, last });
+            let added = added.map(|error| error.truncated(MAX_ERROR_BYTES));
+            self.reporter.report_change(SessionEvent::Errors { client: connection, added, last });
         }
     }
 
-    fn disconnected(&self, connection: u64) {
+    fn connection_ended(&self, connection: u64) {
         self.last_errors.lock().remove(&connection);
     }
 
-    fn defined(&self, form: &DefiningForm, changes: &Changes, local: bool, evaluation: u64) {
+    fn form_defined(&self, form: &DefiningForm, changes: &Changes, local: bool, evaluation: u64) {
         if self.is_replaying() {
             return;
         }
         let now = Instant::now();
         let took = now - std::mem::replace(&mut *self.since.lock(), now);
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        self.unrestored.lock().retain_mut(|unrestored| !unrestored.is_resolved_by(form, changes));
+        self.unrestored.lock().retain_mut(|unrestored| !unrestored.try_resolve(form, changes));
         let (form, changes) = (form.clone(), changes.clone());
         let definition = Definition { form, changes, local, evaluation, took, too_long: None };
-        self.reporter.changed(SessionEvent::Defined(definition.bounded()));
+        self.reporter.report_change(SessionEvent::Defined(definition.bounded()));
     }
 
-    fn numbered(&self, evaluation: u64) {
+    fn evaluation_numbered(&self, evaluation: u64) {
         self.status.set(StatusField::NewestEvaluation, evaluation);
     }
 
-    fn limits(&self, limits: &Limits) {
-        self.reporter.changed(SessionEvent::Limits(*limits));
+    fn limits_changed(&self, limits: &Limits) {
+        self.reporter.report_change(SessionEvent::Limits(*limits));
     }
 
-    fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
+    fn stuck(&self, outcome: Option<Outcome>, why: StuckReason) {
         // The maximum number of characters in an answer.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));

@@ -1,30 +1,30 @@
 //! The recovery state, from which the next worker continues where the last worker stopped.
 //!
 //! The state is the fold over [session events](SessionEvent) and over the crashes, resets and restores that the
-//! supervisor records. Nothing here touches a file, a process or the clock.
+//! supervisor records. This module uses no files, processes or clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::store::Checkpoint;
-use super::definitions::{Definition, Definitions, Unrestored};
+use super::definitions::{Definition, Definitions, UnrestoredForm};
 use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use super::replay_policy::{ReplayDecision, ReplayPolicy};
 use crate::Limits;
-use crate::image::interruption::Stuck;
+use crate::image::interruption::StuckReason;
 use crate::outcome::Outcome;
 use crate::result_kind::CANCELLED;
 use crate::session::recovery::SavedErrors;
 
 /// Maximum number of messages in a client's handshake.
-const MAX_HANDSHAKE: usize = 4;
+const MAX_HANDSHAKE_MESSAGES: usize = 4;
 /// Maximum number of handshake messages, of all clients together, whose calls are not answered yet.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
 /// Maximum number of saves in progress that are recorded. When there are more, the oldest are forgotten.
-pub(crate) const MAX_SAVING: usize = 64;
+pub(crate) const MAX_SAVES_IN_PROGRESS: usize = 64;
 /// Maximum number of checkpoints that the next image may boot from.
-const MAX_RESTORABLE: usize = 8;
+const MAX_RESTORABLE_CHECKPOINTS: usize = 8;
 /// Maximum number of forms in [`RecoveryState::unrestored`]. The newest forms are kept.
 const MAX_UNRESTORED: usize = 100;
 /// Maximum size of the unrestored forms together, in bytes of JSON.
@@ -35,7 +35,7 @@ const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 #[serde(default)]
 pub(crate) struct RecoveryState {
     /// The clients by the number of their connections; 0 is the client of the server's stdin and stdout.
-    pub(crate) clients: BTreeMap<u64, Client>,
+    pub(crate) clients: BTreeMap<u64, ClientState>,
     /// Handshake messages whose calls are not answered yet, each with its call's number.
     handshakes: Vec<(u64, String)>,
     /// The limits that a client has set; `None` for the limits of the command line.
@@ -44,18 +44,19 @@ pub(crate) struct RecoveryState {
     /// definitions that the booted checkpoint does not contain.
     pub(crate) definitions: Option<Definitions>,
     /// The forms that could not be restored and have not been defined again.
-    pub(crate) unrestored: Vec<Unrestored>,
+    pub(crate) unrestored: Vec<UnrestoredForm>,
     /// The saves that have begun and are not known to be complete.
-    saving: VecDeque<Save>,
+    saving: VecDeque<PendingSave>,
     /// The checkpoints that the next image may boot from, oldest first.
-    restorable: VecDeque<Restorable>,
+    restorable: VecDeque<RestorableCheckpoint>,
     /// The replay policy, which knows the form that may be poisoned.
     replay: ReplayPolicy,
     /// The highest number of a job that began in an earlier image. Jobs up to this number must not begin again.
     pub(crate) begun: u64,
     /// The highest number of an evaluation.
     pub(crate) evaluations: u64,
-    /// The call whose inspection ran when the last image was lost, and the number of images lost during that call.
+    /// The number of the call whose inspection ran when an image was last lost during an inspection, and the number of
+    /// images lost during that call.
     pub(crate) inspected: Option<(u64, u32)>,
     /// The crash that the next image recovers from.
     pub(crate) crash: Option<CrashReport>,
@@ -70,7 +71,7 @@ pub(crate) struct RecoveryState {
 
 /// The recovery state of one client.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Client {
+pub(crate) struct ClientState {
     /// The messages of the client's handshake whose calls are answered.
     pub(crate) handshake: Vec<String>,
     /// The client's error state and history.
@@ -82,14 +83,14 @@ pub(crate) struct Client {
 struct Coverage {
     /// The position of the first definition that the core does not contain.
     position: u64,
-    /// The number of definitions from `position` on that were dropped for lack of room and cannot be named.
+    /// The number of definitions from `position` on that were dropped for lack of room, and whose code is not kept.
     #[serde(default)]
     dropped: usize,
 }
 
 /// A save in progress.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Save {
+struct PendingSave {
     /// The name of the core's file.
     file: String,
     #[serde(flatten)]
@@ -98,7 +99,7 @@ struct Save {
 
 /// A checkpoint that the next image may boot from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Restorable {
+struct RestorableCheckpoint {
     checkpoint: Checkpoint,
     #[serde(flatten)]
     coverage: Coverage,
@@ -142,21 +143,21 @@ pub(crate) struct CrashReport {
     pub(crate) cause: String,
     /// True when a foreground evaluation was running.
     pub(crate) in_flight: bool,
-    /// The client of the foreground evaluation.
+    /// The number of the connection that requested the foreground evaluation.
     #[serde(default)]
     pub(crate) connection: u64,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
-    /// The outcome of a foreground evaluation that could not be interrupted or exhausted the heap.
+    /// The outcome of the foreground evaluation, if it could not be interrupted or if it exhausted the heap.
     #[serde(rename = "stuck")]
     pub(crate) outcome: Option<Box<Outcome>>,
     /// The poisoned forms, which are left out since they killed an image during its replay.
-    pub(crate) poisoned: Vec<Unrestored>,
+    pub(crate) poisoned: Vec<UnrestoredForm>,
 }
 
 impl CrashReport {
     /// Returns true when the image was replaced because a cancelled evaluation did not end.
-    pub(crate) fn was_cancelled(&self) -> bool {
+    pub(crate) fn follows_cancellation(&self) -> bool {
         let error = self.outcome.as_ref().and_then(|outcome| outcome.result.as_ref().err());
         self.in_flight && error.is_some_and(|error| error.kind == CANCELLED)
     }
@@ -212,10 +213,10 @@ impl Crash {
         Self { suspicion: Suspicion::Possible, ..self }
     }
 
-    /// Creates the crash of an image that could not be interrupted. The cause is the evaluation with this outcome, or
-    /// the form that was being replayed if the image had not `replayed` its definitions.
-    pub(crate) fn stuck(outcome: Option<Box<Outcome>>, why: Stuck, replayed: bool) -> Self {
-        let crash = Self { outcome, ..Self::new(format!("{} and was terminated", why.verb())) };
+    /// Creates the crash of an image that could not be interrupted. `outcome` is the outcome of the stuck evaluation. If
+    /// `replayed` is false, the image had not replayed all definitions, and the form being replayed caused the crash.
+    pub(crate) fn stuck(outcome: Option<Box<Outcome>>, why: StuckReason, replayed: bool) -> Self {
+        let crash = Self { outcome, ..Self::new(format!("{} and was terminated", why.predicate())) };
         if replayed { crash } else { crash.caused_by_form() }
     }
 }
@@ -223,11 +224,11 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last foreground job that began; 0 if there was none, or if its call was never sent.
+    /// The number of the last foreground job that began; 0 if there was none, or if the number belongs to no call.
     pub(crate) begun: u64,
     /// True when the foreground job had not ended.
     pub(crate) in_flight: bool,
-    /// The client of the foreground job.
+    /// The number of the connection that requested the foreground job.
     pub(crate) client: u64,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
@@ -237,7 +238,7 @@ pub(crate) struct LastStatus {
     pub(crate) replaying: Option<usize>,
     /// The number of the newest evaluation.
     pub(crate) evaluations: u64,
-    /// The open call whose inspection was running.
+    /// The number of the unanswered call whose inspection was running.
     pub(crate) inspecting: Option<u64>,
 }
 
@@ -251,7 +252,7 @@ impl RecoveryState {
     /// Creates the state before the first worker. `restores` is true when definitions are kept and replayed.
     pub(crate) fn new(restores: bool) -> Self {
         Self {
-            clients: BTreeMap::from([(0, Client::default())]),
+            clients: BTreeMap::from([(0, ClientState::default())]),
             handshakes: Vec::new(),
             limits: None,
             definitions: restores.then(Definitions::default),
@@ -278,7 +279,7 @@ impl RecoveryState {
                 }
             }
             SessionEvent::Defined(definition) => {
-                self.unrestored.retain_mut(|form| !form.is_resolved_by(&definition.form, &definition.changes));
+                self.unrestored.retain_mut(|form| !form.try_resolve(&definition.form, &definition.changes));
                 self.evaluations = self.evaluations.max(definition.evaluation);
                 if let Some(definitions) = &mut self.definitions {
                     for position in definitions.add(definition) {
@@ -295,9 +296,9 @@ impl RecoveryState {
             }
             SessionEvent::Limits(limits) => self.limits = Some(limits),
             SessionEvent::Saving { file } => {
-                let position = self.definitions.as_ref().map_or(0, Definitions::end);
-                self.saving.push_back(Save { file, coverage: Coverage { position, dropped: 0 } });
-                if self.saving.len() > MAX_SAVING {
+                let position = self.definitions.as_ref().map_or(0, Definitions::next_position);
+                self.saving.push_back(PendingSave { file, coverage: Coverage { position, dropped: 0 } });
+                if self.saving.len() > MAX_SAVES_IN_PROGRESS {
                     self.saving.pop_front();
                 }
             }
@@ -305,18 +306,18 @@ impl RecoveryState {
                 let index = self.saving.iter().position(|save| save.file == checkpoint.file);
                 if let Some(save) = index.and_then(|index| self.saving.remove(index)) {
                     self.restorable.retain(|entry| entry.checkpoint.name != checkpoint.name);
-                    self.add_restorable(Restorable { checkpoint: *checkpoint, coverage: save.coverage });
+                    self.add_restorable(RestorableCheckpoint { checkpoint: *checkpoint, coverage: save.coverage });
                 }
             }
         }
     }
 
     /// Adds a checkpoint to `restorable`, which is ordered by the definitions that the cores contain.
-    fn add_restorable(&mut self, new: Restorable) {
+    fn add_restorable(&mut self, new: RestorableCheckpoint) {
         // Saves may be completed in a different order than they were begun.
         let index = self.restorable.partition_point(|other| other.coverage.position <= new.coverage.position);
         self.restorable.insert(index, new);
-        if self.restorable.len() > MAX_RESTORABLE {
+        if self.restorable.len() > MAX_RESTORABLE_CHECKPOINTS {
             self.restorable.pop_front();
         }
     }
@@ -341,7 +342,7 @@ impl RecoveryState {
 
     /// Returns the name of the core file of the checkpoint that a call asked to restore in the next image; `None` if no call
     /// asked for a restore, or after a crash.
-    pub(crate) fn requested_checkpoint(&self) -> Option<String> {
+    pub(crate) fn requested_checkpoint_file(&self) -> Option<String> {
         let replacement = self.replacement.as_ref().filter(|_| self.crash.is_none())?;
         Some(replacement.restore.as_ref()?.checkpoint.file.clone())
     }
@@ -352,22 +353,23 @@ impl RecoveryState {
     }
 
     /// Returns the position of the first definition that the checkpoint does not contain; 0 without a checkpoint.
-    fn position(&self) -> u64 {
+    fn checkpoint_position(&self) -> u64 {
         self.restorable.back().map_or(0, |entry| entry.coverage.position)
     }
 
     /// Returns true when there is a checkpoint to boot or a definition to replay.
-    pub(crate) fn has_content(&self) -> bool {
-        !self.restorable.is_empty() || self.definitions.as_ref().is_some_and(|definitions| definitions.end() > 0)
+    pub(crate) fn has_state_to_restore(&self) -> bool {
+        !self.restorable.is_empty()
+            || self.definitions.as_ref().is_some_and(|definitions| definitions.next_position() > 0)
     }
 
     /// Records that a call of this client is finished, with or without an answer. The call's handshake message becomes
     /// part of the client's handshake.
-    pub(crate) fn answered(&mut self, call: u64, client: u64) {
+    pub(crate) fn record_answer(&mut self, call: u64, client: u64) {
         let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
         match self.clients.get_mut(&client) {
             Some(client) => {
-                let room = MAX_HANDSHAKE.saturating_sub(client.handshake.len());
+                let room = MAX_HANDSHAKE_MESSAGES.saturating_sub(client.handshake.len());
                 client.handshake.extend(messages.take(room));
             }
             None => messages.for_each(drop),
@@ -375,20 +377,20 @@ impl RecoveryState {
     }
 
     /// Records that a client has connected.
-    pub(crate) fn connected(&mut self, client: u64) {
-        self.clients.insert(client, Client::default());
+    pub(crate) fn record_connection(&mut self, client: u64) {
+        self.clients.insert(client, ClientState::default());
     }
 
     /// Records that a client has disconnected.
-    pub(crate) fn disconnected(&mut self, client: u64) {
+    pub(crate) fn record_disconnection(&mut self, client: u64) {
         self.clients.remove(&client);
     }
 
     /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason; these
     /// definitions are not replayed again. Returns true if any form could not be restored.
     pub(crate) fn record_replay(&mut self, failed: &[(usize, String)]) -> bool {
-        let mut unrestored = self.failures(failed);
-        let position = self.position();
+        let mut unrestored = self.missing_forms(failed);
+        let position = self.checkpoint_position();
         if let Some(definitions) = &mut self.definitions {
             definitions.forget_dropped_forms(position);
             if !failed.is_empty() {
@@ -399,7 +401,7 @@ impl RecoveryState {
         let any = !unrestored.is_empty();
         self.unrestored.append(&mut unrestored);
         let mut bytes = 0;
-        let fits = |form: &&Unrestored| {
+        let fits = |form: &&UnrestoredForm| {
             bytes += form.size();
             bytes <= MAX_UNRESTORED_BYTES
         };
@@ -411,9 +413,9 @@ impl RecoveryState {
     /// Returns the forms that are missing after a replay: the poisoned forms, the forms that were dropped for lack of
     /// room, and the definitions at the indices in `failed`, each with the reason. A failed form is not missing if an
     /// equal form follows, or if later forms that succeeded defined or removed all of its names.
-    pub(crate) fn failures(&self, failed: &[(usize, String)]) -> Vec<Unrestored> {
+    pub(crate) fn missing_forms(&self, failed: &[(usize, String)]) -> Vec<UnrestoredForm> {
         let replayed: Vec<_> =
-            self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.position())).collect();
+            self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.checkpoint_position())).collect();
         let failed: HashMap<usize, &String> = failed.iter().map(|(index, why)| (*index, why)).collect();
         let (mut later_forms, mut later_names) = (HashSet::new(), HashSet::new());
         let mut missing = Vec::new();
@@ -423,16 +425,18 @@ impl RecoveryState {
             match failed.get(&index) {
                 None => later_names.extend(changes.defined.iter().chain(&changes.removed)),
                 Some(why) => {
-                    let is_replaced = |form: &Unrestored| {
+                    let is_replaced = |form: &UnrestoredForm| {
                         !form.missing.is_empty() && form.missing.iter().all(|name| later_names.contains(name))
                     };
-                    missing
-                        .extend(Some(Unrestored::new(definition, why)).filter(|form| !is_later && !is_replaced(form)));
+                    missing.extend(
+                        Some(UnrestoredForm::new(definition, why)).filter(|form| !is_later && !is_replaced(form)),
+                    );
                 }
             }
         }
         let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned).cloned();
-        let dropped = self.definitions.iter().flat_map(|definitions| definitions.dropped_forms(self.position()));
+        let dropped =
+            self.definitions.iter().flat_map(|definitions| definitions.dropped_forms(self.checkpoint_position()));
         poisoned.chain(dropped.cloned()).chain(missing.into_iter().rev()).collect()
     }
 
@@ -458,15 +462,15 @@ impl RecoveryState {
             }
             self.continued_session = None;
         } else {
-            // The first crash is kept, since the lost image had not reported it to the clients yet.
+            // If the lost image was itself recovering from a crash, that crash is kept, since no client has seen it yet.
             report = self.crash.take().unwrap_or(report);
-            match self.replay.after_crash(last.replaying, crash.suspicion) {
+            match self.replay.decide_after_crash(last.replaying, crash.suspicion) {
                 ReplayDecision::Retry { progress: further } => progress = further,
                 ReplayDecision::Skip { index, reason } => {
-                    let position = self.position();
+                    let position = self.checkpoint_position();
                     // The index is from the status page, to which foreign code may have written.
                     if let Some(form) = self.definitions.as_mut().and_then(|all| all.take(position, index)) {
-                        report.poisoned.push(Unrestored::new(&form, &reason));
+                        report.poisoned.push(UnrestoredForm::new(&form, &reason));
                         progress = true;
                     }
                 }
@@ -490,11 +494,11 @@ impl RecoveryState {
 
     /// Records a reset: removes the definitions, the checkpoints, the unrestored forms, and the error state and history of
     /// the requesting client. The limits and the clients stay.
-    pub(crate) fn reset(&mut self, last: &LastStatus, replacement: Replacement) {
-        if let Some(client) = self.client_of(&replacement) {
+    pub(crate) fn record_reset(&mut self, last: &LastStatus, replacement: Replacement) {
+        if let Some(client) = self.requesting_client(&replacement) {
             client.errors.reset();
         }
-        self.replace(last, replacement);
+        self.record_replacement(last, replacement);
         self.definitions = self.definitions.take().map(|_| Definitions::default());
         self.restorable.clear();
         self.unrestored.clear();
@@ -503,19 +507,19 @@ impl RecoveryState {
     /// Records the restore of a checkpoint: removes later definitions and checkpoints. The error histories stay. `saved` is
     /// the content of the checkpoint. Its definitions are used only if `restorable` lacks the checkpoint; its unrestored
     /// forms always apply.
-    pub(crate) fn restore_checkpoint(
+    pub(crate) fn record_restore(
         &mut self,
         checkpoint: Checkpoint,
         last: &LastStatus,
         mut replacement: Replacement,
         saved: RecoveryState,
     ) {
-        if let Some(client) = self.client_of(&replacement) {
+        if let Some(client) = self.requesting_client(&replacement) {
             client.errors.last = None;
         }
         let forgotten = self.evaluations.max(last.evaluations).saturating_sub(checkpoint.evaluation);
         replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
-        self.replace(last, replacement);
+        self.record_replacement(last, replacement);
         self.unrestored = saved.unrestored;
         match self.restorable.iter().position(|entry| entry.checkpoint.file == checkpoint.file) {
             Some(index) => {
@@ -531,9 +535,9 @@ impl RecoveryState {
             }
             None => {
                 let definitions = saved.definitions.unwrap_or_default();
-                let position = definitions.end();
+                let position = definitions.next_position();
                 self.restorable =
-                    VecDeque::from([Restorable { checkpoint, coverage: Coverage { position, dropped: 0 } }]);
+                    VecDeque::from([RestorableCheckpoint { checkpoint, coverage: Coverage { position, dropped: 0 } }]);
                 self.definitions = self.definitions.take().map(|_| definitions);
             }
         }
@@ -541,13 +545,13 @@ impl RecoveryState {
 
     /// Returns the client that requested a replacement, or the client of stdin if the requesting client has
     /// disconnected.
-    fn client_of(&mut self, replacement: &Replacement) -> Option<&mut Client> {
+    fn requesting_client(&mut self, replacement: &Replacement) -> Option<&mut ClientState> {
         let client = if self.clients.contains_key(&replacement.client) { replacement.client } else { 0 };
         self.clients.get_mut(&client)
     }
 
     /// Records a requested replacement of the image, the common part of a reset and a restore.
-    fn replace(&mut self, last: &LastStatus, replacement: Replacement) {
+    fn record_replacement(&mut self, last: &LastStatus, replacement: Replacement) {
         self.handshakes.clear();
         self.saving.clear();
         self.raise_counters(last.begun, last.evaluations);
@@ -555,13 +559,13 @@ impl RecoveryState {
         self.replacement = Some(replacement);
     }
 
-    /// Returns the state with which a new server continues the session: without clients, calls and crashes.
-    pub(crate) fn continued(&self) -> Self {
+    /// Returns the state with which a new server continues the session: without attached clients, calls and crashes.
+    pub(crate) fn for_new_server(&self) -> Self {
         let errors = self.clients.get(&0).map(|client| client.errors.clone()).unwrap_or_default();
         // If the server ended during a replay, `unrestored` lacks the poisoned forms.
         let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned);
         Self {
-            clients: BTreeMap::from([(0, Client { handshake: Vec::new(), errors })]),
+            clients: BTreeMap::from([(0, ClientState { handshake: Vec::new(), errors })]),
             definitions: Some(self.definitions.clone().unwrap_or_default()),
             unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
             evaluations: self.evaluations,
@@ -573,23 +577,25 @@ impl RecoveryState {
 
     /// Keeps the restorable saves of a session that a new server continues. Calls `classify` with each file, oldest
     /// first.
-    pub(crate) fn resolve_saves(&mut self, mut classify: impl FnMut(&str) -> SavedFile) {
+    pub(crate) fn resolve_saves(&mut self, mut classify: impl FnMut(&str) -> SavedFileStatus) {
         let complete = self.restorable.drain(..);
-        let complete = complete.map(|entry| Save { file: entry.checkpoint.file, coverage: entry.coverage });
+        let complete = complete.map(|entry| PendingSave { file: entry.checkpoint.file, coverage: entry.coverage });
         let mut saves: Vec<_> = complete.chain(self.saving.drain(..)).collect();
         saves.sort_by_key(|save| save.coverage.position);
-        for Save { file, coverage } in saves {
+        for PendingSave { file, coverage } in saves {
             match classify(&file) {
-                SavedFile::Usable(checkpoint) => self.add_restorable(Restorable { checkpoint: *checkpoint, coverage }),
-                SavedFile::OfOtherProgram => self.restorable.clear(),
-                SavedFile::Unusable => {}
+                SavedFileStatus::Usable(checkpoint) => {
+                    self.add_restorable(RestorableCheckpoint { checkpoint: *checkpoint, coverage })
+                }
+                SavedFileStatus::OfOtherProgram => self.restorable.clear(),
+                SavedFileStatus::Unusable => {}
             }
         }
     }
 
     /// Records the checkpoint that was saved at the end of the last server. No event recorded the beginning of this
     /// save, which contains all definitions so far.
-    pub(crate) fn saved_at_end(&mut self, checkpoint: &Checkpoint) {
+    pub(crate) fn record_final_save(&mut self, checkpoint: &Checkpoint) {
         if self.saved_files().contains(&checkpoint.file) {
             return;
         }
@@ -600,7 +606,7 @@ impl RecoveryState {
     /// Returns the state for the next worker, with only the definitions that the checkpoint does not contain.
     pub(crate) fn for_worker(&mut self) -> Self {
         let all = self.definitions.take();
-        let definitions = all.as_ref().map(|definitions| definitions.since(self.position()));
+        let definitions = all.as_ref().map(|definitions| definitions.suffix_from(self.checkpoint_position()));
         let state = Self { definitions, ..self.clone() };
         self.definitions = all;
         state
@@ -608,9 +614,9 @@ impl RecoveryState {
 
     /// Returns the content of a checkpoint that is being saved, for a later restore: the definitions and the unrestored
     /// forms. Returns `None` when there are no definitions or unrestored forms, or when definitions are not kept.
-    pub(crate) fn content(&self) -> Option<Self> {
+    pub(crate) fn checkpoint_content(&self) -> Option<Self> {
         let definitions = self.definitions.as_ref()?;
-        let any = definitions.end() > 0 || !self.unrestored.is_empty();
+        let any = definitions.next_position() > 0 || !self.unrestored.is_empty();
         any.then(|| Self {
             definitions: Some(definitions.clone()),
             unrestored: self.unrestored.clone(),
@@ -630,17 +636,18 @@ impl RecoveryState {
         self.definitions.iter().flat_map(|definitions| definitions.iter_from(0))
     }
 
-    /// Returns the number of definitions after the checkpoint that were dropped for lack of room and cannot be named.
-    pub(crate) fn dropped(&self) -> usize {
-        let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped);
+    /// Returns the number of definitions after the checkpoint that were dropped for lack of room, and whose code is not
+    /// kept.
+    pub(crate) fn dropped_since_checkpoint(&self) -> usize {
+        let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped_count);
         self.restorable.back().map_or_else(since_the_beginning, |entry| entry.coverage.dropped)
     }
 }
 
 /// The classification of a file in which a session was saved.
 #[derive(Debug)]
-pub(crate) enum SavedFile {
-    /// A checkpoint that can be booted here.
+pub(crate) enum SavedFileStatus {
+    /// A checkpoint that this server can boot.
     Usable(Box<Checkpoint>),
     /// A checkpoint of another program. Older checkpoints are not used either: all definitions are replayed.
     OfOtherProgram,
@@ -685,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_during_a_replay_leaves_out_the_form_after_its_tries_and_reports_the_first_crash() {
+    fn a_form_that_crashes_replays_is_left_out_and_the_first_crash_is_reported() {
         let mut state = with_definitions(&["(a)", "(b)", "(c)"]);
         let first = LastStatus { in_flight: true, background: vec![4], ..LastStatus::default() };
         assert!(!state.record_crash(first, true, &Crash::new("died")));
@@ -726,7 +733,7 @@ mod tests {
         (0..2).for_each(|_| assert!(state.record_crash(at_first.clone(), false, &killed())));
         let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), restore: None };
         let saved = with_definitions(&["(c)", "(d)"]);
-        state.restore_checkpoint(checkpoint(), &LastStatus::default(), replacement, saved);
+        state.record_restore(checkpoint(), &LastStatus::default(), replacement, saved);
         state.apply(SessionEvent::Defined(definition("(e)")));
         assert!(state.record_crash(at_first, false, &killed()));
         assert_eq!(codes(&state), ["(c)", "(d)", "(e)"]);
@@ -735,7 +742,7 @@ mod tests {
     #[test]
     fn definitions_dropped_since_a_checkpoint_are_counted_as_missing() {
         let mut state = RecoveryState::new(true);
-        let missing = |state: &RecoveryState| state.dropped() + state.failures(&[]).len();
+        let missing = |state: &RecoveryState| state.dropped_since_checkpoint() + state.missing_forms(&[]).len();
         let large = |number: usize| definition(&format!("({number} {})", "x".repeat(1 << 20)));
         (0..10).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         let checkpoint = checkpoint();
@@ -754,7 +761,7 @@ mod tests {
         (40..60).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         assert!(missing(&state) > 0);
         let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), restore: None };
-        state.restore_checkpoint(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
+        state.record_restore(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
         assert_eq!(missing(&state), 0);
         state.retain_checkpoints(|checkpoint| checkpoint.file != newer.file);
         assert_eq!(missing(&state) + state.definitions().count(), 30);
@@ -778,7 +785,7 @@ mod tests {
         }
         let missing = |indices: &[usize]| {
             let failed: Vec<_> = indices.iter().map(|index| (*index, "it failed".to_owned())).collect();
-            state.failures(&failed).into_iter().map(|form| form.form.code).collect::<Vec<_>>()
+            state.missing_forms(&failed).into_iter().map(|form| form.form.code).collect::<Vec<_>>()
         };
         assert!(missing(&[0]).is_empty());
         assert_eq!(missing(&[0, 1]), ["(both)", "(defun f)"]);
@@ -787,11 +794,11 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_the_same_after_serialization() {
+    fn the_recovery_state_survives_serialization() {
         let mut state = with_definitions(&["(a)", "(b)"]);
-        state.connected(3);
+        state.record_connection(3);
         state.apply(SessionEvent::Handshake { call: 7, message: "{}".to_owned() });
-        state.answered(7, 3);
+        state.record_answer(7, 3);
         state.apply(SessionEvent::Saving { file: "x.core".to_owned() });
         state.record_crash(LastStatus { replaying: Some(0), ..LastStatus::default() }, false, &Crash::new("died"));
         let json = serde_json::to_value(&state).expect("JSON");
@@ -803,10 +810,10 @@ mod tests {
     #[test]
     fn a_continued_session_has_no_clients_or_crashes() {
         let mut state = with_definitions(&["(a)"]);
-        state.connected(3);
+        state.record_connection(3);
         state.record_crash(LastStatus::default(), true, &Crash::new("died"));
-        state.crash.as_mut().unwrap().poisoned.push(Unrestored::new(&definition("(p)"), "it crashes the image"));
-        let state = state.continued();
+        state.crash.as_mut().unwrap().poisoned.push(UnrestoredForm::new(&definition("(p)"), "it crashes the image"));
+        let state = state.for_new_server();
         assert_eq!(codes(&state), ["(a)"]);
         assert_eq!(state.unrestored[0].form.code, "(p)");
         assert_eq!((state.clients.len(), state.crash.is_none()), (1, true));

@@ -22,8 +22,8 @@ pub(crate) enum StatusField {
     Client,
     /// The number of the last foreground job that ended.
     Ended,
-    /// The deadline of the last foreground job that began, or of the replayed form, in nanoseconds of [`monotonic`]; 0 for
-    /// none.
+    /// The deadline of the last foreground job that began, or of the replayed form, in nanoseconds of
+    /// [`monotonic_nanoseconds`]; 0 for none.
     Deadline,
     /// The number of the form that is being replayed, from 1; 0 for none.
     ReplayedForm,
@@ -40,29 +40,29 @@ pub(crate) enum StatusField {
 }
 
 /// The number of [`StatusField`]s.
-const COUNT: usize = 10;
+const FIELD_COUNT: usize = 10;
 
-/// The indices of the background evaluations' numbers. The number at an unused index is 0.
-const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
+/// The indices on the page at which the numbers of the background evaluations are. An unused index has the number 0.
+const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
 
 /// The index of the foreground job's current step. The number there is the step's length in bytes; the bytes follow.
-const STEP: usize = BACKGROUND.end;
+const STEP_INDEX: usize = BACKGROUND_INDICES.end;
 /// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
 
 /// Returns the time of the monotonic clock, which all processes share, in nanoseconds.
-pub(crate) fn monotonic() -> u64 {
+pub(crate) fn monotonic_nanoseconds() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 /// The grace period after a time limit, in which the evaluation ends or the worker abandons it.
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE_PERIOD: Duration = Duration::from_secs(3);
 
 /// Returns the [deadline](StatusField::Deadline) of an evaluation that may run for `time` from now: now plus `time` plus the
 /// grace period.
 pub(crate) fn deadline(time: Duration) -> u64 {
-    u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
+    u64::try_from((time + GRACE_PERIOD).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic_nanoseconds())
 }
 
 /// The worker's side of the page.
@@ -87,27 +87,27 @@ impl StatusPage {
 
     /// Writes the numbers of the background evaluations, at most [`MAX_BACKGROUND`].
     pub(crate) fn set_background(self, evaluations: &mut dyn Iterator<Item = u64>) {
-        for index in BACKGROUND {
+        for index in BACKGROUND_INDICES {
             self.0[index].store(evaluations.next().unwrap_or(0), Ordering::Release);
         }
     }
 
-    /// Writes the current step of the foreground job, cut to [`MAX_STEP`] bytes.
+    /// Writes the current step of the foreground job, cut to [`MAX_STEP`] bytes. `None` means that there is no step.
     pub(crate) fn set_step(self, step: Option<&str>) {
         let step = step.unwrap_or_default();
         let end = (0..=step.len().min(MAX_STEP)).rev().find(|end| step.is_char_boundary(*end)).unwrap_or(0);
         let step = &step.as_bytes()[..end];
-        self.0[STEP].store(0, Ordering::Release);
+        self.0[STEP_INDEX].store(0, Ordering::Release);
         for (index, chunk) in step.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
-            self.0[STEP + 1 + index].store(u64::from_ne_bytes(word), Ordering::Release);
+            self.0[STEP_INDEX + 1 + index].store(u64::from_ne_bytes(word), Ordering::Release);
         }
-        self.0[STEP].store(step.len() as u64, Ordering::Release);
+        self.0[STEP_INDEX].store(step.len() as u64, Ordering::Release);
     }
 
-    /// Increments a number if `more` is true, else decrements it. A number that would overflow stays.
-    pub(crate) fn count(self, field: StatusField, more: bool) {
+    /// Increments a number if `more` is true, else decrements it. A number that would overflow or become negative stays.
+    pub(crate) fn adjust(self, field: StatusField, more: bool) {
         let number = &self.0[field as usize];
         // The arithmetic is checked, since foreign code may have written any value to the page.
         let _ = number.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
@@ -130,8 +130,8 @@ impl WorkerStatus {
     /// supervisor. Without a `path`, or if the file cannot be written, the page is in memory.
     pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
         let in_file = |path| {
-            Self::in_file(path).inspect_err(|error| {
-                tracing::warn!("the status page is only kept in memory: {}: {error}", Path::display(path));
+            Self::create_in_file(path).inspect_err(|error| {
+                tracing::warn!("the status page is only in memory: {} cannot be written: {error}", Path::display(path));
             })
         };
         if let Some(page) = path.and_then(|path| in_file(path).ok()) {
@@ -143,11 +143,11 @@ impl WorkerStatus {
     }
 
     /// Creates a status page in a file, which replaces the file at `path`.
-    fn in_file(path: &Path) -> io::Result<Self> {
+    fn create_in_file(path: &Path) -> io::Result<Self> {
         let draft = path.with_extension("draft");
         let mut options = std::fs::File::options();
         let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        // The zeros are written, so that the page has a block: on a full disk, a store to a mapped page without a block
+        // The zeros are written so that the file has a disk block. On a full disk, a store to a mapped page without a block
         // would raise SIGBUS.
         let written = (&file).write_all(&[0; 4096]).and_then(|()| std::fs::rename(&draft, path));
         if written.is_err() {
@@ -157,7 +157,7 @@ impl WorkerStatus {
     }
 
     /// Sets whether child processes inherit the page's file descriptor. Returns the descriptor's number.
-    pub(crate) fn inherit(&self, yes: bool) -> io::Result<i32> {
+    pub(crate) fn set_inheritable(&self, yes: bool) -> io::Result<i32> {
         rustix::io::fcntl_setfd(&self.0, if yes { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
         Ok(self.0.as_raw_fd())
     }
@@ -169,14 +169,15 @@ impl WorkerStatus {
 
     /// Reads the numbers of the background evaluations.
     pub(crate) fn background(&self) -> Vec<u64> {
-        let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND.start);
+        let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND_INDICES.start);
         numbers.into_iter().filter(|number| *number != 0).collect()
     }
 
     /// Reads the current step of the foreground job.
     pub(crate) fn step(&self) -> Option<String> {
-        let length = usize::try_from(self.read::<1>(STEP)[0]).ok().filter(|length| (1..=MAX_STEP).contains(length))?;
-        let words = self.read::<{ MAX_STEP / 8 }>(STEP + 1);
+        let length =
+            usize::try_from(self.read::<1>(STEP_INDEX)[0]).ok().filter(|length| (1..=MAX_STEP).contains(length))?;
+        let words = self.read::<{ MAX_STEP / 8 }>(STEP_INDEX + 1);
         let bytes: Vec<_> = words.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
         String::from_utf8(bytes).ok()
     }
@@ -192,7 +193,7 @@ impl WorkerStatus {
 
 /// Returns the number of the newest evaluation from the page in this file; 0 without a file. The number is limited to
 /// `u64::MAX / 2`, since foreign code may have written any value to the page.
-pub(crate) fn last_number(path: &Path) -> u64 {
+pub(crate) fn last_evaluation_number(path: &Path) -> u64 {
     let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
     file.map_or(0, |status| status.get(StatusField::NewestEvaluation)).min(u64::MAX / 2)
 }
@@ -205,7 +206,7 @@ pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
-    let path = std::env::temp_dir().join(format!("sbcl-mcp-status-{}-{}", std::process::id(), monotonic()));
+    let path = std::env::temp_dir().join(format!("sbcl-mcp-status-{}-{}", std::process::id(), monotonic_nanoseconds()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file.into())

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use super::checkpoint::store::Checkpoint;
-use super::persistent::Description;
+use super::persistent::SessionDescription;
 use crate::report::{Sections, escape_markers};
 
-/// Returns a duration in a single unit: `40 seconds`, `3 minutes`.
+/// Returns a duration as text in a single unit, such as `40 seconds` or `3 minutes`.
 #[must_use]
-pub(crate) fn age(duration: jiff::SignedDuration) -> String {
+pub(crate) fn format_age(duration: jiff::SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
     let (count, unit) = match seconds {
         0..100 => (seconds, "second"),
@@ -19,33 +19,33 @@ pub(crate) fn age(duration: jiff::SignedDuration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Returns a size in megabytes, rounded up.
-fn size(bytes: u64) -> String {
+/// Returns a size as text in megabytes, rounded up.
+fn format_megabytes(bytes: u64) -> String {
     format!("{} MB", bytes.div_ceil(1 << 20))
 }
 
-/// Returns the time since a checkpoint was saved.
-fn since(checkpoint: &Checkpoint) -> String {
-    age(jiff::Timestamp::now().duration_since(checkpoint.saved))
+/// Returns the time since a checkpoint was saved, as text.
+fn checkpoint_age(checkpoint: &Checkpoint) -> String {
+    format_age(jiff::Timestamp::now().duration_since(checkpoint.saved))
 }
 
 /// Returns a list of checkpoints, one per line.
-pub(crate) fn checkpoints(all: &[Checkpoint]) -> String {
+pub(crate) fn checkpoint_list(all: &[Checkpoint]) -> String {
     if all.is_empty() {
         return "No checkpoints yet.".to_owned();
     }
     let mut text = String::new();
     for checkpoint in all {
         let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
-        let age = since(checkpoint);
-        _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}", size(*bytes));
+        let age = checkpoint_age(checkpoint);
+        _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}", format_megabytes(*bytes));
     }
     text.truncate(text.trim_end().len());
     text
 }
 
 /// Returns a list of persistent sessions, one per line.
-pub(crate) fn sessions(all: &[Description]) -> String {
+pub(crate) fn session_list(all: &[SessionDescription]) -> String {
     if all.is_empty() {
         return "No sessions yet: start one with sbcl-mcp --session NAME.".to_owned();
     }
@@ -53,8 +53,9 @@ pub(crate) fn sessions(all: &[Description]) -> String {
     let mut text = String::new();
     for session in all {
         let name = &session.name;
-        let ago =
-            session.changed.map_or_else(String::new, |at| age(jiff::Timestamp::now().duration_since(at)) + " ago, ");
+        let ago = session
+            .changed
+            .map_or_else(String::new, |at| format_age(jiff::Timestamp::now().duration_since(at)) + " ago, ");
         let defines = match &session.checkpoint {
             Some(checkpoint) if !checkpoint.defines.is_empty() => checkpoint.defines.clone(),
             Some(_) => "no definitions".to_owned(),
@@ -65,7 +66,7 @@ pub(crate) fn sessions(all: &[Description]) -> String {
         _ = writeln!(
             text,
             "{name:width$}  {}, {ago}evaluation {}: {defines}{holder}",
-            size(session.bytes),
+            format_megabytes(session.bytes),
             session.evaluations
         );
     }
@@ -74,11 +75,11 @@ pub(crate) fn sessions(all: &[Description]) -> String {
 
 /// Returns the report of a save. `stopped` is the pause of the session in microseconds. `threads` are the names of the
 /// threads, and `timers` is the number of timers, that the checkpoint does not contain.
-pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
+pub(crate) fn save_report(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
     let mut text = format!(
         "Saved {name:?} (evaluation {evaluation}): {}. The session was paused for {} ms.\nNot included: ",
-        size(*bytes),
+        format_megabytes(*bytes),
         (stopped + 500) / 1_000
     );
     for thread in threads {
@@ -92,21 +93,17 @@ pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &
     text + "sockets, open files, foreign memory, environment variables, the umask."
 }
 
-/// Returns the report of a restore, in which the session forgot `forgotten` evaluations.
-pub(crate) fn checkpoint_restored(
-    checkpoint: &Checkpoint,
-    forgotten: u64,
-    package: &str,
-    notices: &[String],
-) -> String {
+/// Returns the report of a restore, in which the session forgot `forgotten` evaluations. `package` is the name of the
+/// current package, and `notices` are put before the report.
+pub(crate) fn restore_report(checkpoint: &Checkpoint, forgotten: u64, package: &str, notices: &[String]) -> String {
     let mut sections = Sections::default();
-    sections.notices(notices);
+    sections.push_notices(notices);
     let forgotten = match forgotten {
-        0 => "Nothing was evaluated since then.".to_owned(),
-        1 => "Forgotten: the evaluation since then.".to_owned(),
-        _ => format!("Forgotten: the {forgotten} evaluations since then."),
+        0 => "Nothing has been evaluated since.".to_owned(),
+        1 => "Discarded: the evaluation since then.".to_owned(),
+        _ => format!("Discarded: the {forgotten} evaluations since then."),
     };
-    let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, since(checkpoint));
+    let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, checkpoint_age(checkpoint));
     _ = write!(
         sections.begin(),
         "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}\nCurrent package: {package}"

@@ -1,4 +1,4 @@
-//! The reports of trace-calls and profile: what was recorded, followed by the report of the evaluation.
+//! The reports of trace-calls and profile: the recorded calls or samples, followed by the report of the evaluation.
 
 use std::fmt::Write as _;
 
@@ -26,7 +26,7 @@ const fn calls_room(max: usize) -> usize {
 #[must_use]
 pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     let Some(CallTree { trace, calls }) = CallTree::of(&outcome.records) else {
-        return with_answer(String::new(), outcome, max);
+        return append_report(String::new(), outcome, max);
     };
     let of = if trace.functions == 1 {
         "the traced function".to_owned()
@@ -70,7 +70,7 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
              one thread.",
         );
     }
-    with_answer(head, outcome, max)
+    append_report(head, outcome, max)
 }
 
 fn push_call(target: &mut String, call: &TracedCall) {
@@ -97,7 +97,7 @@ fn push_call(target: &mut String, call: &TracedCall) {
 #[must_use]
 pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let Some(Profile { summary, functions }) = Profile::of(&outcome.records) else {
-        return with_answer(String::new(), outcome, max);
+        return append_report(String::new(), outcome, max);
     };
     let ProfileSummary { samples, threads, .. } = summary;
     #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
@@ -108,10 +108,10 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let mut head = format!("Samples {samples} over {seconds:.1} s, {threads} thread{plural}");
     if *samples == 0 {
         head.push_str(
-            "\nNo samples: one is taken every 10 ms of the mode's time. Let the code run longer, for \
-            example in a loop.",
+            "\nNo samples: the code was too fast or, in mode alloc, allocated too little. Let it run longer, for example in \
+            a loop.",
         );
-        return with_answer(head, outcome, max);
+        return append_report(head, outcome, max);
     }
     head.push_str("\nself%  total%  calls   function");
     let room = max / 3 * 2;
@@ -133,11 +133,11 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     if more > 0 {
         _ = write!(head, "\n... {more} more functions");
     }
-    with_answer(head, outcome, max)
+    append_report(head, outcome, max)
 }
 
 /// Appends the report of the evaluation to `head`, shortened so that the result has at most `max` characters.
-fn with_answer(head: String, outcome: &Outcome, max: usize) -> String {
+fn append_report(head: String, outcome: &Outcome, max: usize) -> String {
     let room = max.saturating_sub(head.chars().count() + 2);
     let mut answer = evaluation(outcome);
     if answer.chars().count() > room {

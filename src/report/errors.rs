@@ -25,7 +25,7 @@ const NO_ERROR: &str = "No error information available.\n(No error has occurred 
 /// Returns the notice that precedes an answer about errors while a cancelled evaluation has not ended.
 #[cfg(feature = "mcp")]
 pub(crate) fn pending_cancellation(evaluation: u64) -> String {
-    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: what follows is from before it.")
+    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: the following error is older.")
 }
 
 /// Returns true if an answer begins with the notice of [`pending_cancellation`].
@@ -77,7 +77,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
     }
-    text.push_str(tool_names::with(&["get-backtrace"], "\n\nFor the full backtrace, use get-backtrace."));
+    text.push_str(tool_names::if_listed(&["get-backtrace"], "\n\nFor the full backtrace, use get-backtrace."));
     text
 }
 
@@ -132,13 +132,15 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
     text.pop();
     match (errors.len() - shown, older) {
         (0, 0) => {}
-        (0, older) => _ = write!(text, "\n... {older} older ones (raise `list` to see them)"),
+        (0, older) => _ = write!(text, "\n... {older} older errors (raise `list` to see them)"),
         (left, older) => {
-            let one = tool_names::with(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
-            let room = tool_names::with(&["configure-limits"], "; raise max-answer (configure-limits) to see more");
+            let one =
+                tool_names::if_listed(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
+            let room =
+                tool_names::if_listed(&["configure-limits"], "; raise max-answer (configure-limits) to see more");
             _ = write!(
                 text,
-                "\n... {} older ones, E{} and before, do not fit here{one}{room}",
+                "\n... {} older errors (E{} and before) do not fit here{one}{room}",
                 left + older,
                 errors[shown].id
             );
@@ -204,7 +206,7 @@ pub struct FrameRange {
 impl FrameRange {
     /// Returns the frames of `error` in this range, as many as fit into an answer of `max` characters, but at least
     /// one.
-    pub(crate) fn within<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [FrameRecord] {
+    pub(crate) fn fitting_frames<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [FrameRecord] {
         let begin = error.frames.partition_point(|frame| frame.number < self.from);
         let frames = &error.frames[begin..];
         let frames = &frames[..frames.len().min(usize::try_from(self.max_frames).unwrap_or(usize::MAX))];
@@ -234,13 +236,13 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     /// Maximum length of a shortened value, in characters.
     const SHORT_VALUE: usize = 200;
     /// Characters reserved for the line that says that values are shortened.
-    const ABOUT_LOCALS: usize = 100;
-    let shown = range.within(error, usize::MAX);
+    const RESERVED_FOR_SHORTENING_NOTE: usize = 100;
+    let shown = range.fitting_frames(error, usize::MAX);
     let mut text = titled_frames(TITLE, error, range, usize::MAX);
-    if let Some(frame) = shown.get(LIVE_FRAMES) {
+    if let Some(frame) = shown.get(MAX_LIVE_FRAMES) {
         _ = write!(
             text,
-            "\nVariables of {LIVE_FRAMES} frames are shown; pass from {} to see the next ones.",
+            "\nVariables of {MAX_LIVE_FRAMES} frames are shown; pass from {} to see the next ones.",
             frame.number
         );
     }
@@ -256,20 +258,20 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
             *value = cut(std::mem::take(value), SHORT_VALUE);
         }
     }
-    let text = titled_frames(TITLE, &short, range, max.saturating_sub(ABOUT_LOCALS));
-    let one = tool_names::with(&["eval-in-frame"], ": eval-in-frame shows a variable in full");
+    let text = titled_frames(TITLE, &short, range, max.saturating_sub(RESERVED_FOR_SHORTENING_NOTE));
+    let one = tool_names::if_listed(&["eval-in-frame"], ": eval-in-frame shows a variable in full");
     format!("{text}\nLong values are shortened{one}.")
 }
 
 /// Maximum number of frames whose variables are read at once: `+frames-with-locals+` in lisp/core/frames.lisp.
 #[cfg(feature = "mcp")]
-const LIVE_FRAMES: usize = 50;
+const MAX_LIVE_FRAMES: usize = 50;
 
 /// Returns the line with the identifier of an error and the names of the tools that accept it.
 #[cfg(feature = "mcp")]
-pub(crate) fn error_id(id: u64) -> String {
+pub(crate) fn error_id_line(id: u64) -> String {
     let tools: Vec<_> =
-        ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| tool_names::has(tool)).collect();
+        ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| tool_names::is_listed(tool)).collect();
     match &tools[..] {
         [] => format!("Error id: E{id}"),
         [one] => format!("Error id: E{id} ({one} takes it as error-id)"),
@@ -278,7 +280,7 @@ pub(crate) fn error_id(id: u64) -> String {
 }
 
 fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
-    let shown = range.within(error, max);
+    let shown = range.fitting_frames(error, max);
     let total = error.total_frames;
     let mut text = format!("{title} for {} ({} of {total} frames):", escape_markers(&error.kind), shown.len());
     let mut next = range.from;
@@ -299,7 +301,8 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
             1 => "1 more frame".to_owned(),
             more => format!("{more} more frames"),
         };
-        // A larger max-frames helps only if this limit left frames out. If the room did, the next range is suggested.
+        // A larger max-frames helps only if max-frames left frames out. Otherwise the frames did not fit, or the range
+        // begins later, so the next range is suggested.
         if range.from == 0 && shown.len() as u64 == range.max_frames {
             _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
         } else {

@@ -24,8 +24,9 @@ pub fn unescape_markers(text: &str) -> String {
     })
 }
 
-/// Copies `text`. Each `[name\…\]` in it is a marker. For a marker, calls `backslashes` with the copy so far and the
-/// number of backslashes before the closing bracket. `backslashes` appends the backslashes for the copy.
+/// Copies `text` and lets `backslashes` change its markers. A marker is a name from [`MARKERS`] in brackets, with any
+/// number of backslashes before the closing bracket. `backslashes` gets the copy so far and this number, and appends the
+/// backslashes for the copy.
 fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -47,8 +48,8 @@ fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     result
 }
 
-/// Escapes the markers in captured output or a message. Puts a backslash before each line that begins with `=> `, or
-/// with backslashes and `=> `.
+/// Escapes the markers in captured output or a message. Also puts a backslash before each line that begins with `=> `,
+/// or with backslashes followed by `=> `, so that the line cannot be mistaken for a value.
 #[must_use]
 pub fn escape_output(text: &str) -> String {
     let text = escape_markers(text);

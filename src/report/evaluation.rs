@@ -15,14 +15,14 @@ const NO_VALUES: &str = "; No values";
 #[must_use]
 pub fn evaluation(outcome: &Outcome) -> String {
     let mut sections = Sections(String::new());
-    sections.notices(&outcome.notices);
-    sections.output("[background]", &outcome.background);
+    sections.push_notices(&outcome.notices);
+    sections.push_output("[background]", &outcome.background);
     let loaded = outcome.loaded();
     if let Some(loaded) = loaded {
         load::push_loaded(sections.begin(), outcome, loaded);
     }
-    sections.output("[stdout]", &outcome.stdout);
-    sections.output("[stderr]", &outcome.stderr);
+    sections.push_output("[stdout]", &outcome.stdout);
+    sections.push_output("[stderr]", &outcome.stderr);
     let warnings: Vec<_> =
         outcome.warnings.iter().filter(|warning| !load::is_in_error_message(outcome, warning)).collect();
     if !warnings.is_empty() || outcome.warnings_omitted > 0 {
@@ -107,7 +107,7 @@ fn push_location(target: &mut String, warning: &Warning) {
 fn push_debugger(target: &mut String, error: &ErrorRecord) {
     target.push_str("[Debugger]\nHeld. Restarts:");
     push_restarts(target, error);
-    let tools: Vec<_> = tool_names::debugger().collect();
+    let tools: Vec<_> = tool_names::listed_debugger_tools().collect();
     if !tools.is_empty() {
         _ = write!(target, "\nTools: {}.", tools.join(", "));
     }

@@ -150,7 +150,7 @@ pub fn evaluation_page(page: &Page) -> String {
         return format!("Evaluation {evaluation}, {name}: none.");
     }
     if end <= *from {
-        return format!("Evaluation {evaluation}, {name}: no characters from {from} on; there are {total}.");
+        return format!("Evaluation {evaluation}, {name}: no characters from {from} on; the total is {total}.");
     }
     let shown = if *part == EvaluationPart::Values { text.clone() } else { escape_output(text) };
     let mut answer = format!("Evaluation {evaluation}, {name}, characters {from} to {} of {total}:\n{shown}", end - 1);

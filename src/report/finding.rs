@@ -8,7 +8,7 @@ use crate::outcome::{Expansion, ExpansionStep, FoundSymbols, References};
 use crate::tool_names;
 
 /// Characters reserved for the line about further results.
-const RESERVED: usize = 250;
+const RESERVED_FOR_OMITTED: usize = 250;
 /// Largest limit that is suggested to see all results.
 const MAX_SUGGESTED_LIMIT: u64 = 1_000;
 
@@ -25,7 +25,7 @@ pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
         }
         line
     });
-    let mut text = listed(lines, found.more, max, "a kind, a package, external or another word in the query");
+    let mut text = fit_lines(lines, found.more, max, "a kind, a package, external or another word in the query");
     if let Some(nothing) = &found.nothing {
         push_line(&mut text, &escape_output(nothing));
     }
@@ -46,7 +46,7 @@ pub fn references_found(found: &References, max: usize) -> String {
         }
         line
     });
-    let mut text = listed(lines, found.more, max.saturating_sub(length(&notes)), "another relation");
+    let mut text = fit_lines(lines, found.more, max.saturating_sub(length(&notes)), "another relation");
     push_line(&mut text, &notes);
     text
 }
@@ -121,9 +121,9 @@ fn push_line(text: &mut String, line: &str) {
 
 /// Returns the lines that fit into `max` characters. If some do not fit, or if `more` results were left out before,
 /// adds a line with the number of results not shown and with advice, for instance to narrow the list by `narrower`.
-fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
+fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
     let lines: Vec<_> = lines.map(|line| escape_output(&line.replace('\n', " "))).collect();
-    let mut room = max.saturating_sub(RESERVED);
+    let mut room = max.saturating_sub(RESERVED_FOR_OMITTED);
     let mut text = String::new();
     let mut shown = 0;
     for line in &lines {
@@ -139,7 +139,7 @@ fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: 
     let rest = all - shown;
     if rest > 0 {
         let ask = if shown < lines.len() as u64 {
-            let room = tool_names::with(&["configure-limits"], ", or raise max-answer (configure-limits)");
+            let room = tool_names::if_listed(&["configure-limits"], ", or raise max-answer (configure-limits)");
             format!("they do not fit here: narrow the list by {narrower}{room}")
         } else if all <= MAX_SUGGESTED_LIMIT {
             format!("pass limit {all} to see them all")

@@ -15,14 +15,14 @@ use crate::tool_names;
 const MIN_MESSAGE: usize = 2_000;
 /// Number of frames that are always shown.
 const MIN_FRAMES: usize = 10;
-/// Number of restarts that the server establishes itself (RETRY and ABORT, the outermost) and that are always shown.
+/// Number of restarts that are always shown: RETRY and ABORT, which the server itself establishes. They are the outermost.
 const OWN_RESTARTS: usize = 2;
 /// Maximum length of the marker that replaces cut text, in characters.
 const MAX_MARKER: usize = 130;
 /// Maximum length, in characters, of a notice or of a warning's message if the notices or warnings do not all fit.
 const MAX_LINE: usize = 500;
 /// Maximum length of a frame in a terse report, in characters.
-const SHORT_LINE: usize = 240;
+const MAX_TERSE_LINE: usize = 240;
 
 /// The parts of an evaluation's report in the order in which they are cut. Each part has two lower bounds for its
 /// limit: one for the first round of cuts, and one for the second.
@@ -67,7 +67,7 @@ struct Allowance {
 }
 
 impl Allowance {
-    fn of(&self, part: Part) -> usize {
+    fn limit_for(&self, part: Part) -> usize {
         self.parts[part as usize]
     }
 
@@ -126,7 +126,7 @@ impl Omission {
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
             Self::Lost => return omission(characters),
-            _ if !tool_names::has("check-evaluation") => return omission(characters),
+            _ if !tool_names::is_listed("check-evaluation") => return omission(characters),
             Self::Output(id) => (id, "output"),
             Self::Values(id) => (id, "values"),
             Self::Error(id) => (id, "error"),
@@ -154,8 +154,9 @@ pub(super) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Returns the number of characters to keep at the beginning of `text`: `keep`, or fewer if a line ends shortly before.
-fn head(text: &str, keep: usize) -> usize {
+/// Returns the number of characters to keep at the beginning of `text`: `keep`, or fewer if a line ends shortly before
+/// that index.
+fn head_length(text: &str, keep: usize) -> usize {
     let kept = &text[..byte_offset(text, keep as u64)];
     match kept.rfind('\n') {
         Some(newline) if length(&kept[newline..]) <= keep / 4 => length(&kept[..=newline]),
@@ -163,17 +164,17 @@ fn head(text: &str, keep: usize) -> usize {
     }
 }
 
-/// Returns `text` without its middle, with about `keep` characters left. Returns all of `text` if the marker would be
-/// as long as what it replaces. `marker` takes the number of missing characters and the index of the first.
+/// Returns `text` without its middle, with about `keep` characters left. Returns all of `text` if the marker would not be
+/// shorter than the text that it replaces. `marker` takes the number of missing characters and the index of the first.
 fn without_middle(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String) -> String {
     let total = length(text);
     if total <= keep {
         return text.to_owned();
     }
-    let begin = head(text, keep.div_ceil(2));
+    let begin = head_length(text, keep.div_ceil(2));
     let mut end = total - keep / 2;
     let tail = &text[byte_offset(text, end as u64)..];
-    // Begin the last part with a newline, if there is one near.
+    // If a line ends near the beginning of the last part, the last part begins with that newline.
     if let Some(newline) = tail.find('\n').filter(|newline| length(&tail[..*newline]) <= keep / 8) {
         end += length(&tail[..newline]);
     }
@@ -202,13 +203,13 @@ fn without_end(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String)
     cut
 }
 
-/// Cuts text of unknown structure to `max` characters, after a line if one ends near the limit.
+/// Cuts text of unknown structure to `max` characters, at the end of a line if a line ends near the limit.
 #[must_use]
 pub fn cut(text: String, max: usize) -> String {
     if text.len() <= max || length(&text) <= max {
         return text;
     }
-    let keep = head(&text, max.saturating_sub(MAX_MARKER));
+    let keep = head_length(&text, max.saturating_sub(MAX_MARKER));
     without_end(&text, keep, |characters, _| omission(characters))
 }
 
@@ -260,21 +261,21 @@ pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
 fn cut_outcome(outcome: &Outcome, allowance: &Allowance) -> Outcome {
     let kept = |omitted: fn(u64) -> Omission| if outcome.kept { omitted(outcome.evaluation) } else { Omission::Lost };
     let (stdout, stderr) =
-        split_evenly(allowance.of(Part::Output), length(&outcome.stdout.text), length(&outcome.stderr.text));
+        split_evenly(allowance.limit_for(Part::Output), length(&outcome.stdout.text), length(&outcome.stderr.text));
     let output = |text: &Clipped, keep, stderr| Clipped {
         text: without_middle(&text.text, keep, |characters, from| {
-            let from = outcome.printed_before + outcome.printed_at(stderr, from);
+            let from = outcome.printed_before + outcome.printed_index(stderr, from);
             kept(Omission::Output).marker(characters, from)
         }),
         omitted: text.omitted,
     };
-    let warnings = cut_warnings(&outcome.warnings, allowance.of(Part::Warnings));
+    let warnings = cut_warnings(&outcome.warnings, allowance.limit_for(Part::Warnings));
     Outcome {
         evaluation: outcome.evaluation,
         kept: outcome.kept,
-        notices: cut_notices(&outcome.notices, allowance.of(Part::Notices)),
+        notices: cut_notices(&outcome.notices, allowance.limit_for(Part::Notices)),
         background: Clipped {
-            text: without_middle(&outcome.background.text, allowance.of(Part::Background), |characters, _| {
+            text: without_middle(&outcome.background.text, allowance.limit_for(Part::Background), |characters, _| {
                 omission(characters)
             }),
             omitted: outcome.background.omitted,
@@ -286,7 +287,7 @@ fn cut_outcome(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         warnings_omitted: outcome.warnings_omitted + (outcome.warnings.len() - warnings.len()) as u64,
         warnings,
         result: match &outcome.result {
-            Ok(values) => Ok(cut_values(values, allowance.of(Part::Values), kept(Omission::Values))),
+            Ok(values) => Ok(cut_values(values, allowance.limit_for(Part::Values), kept(Omission::Values))),
             Err(error) => Err(Arc::new(cut_error(error, allowance))),
         },
         timing: outcome.timing,
@@ -298,7 +299,8 @@ fn cut_outcome(outcome: &Outcome, allowance: &Allowance) -> Outcome {
     }
 }
 
-/// Divides `all` characters among two texts of these lengths: each gets half, and the other text's unneeded characters.
+/// Divides `all` characters between two texts with the lengths `first` and `second`. Each text gets half of `all`, plus
+/// the characters that the other text does not need.
 fn split_evenly(all: usize, first: usize, second: usize) -> (usize, usize) {
     let half = all / 2;
     if first <= half {
@@ -310,14 +312,15 @@ fn split_evenly(all: usize, first: usize, second: usize) -> (usize, usize) {
     }
 }
 
-/// Returns the values without the middle of their text. A cut across several values joins the first and the last of them.
+/// Returns the values without the middle of their text. A cut that spans several values joins the beginning of the first
+/// and the end of the last into one value.
 fn cut_values(values: &[Clipped], keep: usize, omitted: Omission) -> Vec<Clipped> {
     let text = values_text(values);
     let total = length(&text);
     if total <= keep {
         return values.to_vec();
     }
-    // Everything between these character indices of `text` is replaced, within one value or across several.
+    // The characters of `text` between these indices are replaced. They may belong to several values.
     let (begin, end) = (keep.div_ceil(2), total - keep / 2);
     let (mut shown, mut at): (Vec<Clipped>, usize) = (Vec::new(), 0);
     let mut open: Option<String> = None;
@@ -387,21 +390,21 @@ fn cut_error(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
     let omitted = if error.evaluation > 0 { Omission::Error(error.evaluation) } else { Omission::Lost };
     let mut error = error.clone();
     error.message.text =
-        without_end(&error.message.text, allowance.of(Part::Message).max(MIN_MESSAGE), |count, from| {
+        without_end(&error.message.text, allowance.limit_for(Part::Message).max(MIN_MESSAGE), |count, from| {
             omitted.marker(count, from)
         });
-    error.frames.truncate(frames_shown_by(&error, allowance.of(Part::Frames).max(MIN_FRAMES)));
+    error.frames.truncate(frames_shown_by(&error, allowance.limit_for(Part::Frames).max(MIN_FRAMES)));
     // The server's own restarts are the last ones and are kept.
-    let (restarts, shown) = (error.restarts.len(), allowance.of(Part::Restarts).max(OWN_RESTARTS));
+    let (restarts, shown) = (error.restarts.len(), allowance.limit_for(Part::Restarts).max(OWN_RESTARTS));
     if shown < restarts {
         error.restarts.drain(shown - OWN_RESTARTS..restarts - OWN_RESTARTS);
     }
-    let slots = error.slots.len().saturating_sub(allowance.of(Part::Slots));
-    error.slots.truncate(allowance.of(Part::Slots));
+    let slots = error.slots.len().saturating_sub(allowance.limit_for(Part::Slots));
+    error.slots.truncate(allowance.limit_for(Part::Slots));
     error.slots_omitted += slots as u64;
     if allowance.terse {
         for frame in &mut error.frames {
-            frame.call = without_end(&frame.call, SHORT_LINE, |characters, _| omission(characters));
+            frame.call = without_end(&frame.call, MAX_TERSE_LINE, |characters, _| omission(characters));
         }
     }
     error

@@ -16,20 +16,20 @@ const MAX_MACHINERY_FRAMES: usize = 2;
 /// Maximum length of the call of a machinery frame, in characters: enough for the name of the function.
 const MAX_MACHINERY_CALL: usize = 60;
 
-/// Returns the frames that the report of a failed evaluation shows. True beside a frame means that the report leaves out
-/// the rest of the frame's run of machinery frames.
+/// Returns the frames that the report of a failed evaluation shows. The boolean with a frame is true if the frame belongs
+/// to a run of machinery frames of which the report shows only the first.
 pub(crate) fn report_frames(error: &ErrorRecord) -> impl Iterator<Item = (&FrameRecord, bool)> {
     let runs = error.frames.chunk_by(|a, b| a.machinery.is_some() && a.machinery == b.machinery);
     let shown = runs.flat_map(|run| {
-        // Replacing a single frame by a line about it would save nothing.
+        // Replacing a single frame by a line about the frame would save nothing.
         let folded = run[0].machinery.is_some() && run.len() > MAX_MACHINERY_FRAMES + 1;
         run.iter().take(if folded { MAX_MACHINERY_FRAMES } else { run.len() }).map(move |frame| (frame, folded))
     });
     shown.take(MAX_FRAMES)
 }
 
-/// Returns the number of the error's frames to keep for a report that shows at most `count` of them. Frames in between
-/// that the report leaves out are counted, too.
+/// Returns the number of the error's frames to keep for a report that shows at most `count` frames. Frames that the
+/// report leaves out between the frames that it shows are counted, too.
 pub(super) fn frames_shown_by(error: &ErrorRecord, count: usize) -> usize {
     let after = report_frames(error).nth(count).map_or(u64::MAX, |(frame, _)| frame.number);
     error.frames.partition_point(|frame| frame.number < after)
@@ -65,7 +65,7 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
         _ = write!(
             target,
             "\n... {more} more frames{}",
-            tool_names::with(&["get-backtrace"], " (get-backtrace shows them)")
+            tool_names::if_listed(&["get-backtrace"], " (get-backtrace shows them)")
         );
     }
 }

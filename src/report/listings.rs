@@ -9,21 +9,21 @@ use crate::config::Limits;
 use crate::outcome::{Definition, DefinitionKind, Definitions, Role, SymbolDescription};
 use crate::tool_names;
 
-const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+const RESET_TEXT: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
-/// Returns the text of reset-session, with notices about what the reset ended.
+/// Returns the text of reset-session, with notices such as the one about the evaluations that the reset ended.
 #[must_use]
 pub fn reset(notices: &[String]) -> String {
     let mut sections = Sections(String::new());
-    sections.notices(notices);
-    sections.begin().push_str(RESET);
+    sections.push_notices(notices);
+    sections.begin().push_str(RESET_TEXT);
     sections.0
 }
 
 /// Maximum number of unrestored forms that are shown.
 const MAX_UNRESTORED: usize = 10;
 /// Characters reserved for the headings of list-definitions and for the lines about further definitions.
-const RESERVED: usize = 900;
+const RESERVED_FOR_HEADINGS: usize = 900;
 
 /// Returns the text of list-definitions, in at most `max` characters. If not all definitions fit, each kind gets a
 /// share.
@@ -32,7 +32,7 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
     let groups: Vec<_> = definitions.shown.chunk_by(|a, b| a.kind == b.kind).collect();
     let sizes: Vec<usize> =
         groups.iter().map(|group| group.iter().map(|definition| length(&definition_line(definition))).sum()).collect();
-    let shares = shares(&sizes, max.saturating_sub(RESERVED));
+    let shares = divide_room(&sizes, max.saturating_sub(RESERVED_FOR_HEADINGS));
 
     let mut sections = Sections(String::new());
     let mut more = definitions.more;
@@ -77,7 +77,7 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
 
 /// Returns advice on how to see definitions that do not fit.
 fn narrowing_hint() -> String {
-    let room = tool_names::with(&["configure-limits"], ", or raise max-answer (configure-limits)");
+    let room = tool_names::if_listed(&["configure-limits"], ", or raise max-answer (configure-limits)");
     format!("Narrow the list by `type` or `package`{room}.")
 }
 
@@ -86,8 +86,8 @@ fn definition_line(definition: &Definition) -> String {
 }
 
 /// Divides `room` among items of these `sizes` and returns their shares. Room that small items do not need goes to
-/// larger ones.
-fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
+/// larger items.
+fn divide_room(sizes: &[usize], mut room: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..sizes.len()).collect();
     order.sort_by_key(|&index| sizes[index]);
     let mut shares = vec![0; sizes.len()];
@@ -98,8 +98,8 @@ fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
     shares
 }
 
-/// Adds the number of definitions beyond the limit, and how to see them. Suggests a limit only if all definitions are
-/// likely to fit.
+/// Adds the number of definitions beyond the limit, and advice on how to see them. Suggests a limit only if all
+/// definitions are likely to fit.
 fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max: usize) {
     if more > 0 {
         let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System);

@@ -6,7 +6,7 @@ use super::clipped_message;
 use super::escape::escape_markers;
 use crate::outcome::{Loaded, Outcome, Record, Warning};
 
-/// Returns true for the outcome of a load, which shows its warnings in its own format.
+/// Returns true for the outcome of a load, whose report has a format of its own for warnings.
 pub(super) fn is_load(outcome: &Outcome) -> bool {
     outcome.records.iter().any(|record| matches!(record, Record::Loading(_) | Record::Loaded(_)))
 }

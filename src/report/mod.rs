@@ -25,7 +25,7 @@ pub(crate) use calls::{calls, calls_shown, profile};
 pub(crate) use errors::signalled_error;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]
-pub(crate) use errors::{error_id, live_frames, pending_cancellation, reports_pending_cancellation, time};
+pub(crate) use errors::{error_id_line, live_frames, pending_cancellation, reports_pending_cancellation, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
@@ -93,7 +93,7 @@ impl Sections {
     }
 
     /// Adds the section of notices, if there are any.
-    pub(crate) fn notices(&mut self, notices: &[String]) {
+    pub(crate) fn push_notices(&mut self, notices: &[String]) {
         if !notices.is_empty() {
             let target = self.begin();
             target.push_str("[notice]");
@@ -109,7 +109,7 @@ impl Sections {
         }
     }
 
-    fn output(&mut self, marker: &str, text: &Clipped) {
+    fn push_output(&mut self, marker: &str, text: &Clipped) {
         if !text.is_empty() {
             let target = self.begin();
             target.push_str(marker);

@@ -20,17 +20,17 @@ use crate::rpc::descriptors::to_private_number;
 /// Maximum number of attached clients.
 pub(crate) const MAX_ATTACHED: usize = 16;
 /// The method that lists the clients of a server. Only this program uses the method, which is undocumented.
-pub(crate) const STATUS: &str = "sbcl-mcp/status";
+pub(crate) const STATUS_METHOD: &str = "sbcl-mcp/status";
 /// The method that moves an evaluation from the client that holds it to the calling client. Its parameter `id` is the
 /// number of the evaluation, needed if several are held. The answer is the error of the held evaluation.
-pub(crate) const ADOPT_HELD: &str = "sbcl-mcp/take-over";
+pub(crate) const ADOPT_HELD_METHOD: &str = "sbcl-mcp/take-over";
 /// The method that lists the packages of the image, with their nicknames, as `packages`.
-pub(crate) const PACKAGES: &str = "sbcl-mcp/packages";
-/// The notification about actions of other clients: `text`, and `held`, the number of an evaluation that a client holds
-/// from now on. Clients with this name among their experimental capabilities get the notification; for other clients,
-/// the text is part of the next answer.
-pub(crate) const NOTICE: &str = "sbcl-mcp/notice";
-/// Time limit for [`STATUS`].
+pub(crate) const PACKAGES_METHOD: &str = "sbcl-mcp/packages";
+/// The notification about actions of other clients. Its parameters are `text` and, if a client holds an evaluation from
+/// now on, the evaluation's number, `held`. Clients that have this name among their experimental capabilities get the
+/// notification; other clients get the text as part of their next answer.
+pub(crate) const NOTICE_METHOD: &str = "sbcl-mcp/notice";
+/// Time limit for [`STATUS_METHOD`].
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of characters in a server's name.
 const MAX_NAME_CHARS: usize = 64;
@@ -60,7 +60,7 @@ fn io_error(kind: io::ErrorKind, reason: impl Into<String>) -> io::Error {
 
 /// Returns the directory of the sockets, which need not exist: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory of this
 /// user in the directory for temporary files.
-fn directory() -> PathBuf {
+fn socket_directory() -> PathBuf {
     match std::env::var_os(crate::environment::RUNTIME_DIRECTORY).map(PathBuf::from).filter(|path| path.is_absolute()) {
         Some(runtime) => runtime.join("sbcl-mcp"),
         None => std::env::temp_dir().join(format!("sbcl-mcp-{}", geteuid().as_raw())),
@@ -84,7 +84,8 @@ fn check_directory(directory: &Path) -> io::Result<()> {
 /// Returns the path of the socket of the server with this name.
 ///
 /// # Errors
-/// Returns an error if the name is not valid: letters, digits, `-`, `_` and `.`, at most 64 characters, no dot first.
+/// Returns an error if the name is not valid. A valid name has 1 to 64 letters, digits, `-`, `_` and `.`, and does not
+/// begin with a dot.
 pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(fits) {
@@ -94,7 +95,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
         );
         return Err(io_error(io::ErrorKind::InvalidInput, reason));
     }
-    Ok(directory().join(format!("{name}{SOCKET_SUFFIX}")))
+    Ok(socket_directory().join(format!("{name}{SOCKET_SUFFIX}")))
 }
 
 /// Connects to the server with this name, or to the only running server.
@@ -130,7 +131,7 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
 
 /// Returns the running servers, sorted by name. Removes sockets of servers that are gone.
 pub(crate) fn running_servers() -> Vec<RunningServer> {
-    let directory = directory();
+    let directory = socket_directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {
         return Vec::new();
     };
@@ -158,7 +159,7 @@ fn probe_socket(path: &Path) -> Option<RunningServer> {
     if peer.uid != geteuid() {
         return None;
     }
-    let status = status(stream).unwrap_or_default();
+    let status = request_status(stream).unwrap_or_default();
     let mut names = status["result"]["clients"].as_array().into_iter().flatten();
     let mut next = || Some(names.next()?.as_str()?.to_owned());
     let client = next().filter(|name| !name.is_empty());
@@ -169,17 +170,17 @@ fn probe_socket(path: &Path) -> Option<RunningServer> {
 }
 
 /// Asks a server for the list of its clients.
-fn status(mut stream: UnixStream) -> Option<Value> {
+fn request_status(mut stream: UnixStream) -> Option<Value> {
     stream.set_read_timeout(Some(STATUS_TIMEOUT)).ok()?;
     // A server that refuses the connection has written its answer already and reads nothing.
-    let _ = stream.write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": 1, "method": STATUS})).as_bytes());
+    let _ = stream.write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": 1, "method": STATUS_METHOD})).as_bytes());
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()
 }
 
 /// Locks `directory`: until the file is dropped, no other process creates or removes a socket there.
-fn lock(directory: &Path) -> io::Result<std::fs::File> {
+fn lock_directory(directory: &Path) -> io::Result<std::fs::File> {
     let file = std::fs::File::open(directory)?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
@@ -187,7 +188,7 @@ fn lock(directory: &Path) -> io::Result<std::fs::File> {
 
 /// Removes a socket if no server listens on it, which is checked again under the lock.
 fn remove_stale(path: &Path) -> io::Result<()> {
-    let _lock = path.parent().map(lock).transpose()?;
+    let _lock = path.parent().map(lock_directory).transpose()?;
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
         _ => Ok(()),
@@ -211,17 +212,17 @@ impl Listener {
     /// the directory, or if the socket cannot be created.
     pub(crate) fn bind(name: &str) -> io::Result<Self> {
         let path = socket_path(name)?;
-        let directory = directory();
+        let directory = socket_directory();
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         check_directory(&directory)?;
         std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700))?;
-        let _lock = lock(&directory)?;
+        let _lock = lock_directory(&directory)?;
         match UnixStream::connect(&path) {
             Ok(_) => {
                 let reason = format!("a session {name:?} is already running ({})", path.display());
                 return Err(io_error(io::ErrorKind::AddrInUse, reason));
             }
-            // This file was left by a server that was killed.
+            // No server listens on this socket, so its server was killed and left the file.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(&path)?,
             Err(_) => {}
         }

@@ -9,29 +9,30 @@ use rustix::io::fcntl_dupfd_cloexec;
 /// Lowest number of a private descriptor, if the limit of open files allows it.
 const MIN_PRIVATE_NUMBER: i32 = 500;
 
-/// Opens the file of `fd` again, non-blocking, for reading. Processes that share `fd`, such as the shell on a terminal,
-/// are not affected. If the system cannot open it again, `fd` itself becomes non-blocking.
+/// Returns a descriptor that reads from the file of `fd` without blocking. If the file is a pipe or a terminal, opens the
+/// file again, so that processes that share `fd`, such as the shell, are not affected. If that fails, and for a socket,
+/// `fd` itself becomes non-blocking. Regular files never block, so their `fd` is returned unchanged.
 pub(crate) fn nonblocking_reader(fd: OwnedFd) -> io::Result<OwnedFd> {
-    open(fd, OFlags::RDONLY)
+    reopen_or_set_nonblocking(fd, OFlags::RDONLY)
 }
 
-/// Opens the file of `fd` again, non-blocking, for writing, as [`nonblocking_reader`] does for reading.
+/// Returns a descriptor that writes to the file of `fd` without blocking, as [`nonblocking_reader`] does for reading.
 pub(crate) fn nonblocking_writer(fd: OwnedFd) -> io::Result<OwnedFd> {
-    open(fd, OFlags::WRONLY)
+    reopen_or_set_nonblocking(fd, OFlags::WRONLY)
 }
 
-fn open(fd: OwnedFd, access: OFlags) -> io::Result<OwnedFd> {
+fn reopen_or_set_nonblocking(fd: OwnedFd, access: OFlags) -> io::Result<OwnedFd> {
     match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
-        // Regular files never block, and opening one again would lose its offset.
+        // Regular files never block, and opening the file again would lose the offset.
         FileType::RegularFile | FileType::Directory | FileType::BlockDevice => Ok(fd),
         FileType::Fifo | FileType::CharacterDevice => {
-            reopen_nonblocking(&fd, access).map_or_else(|| nonblocking(fd), Ok)
+            reopen_nonblocking(&fd, access).map_or_else(|| set_nonblocking(fd), Ok)
         }
-        _ => nonblocking(fd),
+        _ => set_nonblocking(fd),
     }
 }
 
-/// Opens the file of `fd` again, non-blocking. Returns `None` if the system cannot open it again.
+/// Opens the file of `fd` again, non-blocking. Returns `None` if the system cannot open the file again.
 pub(crate) fn reopen_nonblocking(fd: impl AsFd, access: OFlags) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -47,7 +48,7 @@ pub(crate) fn to_private_number(fd: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// Makes a descriptor non-blocking.
-pub(crate) fn nonblocking(fd: OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn set_nonblocking(fd: OwnedFd) -> io::Result<OwnedFd> {
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
     Ok(fd)

@@ -21,8 +21,8 @@ use crate::os::poll_set::PollSet;
 
 /// Grace period for requests that were read before the shutdown began.
 const ANSWER_GRACE_PERIOD: Duration = Duration::from_millis(700);
-/// Grace period for running evaluations to unwind, after [`ANSWER_GRACE_PERIOD`]: the process exits within a second of
-/// the end of input. If no request is pending, unwinding begins at once.
+/// Grace period for running evaluations to unwind, after [`ANSWER_GRACE_PERIOD`]. With these periods, the process exits
+/// within a second of the end of input. If no request is pending, unwinding begins at once.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(150);
 /// Poll interval after the wake-up descriptor is lost: evaluated code may close any descriptor.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -46,11 +46,11 @@ pub(crate) struct EventLoop {
     output: Arc<Output>,
     signals: Mutex<Signals>,
     waker: Arc<Waker>,
-    state: Mutex<State>,
+    state: Mutex<LoopState>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct State {
+struct LoopState {
     /// True after [`EventLoop::pause`]: the loop reads no more lines.
     is_paused: bool,
     /// The shutdown, once it has begun: the loop reads nothing more.
@@ -80,16 +80,16 @@ impl EventLoop {
         })
     }
 
-    /// Sets the recorder of every line that the loop reads.
-    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
-        Self { input: Mutex::new(self.input.into_inner().recorded(recorder)), ..self }
+    /// Sets the recorder, which records every line that the loop reads.
+    pub(crate) fn with_recorder(self, recorder: Option<Recorder>) -> Self {
+        Self { input: Mutex::new(self.input.into_inner().with_recorder(recorder)), ..self }
     }
 
-    /// Reads lines of up to `limit` bytes, before the loop runs, until `take` returns a value for a line; returns this
-    /// value.
+    /// Reads lines before the loop runs, until `take` returns a value for one of them, and returns this value. Lines of
+    /// more than `limit` bytes are skipped.
     ///
     /// # Errors
-    /// Returns an error if `take` returns no value within `time`, at the end of input, and if reading fails.
+    /// Returns an error if `take` returns no value within `time` or before the end of input, or if reading fails.
     pub(crate) fn first_line<T>(
         &self,
         limit: usize,
@@ -113,7 +113,7 @@ impl EventLoop {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let mut set = PollSet::new();
-            set.read(LoopSource::Input, &*input);
+            set.add_read(LoopSource::Input, &*input);
             set.wait(Some(left))?;
             if input.read()? == ReadStatus::End {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -141,7 +141,7 @@ impl EventLoop {
             answer_deadline: now + within,
             unwinding_deadline: now + ANSWER_GRACE_PERIOD + UNWINDING_GRACE_PERIOD,
         });
-        // The loop waits for the last answer only, so each answer must wake it.
+        // From now on, each answer must wake the loop, which ends with the last answer.
         self.waker.wake_for_answers();
     }
 
@@ -155,17 +155,17 @@ impl EventLoop {
         let mut input = self.input.lock();
         let mut descriptors = UsableDescriptors { waker: true, signals: true };
         loop {
-            let State { is_paused, shutdown } = *self.state.lock();
+            let LoopState { is_paused, shutdown } = *self.state.lock();
             let may_read = shutdown.is_none() && !is_paused && self.output.accepts_requests();
             if may_read && let Some(line) = input.next_line() {
                 // Unwinding drops the call's `Responder`, which answers the client.
-                if panics::caught(|| service.handle_line(line)).is_none() {
+                if panics::catch(|| service.handle_line(line)).is_none() {
                     tracing::error!("a request panicked");
                 }
                 continue;
             }
             let now = Instant::now();
-            let next_timer = panics::caught(|| service.run_timers(now)).flatten();
+            let next_timer = panics::catch(|| service.run_timers(now)).flatten();
             if let Some(shutdown) = shutdown
                 && (now >= shutdown.answer_deadline || service.is_idle())
             {
@@ -192,16 +192,16 @@ impl EventLoop {
         let mut set = PollSet::new();
         let has_backlog = self.output.backlog() > 0;
         if has_backlog {
-            set.write(LoopSource::Output, &*self.output);
+            set.add_write(LoopSource::Output, &*self.output);
         }
         if may_read {
-            set.read(LoopSource::Input, &*input);
+            set.add_read(LoopSource::Input, &*input);
         }
         if descriptors.waker {
-            set.read(LoopSource::Waker, &*self.waker);
+            set.add_read(LoopSource::Waker, &*self.waker);
         }
         if descriptors.signals {
-            set.read(LoopSource::Signals, &*signals);
+            set.add_read(LoopSource::Signals, &*signals);
         }
         // Poll fails if evaluated code has lowered RLIMIT_NOFILE. Reading and writing still work without a poll.
         let ready = set.wait(timeout).ok();
@@ -248,7 +248,7 @@ impl EventLoop {
         while self.output.backlog() > 0 && !self.output.is_broken() {
             let left = until.saturating_duration_since(Instant::now());
             let mut set = PollSet::new();
-            set.write(LoopSource::Output, &*self.output);
+            set.add_write(LoopSource::Output, &*self.output);
             if left.is_zero() || set.wait(Some(left)).is_err() {
                 return;
             }
@@ -285,7 +285,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     /// A service that answers each line with the line itself: at once, or, if the line is a number, after this number of
-    /// milliseconds, on the evaluating thread.
+    /// milliseconds, on another thread.
     struct Echo {
         inflight: Arc<Inflight>,
         jobs_sender: Mutex<Sender<(u64, Responder)>>,

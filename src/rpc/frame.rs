@@ -1,12 +1,12 @@
 //! Frames, the units in which a worker writes to its supervisor.
 //!
-//! A frame is a header of 16 bytes and a payload. The header is [`MAGIC`], the kind, the length of the payload and a
-//! number whose meaning depends on the kind, the last two little-endian.
+//! A frame is a header of 16 bytes and a payload. The header is [`MAGIC`], the kind, the length of the payload, and a
+//! number whose meaning depends on the kind. The length and the number are little-endian.
 //!
 //! Frames are no defence against malicious code: code in the worker's address space can write any frame, and so answer
-//! for the server, drop a request, or replace the image. Frames do prevent accidents (the descriptors
-//! have high numbers, no program that Lisp starts inherits them, and bytes that are not a frame are detected at once),
-//! and every frame is bounded: it cannot make the supervisor wait, exit, or use up memory.
+//! for the server, drop a request, or replace the image. Frames do prevent accidents: the descriptors have high numbers,
+//! no program that Lisp starts inherits them, and bytes that are not a frame are detected at once. Since the size of a
+//! frame is bounded, no frame can make the supervisor wait, exit, or use up memory.
 
 /// Length of a header, in bytes.
 pub(crate) const HEADER_LEN: usize = 16;
@@ -36,8 +36,8 @@ pub(crate) enum FrameKind {
     Event,
     /// The number of lines that the worker has received so far, in the place of `call`. No payload.
     Received,
-    /// The next bytes of the answer to `call`. An `Answer` frame has the last bytes. Other frames may come in between,
-    /// but not parts of another answer.
+    /// The next bytes of the answer to `call`. An `Answer` frame has the last bytes. Other frames may come between the
+    /// parts of an answer, but not parts of another answer.
     Part,
 }
 
@@ -59,7 +59,7 @@ impl FrameKind {
 }
 
 /// Encodes the header of a frame.
-pub(crate) fn header(kind: FrameKind, number: u64, length: usize) -> [u8; HEADER_LEN] {
+pub(crate) fn encode_header(kind: FrameKind, number: u64, length: usize) -> [u8; HEADER_LEN] {
     let mut header = [0; HEADER_LEN];
     header[..3].copy_from_slice(&MAGIC);
     header[3] = kind as u8;
@@ -69,8 +69,8 @@ pub(crate) fn header(kind: FrameKind, number: u64, length: usize) -> [u8; HEADER
 }
 
 /// Encodes a frame with an event of at most [`MAX_EVENT`] bytes.
-pub(crate) fn event(payload: &[u8]) -> Vec<u8> {
-    [&header(FrameKind::Event, 0, payload.len()), payload].concat()
+pub(crate) fn encode_event(payload: &[u8]) -> Vec<u8> {
+    [&encode_header(FrameKind::Event, 0, payload.len()), payload].concat()
 }
 
 /// A parsed frame: its kind, number and payload.
@@ -78,22 +78,22 @@ pub(crate) type Frame<'a> = (FrameKind, u64, &'a [u8]);
 
 /// The error for bytes that no worker writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedFrame;
 
 /// Parses the frame at the start of `bytes`. Returns the frame with its total length, or `None` if the frame is
 /// incomplete.
 ///
 /// # Errors
 /// Returns an error if no worker writes such bytes.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, MalformedFrame> {
     if bytes.iter().zip(MAGIC).any(|(byte, expected)| *byte != expected) {
-        return Err(Malformed);
+        return Err(MalformedFrame);
     }
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
-    let kind = FrameKind::from_code(header[3]).ok_or(Malformed)?;
+    let kind = FrameKind::from_code(header[3]).ok_or(MalformedFrame)?;
     let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
     if length > kind.max_payload() {
-        return Err(Malformed);
+        return Err(MalformedFrame);
     }
     let Some(payload) = rest.get(..length) else { return Ok(None) };
     let end_of_line = memchr::memchr(b'\n', payload);
@@ -104,7 +104,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malforme
     };
     if !is_intact {
         // An answer or message must be exactly one line, and a part must not have a newline.
-        return Err(Malformed);
+        return Err(MalformedFrame);
     }
     let number = header[8..].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     Ok(Some(((kind, number, payload), HEADER_LEN + length)))
@@ -115,10 +115,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_parsed_back_and_incomplete_ones_wait() {
+    fn encoded_frames_are_parsed_and_incomplete_frames_are_not() {
         for kind in FrameKind::ALL {
             let payload = if kind == FrameKind::Part { b"text " } else { b"text\n" };
-            let bytes = [&header(kind, u64::MAX - 1, 5)[..], payload].concat();
+            let bytes = [&encode_header(kind, u64::MAX - 1, 5)[..], payload].concat();
             let read = (kind, u64::MAX - 1, &payload[..]);
             assert_eq!(parse(&[&*bytes, b"more"].concat()), Ok(Some((read, HEADER_LEN + 5))));
             assert!((0..bytes.len()).all(|end| parse(&bytes[..end]) == Ok(None)));
@@ -127,17 +127,23 @@ mod tests {
 
     #[test]
     fn malformed_frames_are_rejected() {
-        for bytes in
-            [&b"{"[..], b"\xfeS{", &header(FrameKind::Answer, 1, 1 << 30), &header(FrameKind::Event, 1, 1 << 26)]
-        {
-            assert_eq!(parse(bytes), Err(Malformed));
+        for bytes in [
+            &b"{"[..],
+            b"\xfeS{",
+            &encode_header(FrameKind::Answer, 1, 1 << 30),
+            &encode_header(FrameKind::Event, 1, 1 << 26),
+        ] {
+            assert_eq!(parse(bytes), Err(MalformedFrame));
         }
         for text in [&b""[..], b"no newline", b"two\nlines\n"] {
-            assert_eq!(parse(&[&header(FrameKind::Answer, 1, text.len())[..], text].concat()), Err(Malformed));
+            assert_eq!(
+                parse(&[&encode_header(FrameKind::Answer, 1, text.len())[..], text].concat()),
+                Err(MalformedFrame)
+            );
         }
-        assert_eq!(parse(&[&header(FrameKind::Part, 1, 2)[..], b"x\n"].concat()), Err(Malformed));
-        assert_eq!(parse(&header(FrameKind::Part, 1, PART_LEN + 1)), Err(Malformed));
-        let event = event(b"{}");
+        assert_eq!(parse(&[&encode_header(FrameKind::Part, 1, 2)[..], b"x\n"].concat()), Err(MalformedFrame));
+        assert_eq!(parse(&encode_header(FrameKind::Part, 1, PART_LEN + 1)), Err(MalformedFrame));
+        let event = encode_event(b"{}");
         assert_eq!(parse(&event), Ok(Some(((FrameKind::Event, 0, &b"{}"[..]), HEADER_LEN + 2))));
     }
 }

@@ -18,7 +18,7 @@ pub(crate) fn too_long_message() -> String {
 }
 
 /// Minimum free capacity of the buffer before a read, in bytes.
-const CHUNK: usize = 64 << 10;
+const MIN_READ_CAPACITY: usize = 64 << 10;
 /// Maximum capacity, in bytes, that an empty buffer keeps allocated.
 const MAX_IDLE_CAPACITY: usize = 1 << 20;
 
@@ -51,7 +51,7 @@ pub(crate) struct LineReader {
     buffer: Vec<u8>,
     /// Index of the next line in `buffer`.
     start: usize,
-    /// Index up to which `buffer` has no newline.
+    /// Index in `buffer` at which the search for the next newline begins.
     searched: usize,
     /// The scanner of a line over the limit, while the rest of the line is skipped.
     too_long: Option<IdScanner>,
@@ -70,7 +70,7 @@ impl LineReader {
     }
 
     /// Sets the recorder, which gets each line as a line of the client.
-    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+    pub(crate) fn with_recorder(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
@@ -88,7 +88,7 @@ impl LineReader {
         if self.buffer.is_empty() {
             self.buffer.shrink_to(MAX_IDLE_CAPACITY);
         }
-        self.buffer.reserve(CHUNK);
+        self.buffer.reserve(MIN_READ_CAPACITY);
         match rustix::io::read(&self.fd, spare_capacity(&mut self.buffer)) {
             Ok(0) => {
                 self.at_end = true;
@@ -119,13 +119,13 @@ impl LineReader {
         Some(match self.too_long.take() {
             Some(scanner) => {
                 if let Some(recorder) = &self.recorder {
-                    recorder.skipped(Side::Client, "a line that is too long");
+                    recorder.record_skipped(Side::Client, "a line that is too long");
                 }
                 Line::TooLong(scanner.finish())
             }
             None => {
                 if let Some(recorder) = &self.recorder {
-                    recorder.line(Side::Client, &self.buffer[line.clone()]);
+                    recorder.record_line(Side::Client, &self.buffer[line.clone()]);
                 }
                 Line::Text(&self.buffer[line])
             }
@@ -142,7 +142,7 @@ impl AsFd for LineReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::descriptors::nonblocking;
+    use crate::rpc::descriptors::set_nonblocking;
     use proptest::prelude::*;
     use std::io::Write;
 
@@ -152,7 +152,7 @@ mod tests {
     fn lines(pieces: &[Vec<u8>]) -> Vec<Result<Vec<u8>, Option<Value>>> {
         let (reader, writer) = io::pipe().unwrap();
         let mut writer = Some(writer);
-        let mut reader = LineReader::with_limit(nonblocking(reader.into()).unwrap(), LIMIT);
+        let mut reader = LineReader::with_limit(set_nonblocking(reader.into()).unwrap(), LIMIT);
         let mut lines = Vec::new();
         let mut pieces = pieces.iter();
         loop {

@@ -5,7 +5,7 @@ use serde_json::Value;
 /// Maximum length of an id, in bytes.
 const MAX_TOKEN_LEN: usize = 256;
 /// Bound below which a double represents every integer exactly.
-const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 /// Returns true for an id that the answer can repeat as the client wrote it. A number of more than 64 bits would be
 /// rounded.
@@ -13,7 +13,7 @@ pub(crate) fn is_exact(id: &Value) -> bool {
     match id {
         Value::String(_) => true,
         Value::Number(number) => {
-            number.is_i64() || number.is_u64() || number.as_f64().is_some_and(|number| number.abs() < MAX_EXACT)
+            number.is_i64() || number.is_u64() || number.as_f64().is_some_and(|number| number.abs() < MAX_EXACT_INTEGER)
         }
         _ => false,
     }
@@ -45,17 +45,17 @@ impl IdScanner {
     /// Scans the next piece.
     pub(crate) fn feed(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            if self.in_string { self.inside_string(byte) } else { self.outside_strings(byte) }
+            if self.in_string { self.scan_in_string(byte) } else { self.scan_outside_strings(byte) }
         }
     }
 
     /// Returns the id; `None` if no id was found or the message is a response.
     pub(crate) fn finish(mut self) -> Option<Value> {
-        self.end_of_value();
+        self.end_value();
         self.found.filter(|_| !self.is_response)
     }
 
-    fn inside_string(&mut self, byte: u8) {
+    fn scan_in_string(&mut self, byte: u8) {
         self.push_to_token(byte);
         match byte {
             _ if self.escaped => self.escaped = false,
@@ -65,7 +65,7 @@ impl IdScanner {
         }
     }
 
-    fn outside_strings(&mut self, byte: u8) {
+    fn scan_outside_strings(&mut self, byte: u8) {
         match byte {
             b'"' => {
                 self.in_string = true;
@@ -76,10 +76,10 @@ impl IdScanner {
                 self.token.clear();
             }
             b'}' | b']' => {
-                self.end_of_value();
+                self.end_value();
                 self.depth = self.depth.saturating_sub(1);
             }
-            b',' => self.end_of_value(),
+            b',' => self.end_value(),
             b':' if self.depth == 1 => {
                 self.after_id_key = self.token == b"\"id\"";
                 self.is_response |= self.token == b"\"result\"" || self.token == b"\"error\"";
@@ -97,7 +97,7 @@ impl IdScanner {
         }
     }
 
-    fn end_of_value(&mut self) {
+    fn end_value(&mut self) {
         if self.depth != 1 {
             return;
         }

@@ -27,13 +27,13 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(4);
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of bytes of output in one report, unless the client wants all output.
 const MAX_PROGRESS_MESSAGE: usize = 1000;
-/// Key in the `_meta` of a progress report for the index of the message's first byte in the whole output. Only reports of
-/// output to clients that want all output have the key.
-pub(crate) const OUTPUT_FROM: &str = "sbcl-mcp/output-from";
+/// Key in the `_meta` of a progress report. Its value is the index of the message's first byte in the whole output. Only
+/// reports of output have the key, and only for clients that want all output.
+pub(crate) const OUTPUT_OFFSET_KEY: &str = "sbcl-mcp/output-from";
 /// Maximum duration of a timer.
 const MAX_TIMER: Duration = Duration::from_secs(86_400);
 
-type Cancel = Box<dyn FnOnce() + Send>;
+type CancelFn = Box<dyn FnOnce() + Send>;
 type OutputSince = Box<dyn Fn(usize) -> Option<String> + Send>;
 type StatusText = Box<dyn Fn() -> Option<String> + Send>;
 /// A function that takes the client's answer to a question.
@@ -91,16 +91,16 @@ struct PendingRequest {
     destination: Destination,
     /// Functions that stop the steps of the request, in no particular order: a step may begin before the previous step
     /// is registered. Stopping a finished step has no effect.
-    cancel: Vec<Cancel>,
+    cancel: Vec<CancelFn>,
     progress: Option<Progress>,
     /// A deadline, and the function to call if the request is not answered by then.
-    deadline: Option<(Instant, Cancel)>,
+    deadline: Option<(Instant, CancelFn)>,
 }
 
 /// The destination of an answer.
 #[derive(Debug)]
 enum Destination {
-    /// The client: the answer completes this call.
+    /// The client itself: the answer completes the call with this number.
     Line(u64),
     /// A batch, which is answered as a whole.
     Batch(Arc<Batch>),
@@ -125,7 +125,7 @@ struct BatchState {
 
 struct Progress {
     token: ProgressToken,
-    /// True for a client that wants all output, not only its end.
+    /// True if reports have all new output, false if they have only the end of it.
     all_output: bool,
     begin: Instant,
     last_report: Instant,
@@ -166,7 +166,7 @@ impl<I> Response<I, ()> {
 }
 
 impl Inflight {
-    /// Creates a value without pending requests. Answers go to `output`.
+    /// Creates an empty table of pending requests, whose answers go to `output`.
     pub(crate) fn new(output: Arc<Output>) -> Arc<Self> {
         Arc::new(Self { output, table: Mutex::default() })
     }
@@ -205,7 +205,7 @@ impl Inflight {
             Some(batch) => {
                 let mut state = batch.state.lock();
                 state.missing += 1;
-                // The supervisor keeps the line until the whole batch is answered.
+                // These bytes count until the whole batch is answered, since the supervisor keeps the line until then.
                 state.bytes += bytes;
                 (Destination::Batch(batch.clone()), 0)
             }
@@ -237,8 +237,8 @@ impl Inflight {
             self.withdraw(*question, "the evaluation was cancelled");
         }
         match request.destination {
-            Destination::Line(call) => self.output.done(call),
-            Destination::Batch(batch) => self.finish(&mut table, &batch),
+            Destination::Line(call) => self.output.send_done(call),
+            Destination::Batch(batch) => self.finish_batch_member(&mut table, &batch),
         }
         drop(table);
         self.output.notify_answered();
@@ -247,29 +247,29 @@ impl Inflight {
         drop(withdrawn);
     }
 
-    /// Answers a line, or a member of a batch, that is not a request. `id` is the id that the client sent, if any; it may
-    /// be any JSON value.
+    /// Answers a line, or a member of a batch, with `error` without admitting it. `id` is the id that the client sent, if
+    /// any, and may be any JSON value.
     pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, call: u64, batch: Option<&Arc<Batch>>) {
         let refusal = encode_error(&id.unwrap_or_default(), error);
         match batch {
             None => self.output.answer(call, refusal),
-            Some(batch) => self.table.lock().add(batch, &refusal),
+            Some(batch) => self.table.lock().add_answer(batch, &refusal),
         }
     }
 
-    /// Creates a batch, which stays incomplete until [`Self::batch_read`].
-    pub(crate) fn batch(call: u64) -> Arc<Batch> {
+    /// Creates a batch, which stays incomplete until [`Self::mark_batch_read`].
+    pub(crate) fn new_batch(call: u64) -> Arc<Batch> {
         let state = BatchState { answers: EncodedLine::default(), ids: Vec::new(), missing: 1, bytes: 0 };
         Arc::new(Batch { call, state: Mutex::new(state) })
     }
 
     /// Marks a batch as completely read.
-    pub(crate) fn batch_read(&self, batch: &Batch) {
-        self.finish(&mut self.table.lock(), batch);
+    pub(crate) fn mark_batch_read(&self, batch: &Batch) {
+        self.finish_batch_member(&mut self.table.lock(), batch);
     }
 
     /// Counts one member of the batch as done, and sends the answers if no other member is missing.
-    fn finish(&self, table: &mut Table, batch: &Batch) {
+    fn finish_batch_member(&self, table: &mut Table, batch: &Batch) {
         let mut state = batch.state.lock();
         state.missing -= 1;
         if state.missing > 0 {
@@ -281,7 +281,7 @@ impl Inflight {
         table.bytes -= state.bytes;
         table.batched_bytes -= state.answers.len();
         if state.answers.is_empty() {
-            self.output.done(batch.call);
+            self.output.send_done(batch.call);
         } else {
             self.output.answer(batch.call, std::mem::take(&mut state.answers));
         }
@@ -319,7 +319,7 @@ impl Inflight {
         let Some(request) = table.take(number) else {
             // The lock is released first, because a `tracing` subscriber might wait for it.
             drop(table);
-            tracing::debug!(number, "nobody waits for this answer");
+            tracing::debug!(number, "the answer was dropped: its request is no longer pending");
             return;
         };
         let answer = answer.unwrap_or_else(|| encode_error(&request.id, unread_error()));
@@ -328,11 +328,11 @@ impl Inflight {
             Destination::Batch(batch) => {
                 let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
                 let answer = if fits { answer } else { encode_error(&request.id, too_large_error()) };
-                table.add(batch, &answer);
+                table.add_answer(batch, &answer);
                 // The client must not use the id again before it has the answer.
                 table.ids.insert(request.id.clone(), number);
                 batch.state.lock().ids.push(request.id);
-                self.finish(&mut table, batch);
+                self.finish_batch_member(&mut table, batch);
             }
         }
         drop(table);
@@ -340,7 +340,7 @@ impl Inflight {
     }
 
     /// Adds a function to call if the client cancels the request before it is answered. Returns false if the request is
-    /// not pending any more.
+    /// no longer pending.
     pub(crate) fn on_cancel(&self, request: u64, cancel: impl FnOnce() + Send + 'static) -> bool {
         let mut table = self.table.lock();
         let request = table.requests.get_mut(&request);
@@ -348,7 +348,7 @@ impl Inflight {
     }
 
     /// Calls `on_deadline` if the request is not answered within `time`.
-    pub(crate) fn after(&self, request: u64, time: Duration, on_deadline: impl FnOnce() + Send + 'static) {
+    pub(crate) fn set_deadline(&self, request: u64, time: Duration, on_deadline: impl FnOnce() + Send + 'static) {
         let mut table = self.table.lock();
         let Some(known) = table.requests.get_mut(&request) else { return };
         let time = Instant::now() + time.min(MAX_TIMER);
@@ -356,9 +356,10 @@ impl Inflight {
         self.arm(&mut table, time, Timer::Deadline(request));
     }
 
-    /// Reports the progress of a request until it is answered. `printed` returns the output from a byte index on, if
-    /// there is more. Without output, a report comes every few seconds, with the text of `status` if it returns one. A
-    /// report has the end of the new output, or, with `all_output`, all of the new output and its index.
+    /// Reports the progress of a request until it is answered. `printed` takes the number of bytes of output reported so
+    /// far and returns the output that follows, if there is any. While there is no new output, a report is sent every few
+    /// seconds, with the text that `status` returns, if any. With `all_output`, a report has all of the new output and its
+    /// byte index; otherwise, only the end of the new output.
     pub(crate) fn report_progress(
         &self,
         request: u64,
@@ -403,8 +404,8 @@ impl Inflight {
         self.output.send(&json!({"jsonrpc": "2.0", "id": number, "method": method, "params": params}));
     }
 
-    /// Passes the client's answer, a result or a refusal, to the question's reply handler. An answer to no open
-    /// question is ignored.
+    /// Passes the client's answer, a result or the message of a refusal, to the question's reply handler. The answer is
+    /// ignored if the question is not open.
     pub(crate) fn deliver_reply(&self, question: u64, answer: Result<Value, String>) {
         let found = self.table.lock().take_question(question);
         if let Some(reply) = found {
@@ -412,7 +413,7 @@ impl Inflight {
         }
     }
 
-    /// Withdraws all questions, for this reason.
+    /// Withdraws all questions, and sends `reason` to the client.
     pub(crate) fn withdraw_all(&self, reason: &str) {
         let questions = self.table.lock().take_questions_where(|_| true);
         for (question, reply) in questions {
@@ -453,7 +454,7 @@ impl Inflight {
                     let reply = table.take_question(number);
                     drop(table);
                     if let Some(reply) = reply {
-                        self.withdraw(number, "no answer came in time");
+                        self.withdraw(number, "the client did not answer in time");
                         reply(Err(NoAnswer::TimedOut));
                     }
                 }
@@ -509,7 +510,7 @@ impl Table {
     }
 
     /// Adds an answer to a batch.
-    fn add(&mut self, batch: &Batch, answer: &EncodedLine) {
+    fn add_answer(&mut self, batch: &Batch, answer: &EncodedLine) {
         let answers = &mut batch.state.lock().answers;
         let before = answers.len();
         answers.push(answer);
@@ -536,7 +537,7 @@ impl Table {
         let mut meta = None;
         let message = match (progress.printed)(progress.reported) {
             Some(output) => {
-                meta = progress.all_output.then(|| json!({OUTPUT_FROM: progress.reported}));
+                meta = progress.all_output.then(|| json!({OUTPUT_OFFSET_KEY: progress.reported}));
                 progress.reported += output.len();
                 if progress.all_output { output } else { tail(&output).to_owned() }
             }
@@ -641,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn a_responder_answers_once_also_when_dropped_or_unwound() {
+    fn a_responder_answers_exactly_once_even_if_dropped_or_unwound() {
         let client = Client::new();
         client.admit(1).unwrap().answer(json!("one"));
         client.admit(2).unwrap().fail(ErrorData::invalid_params("no", None));
@@ -676,7 +677,7 @@ mod tests {
                 || None,
             );
             let (late, called) = (late.clone(), called.clone());
-            inflight.after(responder.request_number(), Duration::from_secs(1), move || {
+            inflight.set_deadline(responder.request_number(), Duration::from_secs(1), move || {
                 _ = late.fetch_add(1, Ordering::Relaxed)
             });
             for _ in 0..2 {

@@ -1,5 +1,5 @@
 //! JSON-RPC over file descriptors: lines, frames, pending requests and the event loop. The server and the supervisor
-//! share most of it.
+//! share most of these modules.
 
 pub(crate) mod attach;
 pub(crate) mod descriptors;

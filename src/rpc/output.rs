@@ -1,4 +1,5 @@
-//! A worker's or server's output: lines to a client, or frames to a supervisor, which forwards their lines.
+//! The output of a process that serves MCP: lines to a client, or frames to a supervisor, which forwards the lines in
+//! the frames.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,7 +32,8 @@ pub(crate) const MAX_UNREAD: usize = 64 << 20;
 const MAX_SUPERVISOR_BACKLOG: usize = 1 << 20;
 /// Maximum number of parts written at a time: a fast supervisor must not keep the thread from its other work.
 const MAX_PARTS_PER_TURN: usize = 16;
-/// Maximum length of an answer, in bytes. A batch may exceed this limit by the errors that replace its further answers.
+/// Maximum length of an answer, in bytes. In the answer to a batch, errors replace the answers that no longer fit, so it
+/// may be longer by these errors.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
 
 /// A line for the client, with room before it for the header of a frame.
@@ -90,7 +92,8 @@ pub(crate) struct Output {
 #[derive(Debug)]
 struct Buffer {
     bytes: WriteBuffer<Arc<OwnedFd>>,
-    /// Answers that are sent to the supervisor in parts, one answer after the other. Small frames may come in between.
+    /// Answers that are sent to the supervisor in parts, one answer after the other. Small frames may come between the
+    /// parts.
     large: VecDeque<LargeAnswer>,
     is_broken: bool,
 }
@@ -106,16 +109,19 @@ struct LargeAnswer {
 }
 
 impl LargeAnswer {
-    fn left(&self) -> usize {
+    fn unwritten_len(&self) -> usize {
         self.bytes.len() - self.rest
     }
 
     /// Returns the frame with the next part. The last frame is an [`Answer`](FrameKind::Answer).
     fn next_frame(&mut self) -> &[u8] {
-        let (kind, length) =
-            if self.left() > PART_LEN { (FrameKind::Part, PART_LEN) } else { (FrameKind::Answer, self.left()) };
+        let (kind, length) = if self.unwritten_len() > PART_LEN {
+            (FrameKind::Part, PART_LEN)
+        } else {
+            (FrameKind::Answer, self.unwritten_len())
+        };
         let begin = self.rest - HEADER_LEN;
-        self.bytes[begin..self.rest].copy_from_slice(&frame::header(kind, self.call, length));
+        self.bytes[begin..self.rest].copy_from_slice(&frame::encode_header(kind, self.call, length));
         self.rest += length;
         &self.bytes[begin..self.rest]
     }
@@ -140,9 +146,9 @@ impl Output {
         self.recipient == Recipient::Supervisor
     }
 
-    /// Sets the recorder of every line. Must be called before any output.
-    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
-        self.buffer.lock().bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
+    /// Sets the recorder, which records every line of the output. Must be called before any output.
+    pub(crate) fn with_recorder(self, recorder: Option<Recorder>) -> Self {
+        self.buffer.lock().bytes = WriteBuffer::new(self.fd.clone()).with_recorder(recorder);
         self
     }
 
@@ -151,7 +157,7 @@ impl Output {
         self.put(FrameKind::Answer, call, answer);
     }
 
-    /// Sends a message that answers no request. The message is dropped if the client reads too little.
+    /// Sends a message that answers no request. The message is dropped if the client has too many unread bytes.
     pub(crate) fn send(&self, message: &impl Serialize) {
         if self.has_excess_backlog() {
             return;
@@ -179,22 +185,22 @@ impl Output {
     }
 
     /// Reports that `call` gets no answer.
-    pub(crate) fn done(&self, call: u64) {
+    pub(crate) fn send_done(&self, call: u64) {
         if self.is_framed() {
-            self.write(&frame::header(FrameKind::Done, call, 0));
+            self.write(&frame::encode_header(FrameKind::Done, call, 0));
         }
     }
 
     /// Reports to the supervisor that the worker has received `lines` lines in all.
-    pub(crate) fn received(&self, lines: u64) {
-        self.write(&frame::header(FrameKind::Received, lines, 0));
+    pub(crate) fn send_received(&self, lines: u64) {
+        self.write(&frame::encode_header(FrameKind::Received, lines, 0));
     }
 
     /// Sends an event to the supervisor, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes. A client gets no
     /// events.
-    pub(crate) fn event(&self, payload: &[u8]) {
+    pub(crate) fn send_event(&self, payload: &[u8]) {
         if self.is_framed() {
-            self.write(&frame::event(payload));
+            self.write(&frame::encode_event(payload));
         }
     }
 
@@ -240,24 +246,25 @@ impl Output {
             return self.write(&bytes[HEADER_LEN..]);
         }
         if kind == FrameKind::Answer && length > PART_LEN {
-            return self.change(|buffer| {
+            return self.write_and_wake(|buffer| {
                 buffer.large.push_back(LargeAnswer { connection: self.connection, call, bytes, rest: HEADER_LEN });
                 buffer.write_parts(MAX_PARTS_PER_TURN);
             });
         }
-        bytes[..HEADER_LEN].copy_from_slice(&frame::header(kind, call, length));
+        bytes[..HEADER_LEN].copy_from_slice(&frame::encode_header(kind, call, length));
         self.write(&bytes);
     }
 
     fn write(&self, bytes: &[u8]) {
-        self.change(|buffer| {
+        self.write_and_wake(|buffer| {
             let result = buffer.bytes.put(bytes);
             buffer.record_result(result);
         });
     }
 
-    /// Calls `write`. Wakes the thread that flushes if `write` leaves the first backlog or breaks the output.
-    fn change(&self, write: impl FnOnce(&mut Buffer)) {
+    /// Calls `write` unless the output is broken. If there was no backlog before and `write` leaves some, or if `write`
+    /// breaks the output, wakes the thread that calls [`Self::flush`].
+    fn write_and_wake(&self, write: impl FnOnce(&mut Buffer)) {
         let mut buffer = self.buffer.lock();
         if buffer.is_broken {
             return;
@@ -272,7 +279,7 @@ impl Output {
 
 impl Buffer {
     fn record_result(&mut self, result: io::Result<()>) {
-        // This function reports nothing with `tracing`, because a subscriber might wait for this lock.
+        // The error is not logged with `tracing`: the caller holds the buffer's lock, and a subscriber might wait for it.
         if result.is_err() {
             self.is_broken = true;
             self.large.clear();
@@ -280,12 +287,12 @@ impl Buffer {
     }
 
     fn backlog(&self) -> usize {
-        self.bytes.backlog() + self.large.iter().map(LargeAnswer::left).sum::<usize>()
+        self.bytes.backlog() + self.large.iter().map(LargeAnswer::unwritten_len).sum::<usize>()
     }
 
     /// Returns the number of unwritten bytes in a connection's large answers.
     fn large_answer_bytes(&self, connection: u64) -> usize {
-        self.large.iter().filter(|large| large.connection == connection).map(LargeAnswer::left).sum()
+        self.large.iter().filter(|large| large.connection == connection).map(LargeAnswer::unwritten_len).sum()
     }
 
     /// Writes up to `max` parts of the large answers, while the descriptor accepts them.
@@ -301,7 +308,7 @@ impl Buffer {
     fn put_next_part(&mut self) {
         let Some(large) = self.large.front_mut() else { return };
         let result = self.bytes.put(large.next_frame());
-        if large.left() == 0 {
+        if large.unwritten_len() == 0 {
             self.large.pop_front();
         }
         self.record_result(result);
@@ -339,14 +346,14 @@ mod tests {
         frames
     }
 
-    fn framed() -> (PipeReader, Output) {
+    fn framed_output() -> (PipeReader, Output) {
         let (reader, writer) = io::pipe().unwrap();
         (reader, Output::new(writer.into(), Recipient::Supervisor, Arc::new(Waker::new().unwrap())).unwrap())
     }
 
     #[test]
-    fn a_small_answer_passes_large_ones() {
-        let (reader, output) = framed();
+    fn a_small_answer_overtakes_large_answers() {
+        let (reader, output) = framed_output();
         let text = "x".repeat(10 * PART_LEN);
         output.answer(1, EncodedLine::new(&text).unwrap());
         output.answer(2, EncodedLine::new(&text).unwrap());
@@ -367,10 +374,10 @@ mod tests {
 
     #[test]
     fn an_event_after_queue_large_answers_follows_all_their_parts() {
-        let (reader, output) = framed();
+        let (reader, output) = framed_output();
         output.answer(1, EncodedLine::new(&"x".repeat(10 * PART_LEN)).unwrap());
         output.queue_large_answers();
-        output.event(b"{}");
+        output.send_event(b"{}");
         assert_eq!(read_all(output, reader).pop(), Some((FrameKind::Event, 0, b"{}".to_vec())));
     }
 }

@@ -1,6 +1,6 @@
-//! Session recordings: every line in both directions, with times, in a file that `sbcl-mcp replay` plays.
+//! Session recordings: every line in both directions, with times, in a file that `sbcl-mcp replay` plays back.
 //!
-//! The file has one JSON object per line: a [`Header`], then a [`Record`] for each line of the session.
+//! The file has one JSON object per line: a [`Header`], then a [`RecordingEntry`] for each line of the session.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -44,7 +44,7 @@ pub(crate) enum Side {
 
 /// A record: a line, a line that was left out, or the note that ends a full recording.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct RecordingEntry {
     /// Seconds since the recording began.
     pub(crate) at: f64,
     /// Sender of the line. `None` for the note that ends a full recording.
@@ -63,10 +63,10 @@ pub(crate) struct Record {
 
 /// The writer of a recording. A write error ends the recording and does not affect the session.
 #[derive(Debug, Clone)]
-pub(crate) struct Recorder(Arc<Mutex<State>>);
+pub(crate) struct Recorder(Arc<Mutex<RecordingState>>);
 
 #[derive(Debug)]
-struct State {
+struct RecordingState {
     /// The file; `None` once the recording is full or a write has failed.
     file: Option<File>,
     begin: Instant,
@@ -105,36 +105,41 @@ impl Recorder {
         let line = serde_json::to_vec(header).map(|line| [line, b"\n".to_vec()].concat()).unwrap_or_default();
         file.write_all(&line).map_err(reason)?;
         let bytes_left = bytes.saturating_sub(line.len() as u64);
-        Ok(Self(Arc::new(Mutex::new(State { file: Some(file), begin: Instant::now(), bytes_left }))))
+        Ok(Self(Arc::new(Mutex::new(RecordingState { file: Some(file), begin: Instant::now(), bytes_left }))))
     }
 
     /// Records a line. `line` may end with a newline.
-    pub(crate) fn line(&self, from: Side, line: &[u8]) {
+    pub(crate) fn record_line(&self, from: Side, line: &[u8]) {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let text = String::from_utf8_lossy(line);
         let bytes = matches!(text, Cow::Owned(_)).then(|| line.to_vec());
-        self.append(Record { from: Some(from), line: Some(text.into_owned()), bytes, ..Record::default() });
+        self.append(RecordingEntry {
+            from: Some(from),
+            line: Some(text.into_owned()),
+            bytes,
+            ..RecordingEntry::default()
+        });
     }
 
     /// Records that a line was left out, with `note` as the reason.
-    pub(crate) fn skipped(&self, from: Side, note: &str) {
-        self.append(Record { from: Some(from), note: Some(note.to_owned()), ..Record::default() });
+    pub(crate) fn record_skipped(&self, from: Side, note: &str) {
+        self.append(RecordingEntry { from: Some(from), note: Some(note.to_owned()), ..RecordingEntry::default() });
     }
 
-    fn append(&self, record: Record) {
+    fn append(&self, record: RecordingEntry) {
         let mut state = self.0.lock();
         let Some(mut file) = state.file.take() else { return };
         let at = state.begin.elapsed().as_secs_f64();
-        let encode = |record: &Record| {
+        let encode = |record: &RecordingEntry| {
             let mut bytes = serde_json::to_vec(record).unwrap_or_default();
             bytes.push(b'\n');
             bytes
         };
-        let bytes = encode(&Record { at, ..record });
+        let bytes = encode(&RecordingEntry { at, ..record });
         let length = bytes.len() as u64;
         if length + FINAL_NOTE_BYTES > state.bytes_left {
             let note = Some("the recording is full; the session continued".to_owned());
-            let _ = file.write_all(&encode(&Record { at, note, ..Record::default() }));
+            let _ = file.write_all(&encode(&RecordingEntry { at, note, ..RecordingEntry::default() }));
             tracing::warn!("the recording is full; the session continues unrecorded");
             return;
         }
@@ -168,13 +173,14 @@ mod tests {
         let path = std::env::temp_dir().join(format!("sbcl-mcp-recorder-{}", std::process::id()));
         let recorder = Recorder::begin_bounded(&path, &header(), 2_000).unwrap();
         for number in 0..100 {
-            recorder.line(Side::Client, format!("{{\"number\": {number}}}\n").as_bytes());
+            recorder.record_line(Side::Client, format!("{{\"number\": {number}}}\n").as_bytes());
         }
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() <= 2_000 && text.ends_with('\n'), "{}", text.len());
         let mut file = BufReader::new(text.as_bytes());
         assert_eq!(read_header(&mut file), Some(header()));
-        let records: Vec<Record> = file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+        let records: Vec<RecordingEntry> =
+            file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let (last, lines) = records.split_last().unwrap();
         assert_eq!(last.note.as_deref(), Some("the recording is full; the session continued"));
         assert!(

@@ -1,36 +1,38 @@
 //! The marks on lines that a supervisor sends to a worker, and the numbers of calls and jobs.
 //!
 //! Each line begins with `@` and the number of a client's connection, then a colon, the call number, a space, and the
-//! line as the client wrote it. A line without a space and text marks the end of the connection. A long line comes in
-//! pieces, between which lines of other clients may come: all pieces but the last have a `+` in place of the space. A
-//! `!` in place of the colon marks a notice.
+//! line as the client wrote it. A marked line that ends after the call number marks the end of the connection. A long
+//! line comes in pieces, between which lines of other clients may come: all pieces but the last have a `+` in place of
+//! the space. In a notice, a `!` and the text follow the number of the connection.
 
-/// Maximum number of complete lines that a supervisor sends ahead of the worker's last report. The number is small, since
-/// lines of other clients cannot pass a line that is sent, and the answer to a line of 60 bytes may have 30 KB.
-pub(crate) const MAX_AHEAD: u64 = 64;
-/// Number of lines after which the worker reports how many it has received.
-pub(crate) const REPORT_AFTER: u64 = MAX_AHEAD / 4;
+/// Maximum number of complete lines that a supervisor sends before the worker reports that it has received the earlier
+/// ones. The number is small, since other clients' lines cannot overtake a line that has been sent, and the answer to a
+/// line of 60 bytes may have 30 KB.
+pub(crate) const MAX_LINES_AHEAD: u64 = 64;
+/// Number of lines after which the worker reports how many lines it has received.
+pub(crate) const LINES_PER_REPORT: u64 = MAX_LINES_AHEAD / 4;
 
-/// Marks a client's line, or the last piece of a line, with its newline. Empty `bytes` mark the end of the connection.
-pub(crate) fn line(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
+/// Marks a client's line, or the last piece of a line. `bytes` ends with the newline. Empty `bytes` mark the end of the
+/// connection.
+pub(crate) fn mark_line(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
     let end = if bytes.is_empty() { "\n" } else { " " };
     [format!("@{connection}:{number}{end}").as_bytes(), bytes].concat()
 }
 
-/// Marks a piece of a client's line, without a newline. [`line`] marks the last piece.
-pub(crate) fn piece(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
+/// Marks a piece of a client's line other than the last piece, which [`mark_line`] marks. `bytes` has no newline.
+pub(crate) fn mark_piece(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
     [format!("@{connection}:{number}+").as_bytes(), bytes, b"\n"].concat()
 }
 
 /// Marks a notice of the supervisor, which the worker passes to the client. Newlines become spaces.
-pub(crate) fn notice(connection: u64, text: &str) -> Vec<u8> {
+pub(crate) fn mark_notice(connection: u64, text: &str) -> Vec<u8> {
     format!("@{connection}!{}\n", text.replace(['\n', '\r'], " ")).into_bytes()
 }
 
 /// The content of a marked line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum MarkedContent<'a> {
-    /// The line with this call number, or its last piece.
+    /// The line with this call number, or the line's last piece.
     Line(u64, &'a [u8]),
     /// A piece of the line with this call number, followed by other pieces.
     Piece(u64, &'a [u8]),
@@ -42,10 +44,10 @@ pub(crate) enum MarkedContent<'a> {
 
 /// Returns the connection and the content of a marked line; `None` for a line that no supervisor writes.
 pub(crate) fn parse(line: &[u8]) -> Option<(u64, MarkedContent<'_>)> {
-    let (connection, rest) = number(line.strip_prefix(b"@")?)?;
+    let (connection, rest) = split_number(line.strip_prefix(b"@")?)?;
     let part = match rest {
         [b'!', text @ .., b'\n'] => MarkedContent::Notice(text),
-        [b':', rest @ ..] => match number(rest)? {
+        [b':', rest @ ..] => match split_number(rest)? {
             (number, b"\n") => MarkedContent::End(number),
             (number, [b' ', line @ ..]) => MarkedContent::Line(number, line),
             (number, [b'+', piece @ .., b'\n']) => MarkedContent::Piece(number, piece),
@@ -57,7 +59,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<(u64, MarkedContent<'_>)> {
 }
 
 /// Splits off the decimal number at the start of a line.
-fn number(text: &[u8]) -> Option<(u64, &[u8])> {
+fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (digits, rest) = text.split_at(text.iter().position(|byte| !byte.is_ascii_digit())?);
     Some((str::from_utf8(digits).ok()?.parse().ok()?, rest))
 }
@@ -67,7 +69,8 @@ const CALL_SHIFT: u32 = 28;
 /// Number of low bits that are 0 in a call's job numbers, to leave room for jobs that no call requested.
 const PART_SHIFT: u32 = 8;
 
-/// Returns the lowest number for the jobs of the `part`th message of a call. Numbers rise with calls, and within a batch.
+/// Returns the lowest number for the jobs of a message. `call` is the number of the message's call, and `part` is its
+/// index in a batch. Job numbers rise with the call number, and with the index.
 pub(crate) fn job_number(call: u64, part: usize) -> u64 {
     let parts = 1 << (CALL_SHIFT - PART_SHIFT);
     (call << CALL_SHIFT) | ((part as u64).min(parts - 1) << PART_SHIFT)
@@ -87,22 +90,22 @@ mod tests {
         /// A client cannot write text that is parsed as a line of another client.
         #[test]
         fn marked_lines_and_pieces_are_parsed_back(connection in 0_u64..20, number in 1_u64..2000, text in "[@0-9 :+!{}]{0,12}\n") {
-            let marked = line(connection, number, text.as_bytes());
+            let marked = mark_line(connection, number, text.as_bytes());
             prop_assert_eq!(parse(&marked), Some((connection, MarkedContent::Line(number, text.as_bytes()))));
             let text = text.trim_end_matches('\n').as_bytes();
-            let piece = piece(connection, number, text);
+            let piece = mark_piece(connection, number, text);
             prop_assert_eq!(parse(&piece), Some((connection, MarkedContent::Piece(number, text))));
         }
     }
 
     #[test]
     fn notices_are_lines_of_their_own() {
-        assert_eq!(parse(&notice(3, "two\nlines")), Some((3, MarkedContent::Notice(b"two lines"))));
+        assert_eq!(parse(&mark_notice(3, "two\nlines")), Some((3, MarkedContent::Notice(b"two lines"))));
     }
 
     #[test]
     fn the_end_of_a_connection_is_marked_and_parsed() {
-        assert_eq!(line(7, 12, b""), b"@7:12\n");
+        assert_eq!(mark_line(7, 12, b""), b"@7:12\n");
         assert_eq!(parse(b"@7:12\n"), Some((7, MarkedContent::End(12))));
     }
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM};
 
-/// The signals that end the server (SIGTERM, SIGINT, SIGHUP) and, in the supervisor, SIGCHLD.
+/// A descriptor that becomes readable when the process receives a signal that ends the server (SIGTERM, SIGINT, SIGHUP)
+/// or, in the supervisor, SIGCHLD.
 #[derive(Debug)]
 pub(crate) struct Signals {
     pipe: UnixStream,
@@ -16,14 +17,14 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers of a process without Lisp: SIGTERM, SIGINT and SIGHUP end the process, SIGCHLD wakes the
-    /// poll, and other signals whose default action is to kill the process have no effect.
+    /// Installs the handlers of a process without Lisp. SIGTERM, SIGINT, SIGHUP and SIGCHLD make the descriptor readable.
+    /// Other signals whose default action is to kill the process have no effect.
     pub(crate) fn new() -> io::Result<Self> {
         Self::register(&[SIGCHLD], &[SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO])
     }
 
-    /// Installs the handlers of a process that holds Lisp, besides Lisp's own handlers: SIGTERM, SIGINT and SIGHUP end
-    /// the process, and SIGUSR1 has no effect.
+    /// Installs the handlers of a process that holds Lisp, besides Lisp's own handlers. SIGTERM, SIGINT and SIGHUP make
+    /// the descriptor readable, and SIGUSR1 has no effect.
     pub(crate) fn in_lisp_process() -> io::Result<Self> {
         Self::register(&[], &[SIGUSR1])
     }
@@ -61,8 +62,8 @@ fn install_empty_handlers(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the signals that end a server harmless in a worker. Only the supervisor is meant to receive these signals; a
-/// worker receives a signal by accident (`kill 0` in a program that Lisp started, `kill` of `getpid`).
+/// Makes the signals that end a server harmless in a worker. These signals are meant for the supervisor; a worker gets
+/// them only by accident, for instance from a `kill 0` in a program that Lisp started.
 pub(crate) fn survive_stray_signals() -> io::Result<()> {
     install_empty_handlers(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 }

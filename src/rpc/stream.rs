@@ -35,22 +35,22 @@ pub(crate) fn serve(
         let may_read = output.accepts_requests();
         while may_read && let Some(line) = input.next_line() {
             // Unwinding drops the call's `Responder`, which answers the client.
-            if panics::caught(|| service.handle_line(line)).is_none() {
+            if panics::catch(|| service.handle_line(line)).is_none() {
                 tracing::error!("a request panicked");
             }
         }
         let now = Instant::now();
-        let next_timer = panics::caught(|| service.run_timers(now)).flatten();
+        let next_timer = panics::catch(|| service.run_timers(now)).flatten();
         if is_over() || output.is_broken() {
             return Ok(());
         }
         let mut set = PollSet::new();
-        set.read(StreamSource::Waker, waker);
+        set.add_read(StreamSource::Waker, waker);
         if may_read {
-            set.read(StreamSource::Input, &input);
+            set.add_read(StreamSource::Input, &input);
         }
         if output.backlog() > 0 {
-            set.write(StreamSource::Output, &**output);
+            set.add_write(StreamSource::Output, &**output);
         }
         let ready = set.wait(next_timer.map(|time| time.saturating_duration_since(now)))?;
         if ready.has(StreamSource::Waker) && !waker.clear() {

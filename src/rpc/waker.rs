@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::descriptors::nonblocking;
+use super::descriptors::set_nonblocking;
 
 /// The wake-up descriptor: a pipe from the process to itself.
 #[derive(Debug)]
@@ -24,15 +24,15 @@ impl Waker {
     /// Returns an error if no descriptors are left.
     pub(crate) fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
-        let (reader, writer) = (nonblocking(reader.into())?, nonblocking(writer.into())?);
+        let (reader, writer) = (set_nonblocking(reader.into())?, set_nonblocking(writer.into())?);
         Ok(Self { reader, writer, is_pending: AtomicBool::new(false), wakes_on_answers: AtomicBool::new(false) })
     }
 
     /// Makes the descriptor readable until [`Self::clear`].
     pub(crate) fn wake(&self) {
         if !self.is_pending.swap(true, Ordering::AcqRel) {
-            // A full pipe is readable, which suffices. The polling thread notices a pipe that evaluated code has
-            // closed.
+            // Errors are ignored: a full pipe is readable already, and if evaluated code has closed the pipe, `clear`
+            // reports that to the polling thread.
             let _ = rustix::io::write(&self.writer, &[0]);
         }
     }
@@ -83,7 +83,7 @@ mod tests {
 
     fn is_readable(waker: &Waker) -> bool {
         let mut set = PollSet::new();
-        set.read((), waker);
+        set.add_read((), waker);
         set.wait(Some(Duration::ZERO)).unwrap().has(())
     }
 

@@ -1,4 +1,4 @@
-//! The write buffer, which writes what the descriptor accepts and keeps the rest.
+//! The write buffer, which writes as many bytes as the descriptor accepts and keeps the rest.
 
 use std::borrow::Cow;
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) struct WriteBuffer<F = OwnedFd> {
     /// The descriptor, which must be non-blocking.
     fd: F,
     bytes: Vec<u8>,
-    /// Number of bytes at the start of `bytes` that are written.
+    /// Number of bytes at the start of `bytes` that have been written.
     written: usize,
     recorder: Option<Recorder>,
 }
@@ -28,19 +28,19 @@ impl<F: AsFd> WriteBuffer<F> {
         Self { fd, bytes: Vec::new(), written: 0, recorder: None }
     }
 
-    /// Sets the recorder, which records the bytes passed to [`put`](Self::put) as lines of the server. With a recorder,
-    /// every call must pass complete lines.
-    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+    /// Sets the recorder, which records the bytes of each [`put`](Self::put) or [`put_owned`](Self::put_owned) as a line
+    /// of the server. With a recorder, each of these calls must pass one complete line.
+    pub(crate) fn with_recorder(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// Writes `bytes`, and keeps the rest that the descriptor does not accept.
+    /// Writes `bytes`, and keeps the bytes that the descriptor does not accept.
     ///
     /// # Errors
     /// Returns the error of write(2), such as EPIPE if the other end is closed.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Some(recorder) = &self.recorder {
-            recorder.line(Side::Server, bytes);
+            recorder.record_line(Side::Server, bytes);
         }
         let mut rest = bytes;
         if self.is_empty() {
@@ -55,7 +55,7 @@ impl<F: AsFd> WriteBuffer<F> {
         match bytes {
             Cow::Owned(bytes) if self.is_empty() && bytes.len() > MAX_IDLE_CAPACITY => {
                 if let Some(recorder) = &self.recorder {
-                    recorder.line(Side::Server, &bytes);
+                    recorder.record_line(Side::Server, &bytes);
                 }
                 self.bytes = bytes;
                 self.written = 0;
@@ -114,13 +114,13 @@ impl<F: AsFd> AsFd for WriteBuffer<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::descriptors::nonblocking;
+    use crate::rpc::descriptors::set_nonblocking;
     use std::io::Read;
 
     #[test]
     fn unwritten_bytes_are_kept_and_flushed_in_order() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut buffer = WriteBuffer::new(nonblocking(writer.into()).unwrap());
+        let mut buffer = WriteBuffer::new(set_nonblocking(writer.into()).unwrap());
         let lines: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[n as usize % 4]).collect();
         for piece in lines.chunks(70_000) {
             buffer.put(piece).unwrap();
@@ -133,7 +133,7 @@ mod tests {
             buffer.flush().unwrap();
         }
         assert!(buffer.is_empty() && read == lines);
-        // The same lines as an owned buffer.
+        // The same bytes are written again, as an owned buffer.
         buffer.put_owned(Cow::Owned(lines.clone())).unwrap();
         buffer.put_owned(Cow::Borrowed(b"more")).unwrap();
         let mut read = vec![0; lines.len() + 4];

@@ -8,15 +8,16 @@ use seccompiler::{
 
 /// The bit that marks system calls of the x32 interface, which a rule for the plain number does not match.
 #[cfg(target_arch = "x86_64")]
-const X32: libc::c_long = 0x4000_0000;
+const X32_BIT: libc::c_long = 0x4000_0000;
 
-/// Prevents this process, and the programs that it starts, from creating sockets other than Unix sockets.
+/// Prevents this process, and the programs that it starts, from creating sockets other than Unix sockets and from
+/// using io_uring. Returns the reason, worded as a clause, if the system cannot enforce this.
 pub(super) fn confine() -> Result<(), String> {
-    let program = filter().map_err(|error| error.to_string())?;
+    let program = build_filter().map_err(|error| error.to_string())?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| format!("it needs seccomp ({error})"))
 }
 
-fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+fn build_filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
     let is_other = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, unix)?;
     let other_family = vec![SeccompRule::new(vec![is_other])?];
@@ -25,9 +26,9 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         // io_uring can create sockets without a system call that the filter sees.
         (libc::SYS_io_uring_setup, Vec::new()),
         #[cfg(target_arch = "x86_64")]
-        (X32 | libc::SYS_socket, other_family),
+        (X32_BIT | libc::SYS_socket, other_family),
         #[cfg(target_arch = "x86_64")]
-        (X32 | libc::SYS_io_uring_setup, Vec::new()),
+        (X32_BIT | libc::SYS_io_uring_setup, Vec::new()),
     ]);
     let refusal = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let architecture = TargetArch::try_from(std::env::consts::ARCH)?;

@@ -11,7 +11,7 @@ use crate::report;
 /// The summary of an error in a list of errors.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Summary {
+pub(crate) struct ErrorSummary {
     #[serde(rename = "type")]
     class: String,
     message: String,
@@ -22,7 +22,7 @@ pub(crate) struct Summary {
     form: Option<FormPosition>,
 }
 
-impl Summary {
+impl ErrorSummary {
     pub(crate) fn new(error: &ErrorRecord) -> Self {
         Self {
             class: error.kind.clone(),
@@ -37,16 +37,16 @@ impl Summary {
 /// An error with some of its frames.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Failure {
+pub(crate) struct ErrorDetails {
     #[serde(flatten)]
-    summary: Summary,
+    summary: ErrorSummary,
     slots: Vec<Slot>,
     restarts: Vec<RestartRecord>,
-    frames: Vec<Call>,
+    frames: Vec<FrameCall>,
     total_frames: u64,
 }
 
-impl Failure {
+impl ErrorDetails {
     /// Creates the content with these frames, and with their local variables if `locals` is true.
     pub(crate) fn new<'a>(
         error: &ErrorRecord,
@@ -54,18 +54,18 @@ impl Failure {
         locals: bool,
     ) -> Self {
         Self {
-            summary: Summary::new(error),
+            summary: ErrorSummary::new(error),
             slots: error.slots.clone(),
             restarts: error.restarts.clone(),
-            frames: frames.into_iter().map(|frame| Call::new(frame, locals)).collect(),
+            frames: frames.into_iter().map(|frame| FrameCall::new(frame, locals)).collect(),
             total_frames: error.total_frames,
         }
     }
 }
 
-/// A frame, with its call as a whole and split into function and arguments.
+/// A frame. The call is given as a whole, and also split into function and arguments.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Call {
+struct FrameCall {
     number: u64,
     call: String,
     function: String,
@@ -80,7 +80,7 @@ struct Call {
     locals: Option<Vec<LocalVariable>>,
 }
 
-impl Call {
+impl FrameCall {
     fn new(frame: &FrameRecord, locals: bool) -> Self {
         let (function, arguments) = split_call(&frame.call);
         Self {
@@ -124,11 +124,11 @@ struct LocalVariable {
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    unknown: Option<Unknown>,
+    unknown: Option<UnknownReason>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
-enum Unknown {
+enum UnknownReason {
     #[serde(rename = "dead here")]
     Dead,
     #[serde(rename = "unavailable")]
@@ -139,8 +139,8 @@ impl LocalVariable {
     fn new(local: &Local) -> Self {
         let (value, unknown) = match &local.value {
             LocalValue::Value(value) => (Some(value.clone()), None),
-            LocalValue::Dead => (None, Some(Unknown::Dead)),
-            LocalValue::Unavailable => (None, Some(Unknown::Unavailable)),
+            LocalValue::Dead => (None, Some(UnknownReason::Dead)),
+            LocalValue::Unavailable => (None, Some(UnknownReason::Unavailable)),
         };
         Self { name: local.name.clone(), value, unknown }
     }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Failure, clipped, seconds};
+use super::{ErrorDetails, clipped, seconds};
 use crate::Outcome;
 use crate::outcome::{self, Loaded, ReadUpTo, of_kind};
 use crate::report;
@@ -35,7 +35,7 @@ pub(crate) struct Evaluation {
     #[schemars(extend("says" = "The values of the last form, unless it failed."))]
     values: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
+    error: Option<ErrorDetails>,
 }
 
 impl Evaluation {
@@ -45,7 +45,7 @@ impl Evaluation {
             Ok(values) => (Some(values.iter().map(clipped).collect()), None),
             Err(error) => {
                 let frames = report::report_frames(error).map(|(frame, _)| frame);
-                (None, Some(Failure::new(error, frames, true)))
+                (None, Some(ErrorDetails::new(error, frames, true)))
             }
         };
         Self {
@@ -110,7 +110,7 @@ impl Timing {
     }
 }
 
-/// Structured content about what an evaluation loaded.
+/// Structured content about the system or file that an evaluation loaded.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LoadReport {

@@ -1,6 +1,6 @@
 //! The structured content of results, as JSON, and its schemas. Structured content has the same meaning as the text.
 //!
-//! Strings are as Lisp wrote them, without the text format's escapes: in JSON no string can be mistaken for a marker.
+//! Strings are as Lisp printed them, without the text format's escapes: in JSON no string can be mistaken for a marker.
 //! Truncated strings end as in the text, with the number of omitted characters. Properties without a value are missing.
 //!
 //! Content that only one tool has is defined in that tool's file.
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use crate::outcome::Clipped;
 use crate::report;
 
-pub(crate) use error::{Failure, Summary};
+pub(crate) use error::{ErrorDetails, ErrorSummary};
 pub(crate) use evaluation::{Evaluation, LoadReport};
 pub(crate) use tests::Tests;
 
@@ -31,7 +31,7 @@ pub(crate) fn json(content: &impl Serialize) -> Value {
 /// Structured content of a refused call. It replaces all other content.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Refusal<'a> {
-    #[schemars(extend("says" = "Present alone: what was wrong with the call."))]
+    #[schemars(extend("says" = "Reason for the refusal; the only field."))]
     pub(crate) refused: &'a str,
 }
 
@@ -46,7 +46,7 @@ fn clipped(text: &Clipped) -> String {
 
 /// Converts milliseconds to seconds.
 fn seconds(milliseconds: u64) -> f64 {
-    // The conversion is exact, since no duration exceeds a few days.
+    // The float represents the integer exactly, since no duration exceeds a few days.
     milliseconds as f64 / 1000.0
 }
 
@@ -81,7 +81,7 @@ impl Transform for PlainSchema {
         if let Some(Value::Array(words)) = map.get_mut("enum") {
             words.retain(|word| !word.is_null());
         }
-        // An enum whose variants have doc comments comes as `oneOf`.
+        // If an enum's variants have doc comments, schemars writes the enum as `oneOf`.
         if let Some(Value::Array(choices)) = map.remove("oneOf") {
             let words = choices.iter().filter_map(|choice| choice.get("const").cloned()).collect();
             map.insert("type".to_owned(), "string".into());

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Evaluation, Summary, seconds};
+use super::{ErrorSummary, Evaluation, seconds};
 use crate::Outcome;
 use crate::outcome::{PassingImage, Suspect, SuspectLine, SuspectList, Test, TestCounts, TestRun, TestStatus};
 
@@ -24,7 +24,7 @@ pub(crate) struct Tests {
 impl Tests {
     pub(crate) fn new(outcome: &Outcome) -> Self {
         let TestCounts { passed, failed, errors, skipped, milliseconds } = TestCounts::of(outcome).unwrap_or_default();
-        let systems = outcome.by_system();
+        let systems = outcome.split_by_system();
         let each = |outcome: &Outcome| {
             let run = TestRun::of(&outcome.records);
             run.tests.iter().map(|test| TestReport::new(test, outcome)).collect::<Vec<_>>()
@@ -74,7 +74,7 @@ struct TestReport {
     #[schemars(extend("says" = "The first checks that failed."))]
     checks: Vec<Check>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Summary>,
+    error: Option<ErrorSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     suspects: Option<Vec<SuspectReport>>,
 }
@@ -100,7 +100,7 @@ impl TestReport {
             code: result.code.clone(),
             seconds: seconds(result.milliseconds),
             checks: checks.collect(),
-            error: result.error_among(&outcome.errors).map(|error| Summary::new(error)),
+            error: result.error_among(&outcome.errors).map(|error| ErrorSummary::new(error)),
             suspects: (!suspects.is_empty()).then_some(suspects),
         }
     }

@@ -1,34 +1,34 @@
-//! Abandoned threads, for a process without a supervisor, in which no other image can replace an image that is stuck.
+//! Abandoned threads, for a process without a supervisor: nothing can replace its image when a job is stuck.
 //!
-//! A job that ignores its interruption is answered, and its thread is abandoned: another thread serves its lane. An
-//! abandoned thread ends when its job does. The process ends when an abandoned thread blocks everything else, or when
-//! there would be more than four abandoned threads.
+//! If a job ignores its interruption, its client gets an answer and its thread is abandoned: another thread serves
+//! the lane. An abandoned thread ends when its job does. The process ends when an abandoned thread keeps the other Lisp
+//! threads from running, or when there would be more than four abandoned threads.
 
 use std::time::{Duration, Instant};
 
 use super::activity::RequestBody;
 use super::events::JobEnd;
-use super::scheduler::{Request, Running, SchedulerState};
-use super::{Answer, Inner, Session};
+use super::scheduler::{Request, RunningJob, SchedulerState};
+use super::{AnswerFn, Inner, Session};
 use crate::image::heap::is_collecting;
 use crate::image::{JobKind, Lane};
 
 /// The maximum number of abandoned threads.
 pub(super) const MAX_ABANDONED: usize = 4;
-/// The interval of the lock checks, which ask Lisp whether an abandoned thread blocks others.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval of the lock checks, which ask Lisp whether an abandoned thread blocks other threads.
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The time within which Lisp must answer a lock check. While an abandoned thread keeps the garbage collector waiting,
 /// no Lisp thread can answer.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 /// The number of consecutive answers to lock checks that must name a lock before the process ends.
-const BLOCKED_ANSWERS: u32 = 3;
+const MAX_BLOCKED_ANSWERS: u32 = 3;
 
 /// A function that answers all clients and ends the process, for the reason in its argument.
-pub(super) type EndProcess = Box<dyn Fn(&str) + Send + Sync>;
+pub(super) type EndProcessFn = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The abandoned threads, and the signs that they block others.
+/// The abandoned threads, and the signs that they block other threads.
 #[derive(Debug, Default)]
-pub(super) struct Abandoned {
+pub(super) struct AbandonedThreads {
     /// The jobs of the abandoned threads.
     jobs: Vec<u64>,
     lock_check: LockCheck,
@@ -38,7 +38,7 @@ pub(super) struct Abandoned {
     refused: Option<String>,
 }
 
-/// The state of the lock check, which asks Lisp whether an abandoned thread blocks others.
+/// The state of the lock check, which asks Lisp whether an abandoned thread blocks other threads.
 #[derive(Debug, Clone, Copy, Default)]
 enum LockCheck {
     /// No thread is abandoned.
@@ -50,7 +50,7 @@ enum LockCheck {
     Scheduled(Instant),
 }
 
-impl Abandoned {
+impl AbandonedThreads {
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
@@ -69,28 +69,28 @@ impl Abandoned {
     }
 
     /// Records the end of a job. Returns true if its thread was abandoned; the thread then ends.
-    pub(super) fn ended(&mut self, job: u64) -> bool {
+    pub(super) fn record_end(&mut self, job: u64) -> bool {
         let before = self.jobs.len();
         self.jobs.retain(|abandoned| *abandoned != job);
         self.jobs.len() < before
     }
 
-    /// Records the answer to a lock check: the name of the lock that an abandoned thread holds while others wait for
-    /// it, or an empty string.
-    pub(super) fn lock_checked(&mut self, lock: &str) {
-        self.lock_check = LockCheck::Scheduled(Instant::now() + CHECK_INTERVAL);
+    /// Records the answer to a lock check. `lock` is the name of the lock that an abandoned thread holds while
+    /// other threads wait for the lock; it is empty if there is no such lock.
+    pub(super) fn record_lock_check(&mut self, lock: &str) {
+        self.lock_check = LockCheck::Scheduled(Instant::now() + LOCK_CHECK_INTERVAL);
         self.blocked = if lock.is_empty() { (0, String::new()) } else { (self.blocked.0 + 1, lock.to_owned()) };
     }
 
     /// Records that an abandoned thread could not be replaced. Does nothing if no thread is abandoned.
-    pub(super) fn refused(&mut self, reason: &str) {
+    pub(super) fn record_refusal(&mut self, reason: &str) {
         if !self.is_empty() {
             self.refused = Some(reason.to_owned());
         }
     }
 
-    /// Returns the reason why abandoned threads block Lisp, if they do.
-    fn standstill(&self, now: Instant) -> Option<String> {
+    /// Returns the reason to end the process if abandoned threads keep the other Lisp threads from running.
+    fn end_reason(&self, now: Instant) -> Option<String> {
         let threads = match self.jobs.len() {
             0 => return None,
             1 => "an evaluation that does not respond to interrupts".to_owned(),
@@ -99,7 +99,7 @@ impl Abandoned {
         if let Some(reason) = &self.refused {
             return Some(format!("Lisp cannot continue: the thread of {threads} could not be replaced. {reason}"));
         }
-        if self.blocked.0 >= BLOCKED_ANSWERS {
+        if self.blocked.0 >= MAX_BLOCKED_ANSWERS {
             return Some(format!(
                 "Lisp cannot continue: {threads} holds {}, which other threads wait for.",
                 self.blocked.1
@@ -116,10 +116,10 @@ impl Abandoned {
 }
 
 impl Session {
-    /// From now on, abandons jobs that ignore their interruption. `end_process` is called with a reason when abandoned
-    /// threads block everything else, or are too many: it must answer all clients, and must not return. Later calls
-    /// have no effect.
-    pub(crate) fn abandon_stuck(&self, end_process: impl Fn(&str) + Send + Sync + 'static) {
+    /// Makes the session abandon jobs that ignore their interruption. `end_process` is called with a reason when
+    /// abandoned threads keep the other Lisp threads from running, or when there are too many abandoned threads. The
+    /// function must answer all clients, and must not return. Later calls of this method have no effect.
+    pub(crate) fn enable_job_abandonment(&self, end_process: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.inner.process_end.set(Box::new(end_process));
     }
 }
@@ -136,16 +136,17 @@ impl Inner {
         }
     }
 
-    /// Abandons a job, which was taken out of `scheduler`, and its thread. Adds the job's answer to `answers`. Returns
-    /// the reason to end the process if there are too many abandoned threads already.
+    /// Abandons a job, which was removed from `scheduler`, and its thread. Adds the job's answer to `answers`.
+    /// Returns the reason to end the process if there are too many abandoned threads already.
     pub(super) fn abandon_job(
         &self,
         scheduler: &mut SchedulerState,
-        mut running: Running,
-        answers: &mut Vec<Answer>,
+        mut running: RunningJob,
+        answers: &mut Vec<AnswerFn>,
     ) -> Option<String> {
         if scheduler.abandoned.jobs.len() == MAX_ABANDONED {
-            // `EndProcess` answers the job. Dropping the reply here would send another answer.
+            // The function that ends the process answers the job's client. Dropping the reply here would send
+            // another answer.
             std::mem::forget(running);
             return Some(format!(
                 "{MAX_ABANDONED} evaluations that do not respond to interrupts already run in abandoned threads, and \
@@ -154,7 +155,7 @@ impl Inner {
         }
         scheduler.abandon_thread(&running);
         let job = self.job(JobKind::Abandon { target: running.id, lane: running.lane }, "", "");
-        scheduler.push(Lane::Control, Request::new(&self.main, job, None, RequestBody::Control));
+        scheduler.push(Lane::Control, Request::new(&self.own_connection, job, None, RequestBody::Control));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Abandoned);
         let settled = running.take_error_queries();
         answers.push(self.finish(scheduler, running, end));
@@ -162,8 +163,8 @@ impl Inner {
         None
     }
 
-    /// Asks Lisp at intervals whether an abandoned thread blocks others. Returns the reason to end the process, if
-    /// there is one. Adds the time of the next check to `next`.
+    /// Asks Lisp at intervals whether an abandoned thread blocks other threads. Returns the reason to end the process,
+    /// if there is one. Adds the time of the next check to `next`.
     pub(super) fn check_abandoned(
         &self,
         scheduler: &mut SchedulerState,
@@ -174,17 +175,17 @@ impl Inner {
             scheduler.abandoned.lock_check = LockCheck::Idle;
             return None;
         }
-        if let Some(reason) = scheduler.abandoned.standstill(now) {
+        if let Some(reason) = scheduler.abandoned.end_reason(now) {
             return Some(reason);
         }
         if let LockCheck::Scheduled(at) = scheduler.abandoned.lock_check
             && at <= now
         {
             let job = self.job(JobKind::FindBlocker, "", "");
-            scheduler.push(Lane::Control, Request::new(&self.main, job, None, RequestBody::Control));
+            scheduler.push(Lane::Control, Request::new(&self.own_connection, job, None, RequestBody::Control));
             scheduler.abandoned.lock_check = LockCheck::Asked(now);
         }
-        next.push(now + CHECK_INTERVAL);
+        next.push(now + LOCK_CHECK_INTERVAL);
         None
     }
 }

@@ -58,11 +58,11 @@ pub(super) enum HeldRequest {
     Evaluate(Box<OutcomeBuilder>, Reply<Result<Arc<Outcome>, HoldError>>),
     /// Read the local variables of some frames.
     Locals(InspectionBuilder, Reply<Result<Vec<FrameLocals>, HoldError>>),
-    /// Unwind the evaluation. Without a reply, the session itself requests the release.
+    /// Unwind the evaluation. The reply is `None` if the session itself requests the release.
     Release(Option<Reply<Result<(), HoldError>>>),
 }
 
-/// A query about the image, or its reset.
+/// A query about the image, or the reset of the image.
 pub(super) enum Inspection {
     /// The list of definitions, for the tool list-definitions.
     Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
@@ -76,13 +76,13 @@ pub(super) enum Inspection {
 
 /// The content of a job that Lisp has begun.
 pub(super) enum Activity {
-    Evaluate(Evaluate),
+    Evaluate(EvaluationActivity),
     Held(Box<HeldActivity>),
     Inspect(Inspection),
 }
 
 /// A running evaluation.
-pub(super) struct Evaluate {
+pub(super) struct EvaluationActivity {
     pub(super) builder: Box<OutcomeBuilder>,
     pub(super) reply: Reply<Arc<Outcome>>,
     /// True if the package is bound for this evaluation alone.
@@ -122,7 +122,7 @@ impl Submission {
         match self.handled {
             HandledErrors::Ignored => {}
             HandledErrors::Recorded => builder.record_errors(),
-            HandledErrors::InRecords => builder.errors_are_records(),
+            HandledErrors::InRecords => builder.record_referenced_errors(),
         }
         builder
     }
@@ -138,13 +138,13 @@ impl RequestBody {
         }
     }
 
-    /// Makes an activity of the request. `hold` is the held evaluation that the request is about. Returns `None` for a
-    /// request that nobody waits for.
+    /// Makes an activity from the request. `hold` is the held evaluation that the request is about. Returns `None` for
+    /// a request that nobody waits for.
     pub(super) fn begin(self, hold: Option<Box<Hold>>) -> Option<Activity> {
         Some(match self {
             Self::Evaluate(mut submission, reply) => {
                 let (binds_package, post_processing) = (submission.binds_package, submission.post_processing.take());
-                Activity::Evaluate(Evaluate {
+                Activity::Evaluate(EvaluationActivity {
                     builder: Box::new(submission.builder()),
                     reply,
                     binds_package,
@@ -175,9 +175,9 @@ impl HeldRequest {
         matches!(self, Self::Evaluate(..) | Self::Locals(..))
     }
 
-    /// Returns the outcome builder of a request to resume or to evaluate, whose call the next image answers. The reply
-    /// is never called or dropped.
-    pub(super) fn leave_to_the_next_image(self) -> Option<Box<OutcomeBuilder>> {
+    /// Returns the outcome builder of a request to resume or to evaluate. The next image answers the request's
+    /// call, so the reply is neither called nor dropped: dropping it would send an answer.
+    pub(super) fn into_builder_without_reply(self) -> Option<Box<OutcomeBuilder>> {
         match self {
             Self::Resume(builder, reply) => {
                 std::mem::forget(reply);
@@ -205,31 +205,34 @@ impl HeldRequest {
         }
     }
 
-    fn event(&mut self, event: Event<'_>) -> bool {
+    fn handle_event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Resume(builder, _) | Self::Evaluate(builder, _) => builder.event(event),
-            Self::Locals(builder, _) => builder.event(event),
+            Self::Resume(builder, _) | Self::Evaluate(builder, _) => builder.handle_event(event),
+            Self::Locals(builder, _) => builder.handle_event(event),
             Self::Release(_) => false,
         }
     }
 }
 
 impl Inspection {
-    fn event(&mut self, event: Event<'_>) -> bool {
+    fn handle_event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Query(builder, _) => builder.event(event),
-            Self::Definitions(builder, _) | Self::Symbol(builder, _) | Self::Reset(builder, _) => builder.event(event),
+            Self::Query(builder, _) => builder.handle_event(event),
+            Self::Definitions(builder, _) | Self::Symbol(builder, _) | Self::Reset(builder, _) => {
+                builder.handle_event(event)
+            }
         }
     }
 }
 
 impl HeldActivity {
-    /// Begins to collect the output and the errors of cleanup forms: the held evaluation unwinds.
-    pub(super) fn release(&mut self) {
+    /// Records that the held evaluation begins to unwind. From now on, the output and the errors of its cleanup
+    /// forms are collected.
+    pub(super) fn begin_unwinding(&mut self) {
         self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.for_resumption()));
     }
 
-    /// Returns true if the request was to resume the evaluation, which unwinds instead.
+    /// Returns true if the request was to resume the evaluation, but the evaluation unwinds instead.
     pub(super) fn is_aborted(&self) -> bool {
         self.unwinding.is_some() && !matches!(self.request, HeldRequest::Release(_))
     }
@@ -245,7 +248,7 @@ impl Activity {
         }
     }
 
-    /// Returns the outcome builders that events go to.
+    /// Returns the outcome builders that collect the job's events, with the current builder last.
     pub(super) fn builders(&mut self) -> impl Iterator<Item = &mut OutcomeBuilder> {
         let (builder, unwinding) = match self {
             Self::Evaluate(evaluate) => (Some(&mut *evaluate.builder), None),
@@ -297,24 +300,24 @@ impl Activity {
     }
 
     /// Handles an event. Returns true if the rest of the current text is not kept.
-    pub(super) fn event(&mut self, event: Event<'_>) -> bool {
+    pub(super) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Evaluate(evaluate) => evaluate.builder.event(event),
+            Self::Evaluate(evaluate) => evaluate.builder.handle_event(event),
             Self::Held(about) => match &mut about.unwinding {
-                Some(unwinding) => unwinding.event(event),
-                None => about.request.event(event),
+                Some(unwinding) => unwinding.handle_event(event),
+                None => about.request.handle_event(event),
             },
-            Self::Inspect(inspection) => inspection.event(event),
+            Self::Inspect(inspection) => inspection.handle_event(event),
         }
     }
 
     /// Handles an event about an error that the code may handle. Returns true if the rest of the current text is not
     /// kept.
-    pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
+    pub(super) fn handle_signalled_event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Evaluate(evaluate) => evaluate.builder.signalled(event),
+            Self::Evaluate(evaluate) => evaluate.builder.handle_signalled_event(event),
             Self::Held(about) => match &mut about.request {
-                HeldRequest::Resume(builder, _) => builder.signalled(event),
+                HeldRequest::Resume(builder, _) => builder.handle_signalled_event(event),
                 _ => false,
             },
             Self::Inspect(_) => false,

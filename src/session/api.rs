@@ -8,12 +8,12 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
-use super::reentry::{BY_BACKGROUND, DEADLOCK};
-use super::scheduler::{Awaited, Request, SchedulerState};
+use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND};
+use super::scheduler::{JobWait, Request, SchedulerState};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
-use crate::image::{self, Interrupt, Item, Job, JobKind, Lane};
+use crate::image::{self, Interrupt, ItemKind, Job, JobKind, Lane};
 use crate::outcome::{
     DefinitionCount, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Image, Outcome, Record,
     SymbolDescription, of_kind,
@@ -37,7 +37,7 @@ pub enum TimeLimit {
 
 impl TimeLimit {
     /// Returns the limit; `default` is the session's default limit. `None` means no limit.
-    pub(super) fn or(self, default: Option<Duration>) -> Option<Duration> {
+    pub(super) fn resolve(self, default: Option<Duration>) -> Option<Duration> {
         match self {
             Self::Default => default,
             Self::None => None,
@@ -118,11 +118,11 @@ impl Session {
     /// Returns [`BootError`] when a size is out of range, no core is usable, this process has booted an image before or
     /// tried to, or the system refuses memory, a library or a thread.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
-        Self::start_with(image, limits, None)
+        Self::start_for_program(image, limits, None)
     }
 
     /// Boots SBCL as [`start`](Self::start) does. `program` is the program that embeds the image, if there is one.
-    pub(crate) fn start_with(
+    pub(crate) fn start_for_program(
         image: &ImageConfig,
         limits: Limits,
         program: Option<image::Embedding>,
@@ -134,7 +134,7 @@ impl Session {
             .name("sbcl-clock".to_owned())
             .spawn(move || clock.clock.run(|now| clock.interrupt_overdue(now)))
             .map_err(|source| BootError::Os { what: "start a thread", source })?;
-        let connection = inner.main.clone();
+        let connection = inner.own_connection.clone();
         Ok(Self { inner, connection })
     }
 
@@ -145,20 +145,20 @@ impl Session {
     /// of [`Builder`](crate::Builder). There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or
     /// [`submit`](Self::submit) the code.
     ///
-    /// A background evaluation may wait for another evaluation, unless the background is full and all evaluations there
-    /// wait for evaluations that cannot begin. When the waiting evaluation is interrupted, for instance by its time
-    /// limit, the awaited evaluation is cancelled.
+    /// A background evaluation may wait for another evaluation. The call returns a `DEADLOCK` error only if the
+    /// background is full and all evaluations there would wait for evaluations that cannot begin or end. When the
+    /// waiting evaluation is interrupted, for instance by its time limit, the awaited evaluation is cancelled.
     ///
     /// Only the calling thread is checked. A deadlock through *another* thread, of Rust or Lisp, is not detected: if an
     /// evaluation waits for a thread that itself waits for this function, neither ends.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
-        self.evaluate_as(None, evaluation, None)
+        self.evaluate_with_options(None, evaluation, None)
     }
 
     /// Evaluates as [`evaluate`](Self::evaluate) does, with the `source` and the `operation` of
-    /// [`submit_as`](Self::submit_as).
-    pub(crate) fn evaluate_as(
+    /// [`submit_with_options`](Self::submit_with_options).
+    pub(crate) fn evaluate_with_options(
         &self,
         source: Option<u64>,
         evaluation: Evaluation,
@@ -168,15 +168,15 @@ impl Session {
         match self.background_waiter() {
             Err(reason) => deadlock(reason),
             Ok(None) => wait(|reply| {
-                self.submit_as(source, evaluation, operation, None, reply);
+                self.submit_with_options(source, evaluation, operation, None, reply);
             }),
             Ok(Some(waiter)) => {
                 let (sender, receiver) = mpsc::channel();
                 let interrupt = sender.clone();
                 let waiter = BackgroundWaiter { job: waiter, interrupt: Box::new(move || drop(interrupt.send(None))) };
                 let reply: Reply<Arc<Outcome>> = Box::new(move |outcome| drop(sender.send(Some(outcome))));
-                let Some(id) = self.submit_for(Some(waiter), source, evaluation, operation, None, reply) else {
-                    return deadlock(BY_BACKGROUND);
+                let Some(id) = self.submit_for_waiter(Some(waiter), source, evaluation, operation, None, reply) else {
+                    return deadlock(DEADLOCK_IN_BACKGROUND);
                 };
                 receiver.recv().ok().flatten().unwrap_or_else(|| {
                     self.cancel(id);
@@ -188,17 +188,17 @@ impl Session {
 
     /// Queues an evaluation behind the evaluations submitted before; `reply` gets its outcome.
     ///
-    /// `reply` usually runs on the Lisp thread that did the work, and for a cancelled request on the thread that
-    /// cancelled it. It must be quick and must not block.
+    /// `reply` usually runs on the Lisp thread that did the work; for a cancelled request, it runs on the thread that
+    /// cancelled the request. `reply` must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Arc<Outcome>) + Send + 'static) -> JobId {
-        self.submit_as(None, evaluation, None, None, Box::new(reply))
+        self.submit_with_options(None, evaluation, None, None, Box::new(reply))
     }
 
     /// Queues an evaluation. With a `source`, the evaluation gets no number of its own: Lisp records its definitions
     /// under the number `source`. An `operation` replaces the plain evaluation of the code, and the outcome has the
     /// operation's records. The `post_processing` runs after Lisp's part, and the evaluation is over when the
     /// post-processing is done.
-    pub(crate) fn submit_as(
+    pub(crate) fn submit_with_options(
         &self,
         source: Option<u64>,
         evaluation: Evaluation,
@@ -206,12 +206,14 @@ impl Session {
         post_processing: Option<PostProcessing>,
         reply: Reply<Arc<Outcome>>,
     ) -> JobId {
-        self.submit_for(None, source, evaluation, operation, post_processing, reply).expect("nobody waits who must not")
+        self.submit_for_waiter(None, source, evaluation, operation, post_processing, reply)
+            .expect("without a waiter, the evaluation is always accepted")
     }
 
-    /// Queues an evaluation as [`submit_as`](Self::submit_as) does. `waiter` is the background job whose thread is
-    /// about to wait for the evaluation. Returns `None`, with nothing queued, if that wait would never end.
-    fn submit_for(
+    /// Queues an evaluation as [`submit_with_options`](Self::submit_with_options) does. `waiter` is the
+    /// background job whose thread is about to wait for the evaluation. Returns `None`, with nothing queued, if that
+    /// wait would never end.
+    fn submit_for_waiter(
         &self,
         waiter: Option<BackgroundWaiter>,
         source: Option<u64>,
@@ -224,14 +226,14 @@ impl Session {
         let code: Arc<str> = code.into();
         let limits = *self.inner.limits.lock();
         let detached = background != Background::Never;
-        let timeout = timeout.or(limits.timeout.filter(|_| !detached));
+        let timeout = timeout.resolve(limits.timeout.filter(|_| !detached));
         let hold = hold && !detached;
         let kind = JobKind::Evaluate { timing: capture_time, hold, record_errors, detached, background: false };
         let job = Job {
             text: utf32(&code),
             name: package.as_deref().map(utf32).unwrap_or_default(),
             operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
-            ..Job::empty(self.inner.next_job_id(), kind, source.unwrap_or(0))
+            ..Job::without_texts(self.inner.next_job_id(), kind, source.unwrap_or(0))
         };
         let id = JobId(job.id);
         // Evaluations are numbered under the scheduler's lock, so that their numbers follow the order of the queue.
@@ -240,7 +242,7 @@ impl Session {
             if scheduler.would_deadlock(waiter.job, background == Background::AtOnce) {
                 return None;
             }
-            scheduler.wait_for(waiter.job, Awaited { job: id.0, interrupt: waiter.interrupt });
+            scheduler.record_wait(waiter.job, JobWait { job: id.0, interrupt: waiter.interrupt });
         }
         let number = if source.is_some() { 0 } else { self.number_evaluation(&mut scheduler, job.id, &code) };
         let handled = match operation {
@@ -263,7 +265,7 @@ impl Session {
         if request.background && scheduler.releases_held(self.connection.id) {
             // The call is answered before the evaluation begins. That answer must carry the notice of the release, so
             // the held evaluation is released now.
-            let release = self.inner.release(&mut scheduler, &self.connection, super::hold::RELEASED);
+            let release = self.inner.prepare_release(&mut scheduler, &self.connection, super::hold::RELEASED_NOTICE);
             scheduler.push(Lane::Evaluation, release);
         }
         let in_background = request.background;
@@ -295,7 +297,7 @@ impl Session {
     /// Moves an evaluation to the background if it [may be there](Background::Later), so that later evaluations need
     /// not wait. Returns its outcome so far. Returns `None` if the evaluation stays where it is, because it is over,
     /// about to end or already in the background, or because the background is full.
-    #[must_use = "it may have stayed"]
+    #[must_use = "`None` means that the evaluation was not moved"]
     pub fn leave_foreground(&self, id: JobId) -> Option<Outcome> {
         let mut scheduler = self.inner.scheduler.lock();
         if !scheduler.move_to_background(id.0) {
@@ -303,9 +305,9 @@ impl Session {
         }
         self.inner.report_background(&scheduler);
         if let (true, Some(observer)) = (scheduler.find(id.0).is_some(), self.inner.observer.get()) {
-            observer.ended(id.0);
+            observer.job_ended(id.0);
         }
-        let mut outcome = so_far(&mut scheduler, id);
+        let mut outcome = outcome_so_far(&mut scheduler, id);
         self.inner.unlock_and_notify(scheduler);
         self.connection.state().move_pending_to(&mut outcome);
         Some(outcome)
@@ -315,7 +317,7 @@ impl Session {
     /// for the next answer.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
-        let mut outcome = so_far(&mut self.inner.scheduler.lock(), id);
+        let mut outcome = outcome_so_far(&mut self.inner.scheduler.lock(), id);
         self.connection.state().move_pending_to(&mut outcome);
         outcome
     }
@@ -363,13 +365,13 @@ impl Session {
     ) {
         let only = match query.filter {
             DefinitionFilter::All => None,
-            DefinitionFilter::Functions => Some(Item::Function),
-            DefinitionFilter::Variables => Some(Item::Variable),
-            DefinitionFilter::Macros => Some(Item::Macro),
-            DefinitionFilter::Classes => Some(Item::Class),
+            DefinitionFilter::Functions => Some(ItemKind::Function),
+            DefinitionFilter::Variables => Some(ItemKind::Variable),
+            DefinitionFilter::Macros => Some(ItemKind::Macro),
+            DefinitionFilter::Classes => Some(ItemKind::Class),
         };
         let job = self.inner.job(
-            JobKind::Definitions { only, limit: query.limit },
+            JobKind::Definitions { kind: only, limit: query.limit },
             "",
             query.package.as_deref().unwrap_or(""),
         );
@@ -396,7 +398,7 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        self.inspect(self.inner.query(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
+        self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
     }
 
     /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit.
@@ -406,12 +408,12 @@ impl Session {
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
         let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
-        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, body);
+        self.enqueue(Lane::Evaluation, self.inner.query_job(operation), None, body);
     }
 
     /// Collects all garbage. Returns the name of the checkpoint that the image was booted from and a description of the
     /// session's definitions, which is empty if there are none.
-    pub(crate) fn collect_and_name(&self) -> (String, String) {
+    pub(crate) fn collect_garbage_and_describe(&self) -> (String, String) {
         let operation = Operation::new("image-name").with("collect", 1_u64);
         let records = wait(|reply| self.query(&operation, reply)).unwrap_or_default();
         let name = of_kind(&records).find_map(|image: &Image| image.name.clone()).unwrap_or_default();
@@ -466,16 +468,16 @@ impl Session {
     pub fn set_limits(&self, limits: Limits) {
         *self.inner.limits.lock() = limits;
         if let Some(observer) = self.inner.observer.get() {
-            observer.limits(&limits);
+            observer.limits_changed(&limits);
         }
     }
 }
 
 /// Returns the outcome so far of an evaluation, which is empty while the evaluation does not run.
-fn so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
-    let number = scheduler.evaluations.by_job(id.0).unwrap_or(0);
+fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
+    let number = scheduler.evaluations.find_by_job(id.0).unwrap_or(0);
     let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
-    running.map_or_else(|| OutcomeBuilder::blank(number).so_far(), OutcomeBuilder::so_far)
+    running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far)
 }
 
 /// A background job whose thread is about to wait for another job, and the function that ends the wait.

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::activity::{Activity, Evaluate, HeldActivity, HeldRequest, HoldEffect, Inspection};
+use super::activity::{Activity, EvaluationActivity, HeldActivity, HeldRequest, HoldEffect, Inspection};
 use super::connection::Connection;
 use super::error_state::ErrorState;
-use super::evaluations::Ended;
+use super::evaluations::EndedEvaluation;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::Resumed;
-use super::scheduler::{Request, Running, SchedulerState};
-use super::{Answer, Inner, Reply, answer};
+use super::scheduler::{Request, RunningJob, SchedulerState};
+use super::{AnswerFn, Inner, Reply, bind_reply};
 use crate::error::{HoldError, InspectError};
 use crate::image::{Interrupt, Lane};
 use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
 
-/// The reason of the error that answers a request for local variables that could not be printed in time.
+/// The reason in the error for local variables that could not be printed in time.
 const LOCALS_UNPRINTED: &str =
     "Printing the local variables exceeded the time limit: one of the session's print methods may not terminate.";
 
@@ -25,14 +25,14 @@ impl Inner {
     /// Reports to the observer which evaluations are in the background now.
     pub(super) fn report_background(&self, scheduler: &SchedulerState) {
         if let Some(observer) = self.observer.get() {
-            observer.in_background(&mut scheduler.background_numbers());
+            observer.background_changed(&mut scheduler.background_numbers());
         }
     }
 
-    /// Ends a job and records its outcome. Returns the function that sends the answer, which must not be called under
-    /// the scheduler's lock.
+    /// Ends a job and records its outcome. Returns the function that sends the answer. The function must not be called
+    /// under the scheduler's lock.
     #[must_use]
-    pub(super) fn finish(&self, scheduler: &mut SchedulerState, mut running: Running, end: JobEnd) -> Answer {
+    pub(super) fn finish(&self, scheduler: &mut SchedulerState, mut running: RunningJob, end: JobEnd) -> AnswerFn {
         let is_background = running.is_background();
         if end != JobEnd::Withdrawn && running.activity.ends_hold() && running.end_question() {
             self.end_external_wait();
@@ -41,7 +41,7 @@ impl Inner {
         if let Some(hold) = running.take_hold(Instant::now().checked_add(time)) {
             scheduler.holds.push(hold);
             if running.connection.has_ended() {
-                let release = self.release(scheduler, &running.connection, super::hold::RELEASED);
+                let release = self.prepare_release(scheduler, &running.connection, super::hold::RELEASED_NOTICE);
                 scheduler.push(Lane::Evaluation, release);
             }
         }
@@ -50,10 +50,10 @@ impl Inner {
         }
         if let Some(observer) = self.observer.get() {
             if !is_background {
-                observer.ended(running.id);
+                observer.job_ended(running.id);
             }
             if running.lane == Lane::Inspection && end != JobEnd::Withdrawn {
-                observer.inspects(None);
+                observer.inspection_changed(None);
             }
         }
         let interrupted = running.interrupted();
@@ -76,10 +76,10 @@ impl Inner {
         &self,
         scheduler: &mut SchedulerState,
         connection: &Connection,
-        evaluate: Evaluate,
+        evaluate: EvaluationActivity,
         (job, is_background, end): (u64, bool, JobEnd),
-    ) -> Answer {
-        let Evaluate { mut builder, reply, post_processing, held, .. } = evaluate;
+    ) -> AnswerFn {
+        let EvaluationActivity { mut builder, reply, post_processing, held, .. } = evaluate;
         let earlier = EarlierErrors::take(&mut builder);
         let mut outcome = builder.finish(end);
         outcome.held = held;
@@ -94,7 +94,7 @@ impl Inner {
             _ if is_background => self.record_background_evaluation(scheduler, connection, earlier, end, &mut outcome),
             _ => self.record_evaluation(connection, earlier, &mut outcome),
         }
-        keep_outcome(scheduler, outcome, reply)
+        end_evaluation(scheduler, outcome, reply)
     }
 
     fn finish_held(
@@ -103,7 +103,7 @@ impl Inner {
         connection: &Connection,
         about: HeldActivity,
         end: JobEnd,
-    ) -> Answer {
+    ) -> AnswerFn {
         let is_aborted = about.is_aborted();
         let HeldActivity { request, unwinding, refused, effect, .. } = about;
         if let Some(builder) = unwinding {
@@ -118,15 +118,15 @@ impl Inner {
                     Vec::new()
                 };
                 let resumed = match refused {
-                    Some(error) => answer(reply, Err(error)),
-                    None if is_aborted => answer(reply, Ok(Resumed::Aborted)),
-                    // The code for the restart's arguments or for the values to return failed, or the restart's
-                    // function returned normally.
+                    Some(error) => bind_reply(reply, Err(error)),
+                    None if is_aborted => bind_reply(reply, Ok(Resumed::Aborted)),
+                    // The evaluation is held as before: the code for the restart's arguments or for the values to
+                    // return failed, or the restart's function returned normally.
                     None if effect == HoldEffect::Unchanged => {
                         builder.clear_evaluation();
                         let mut outcome = builder.finish(end);
                         self.record_evaluation_in_hold(connection, &mut outcome);
-                        answer(reply, Ok(Resumed::Outcome(Arc::new(outcome))))
+                        bind_reply(reply, Ok(Resumed::Outcome(Arc::new(outcome))))
                     }
                     None => {
                         let earlier = EarlierErrors::take(&mut builder);
@@ -135,7 +135,7 @@ impl Inner {
                         if end != JobEnd::Withdrawn {
                             self.record_evaluation(connection, earlier, &mut outcome);
                         }
-                        keep_outcome(scheduler, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
+                        end_evaluation(scheduler, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
                 };
                 Box::new(move || panics::call_all(std::iter::once(resumed).chain(waiters)))
@@ -143,13 +143,13 @@ impl Inner {
             HeldRequest::Evaluate(builder, reply) => {
                 if let Some(error) = refused {
                     scheduler.evaluations.remove(builder.evaluation());
-                    return answer(reply, Err(error));
+                    return bind_reply(reply, Err(error));
                 }
                 let mut outcome = builder.finish(end);
                 self.record_evaluation_in_hold(connection, &mut outcome);
-                keep_outcome(scheduler, outcome, Box::new(|outcome| reply(Ok(outcome))))
+                end_evaluation(scheduler, outcome, Box::new(|outcome| reply(Ok(outcome))))
             }
-            HeldRequest::Locals(builder, reply) => answer(
+            HeldRequest::Locals(builder, reply) => bind_reply(
                 reply,
                 match (refused, end) {
                     (Some(error), _) => Err(error),
@@ -158,7 +158,7 @@ impl Inner {
                     (None, _) => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
                 },
             ),
-            HeldRequest::Release(Some(reply)) => answer(
+            HeldRequest::Release(Some(reply)) => bind_reply(
                 reply,
                 match (refused, end) {
                     (Some(error), _) => Err(error),
@@ -176,13 +176,13 @@ impl Inner {
         connection: &Connection,
         inspection: Inspection,
         end: JobEnd,
-    ) -> Answer {
+    ) -> AnswerFn {
         match inspection {
-            Inspection::Definitions(builder, reply) => answer(reply, builder.definitions(end)),
-            Inspection::Symbol(builder, reply) => answer(reply, builder.symbol(end)),
-            Inspection::Query(builder, reply) => answer(reply, builder.finish(end)),
+            Inspection::Definitions(builder, reply) => bind_reply(reply, builder.definitions(end)),
+            Inspection::Symbol(builder, reply) => bind_reply(reply, builder.symbol_description(end)),
+            Inspection::Query(builder, reply) => bind_reply(reply, builder.finish(end)),
             Inspection::Reset(builder, reply) => {
-                let result: Result<(), InspectError> = builder.reset(end);
+                let result: Result<(), InspectError> = builder.reset_result(end);
                 let mut ended = Vec::new();
                 if result.is_ok() {
                     for mut finishing in std::mem::take(&mut scheduler.finishing) {
@@ -194,7 +194,7 @@ impl Inner {
                     self.notify_others(connection, "reset the session: all definitions are gone.");
                     connection.state().reset();
                 }
-                ended.push(answer(reply, result));
+                ended.push(bind_reply(reply, result));
                 Box::new(move || panics::call_all(ended))
             }
         }
@@ -202,8 +202,8 @@ impl Inner {
 
     /// Cancels a request that has not begun. Returns the function that sends its answer.
     #[must_use]
-    pub(super) fn withdraw(&self, scheduler: &mut SchedulerState, lane: Lane, request: Request) -> Answer {
-        match Running::unstarted(request, lane) {
+    pub(super) fn withdraw(&self, scheduler: &mut SchedulerState, lane: Lane, request: Request) -> AnswerFn {
+        match RunningJob::unstarted(request, lane) {
             Some(running) => self.finish(scheduler, running, JobEnd::Withdrawn),
             None => Box::new(|| ()),
         }
@@ -211,11 +211,11 @@ impl Inner {
 
     /// Sends answers. A panic in a recipient's code must not end a Lisp thread, so it is caught and reported in a
     /// notice.
-    pub(super) fn deliver(&self, answers: impl IntoIterator<Item = Answer>) {
+    pub(super) fn deliver(&self, answers: impl IntoIterator<Item = AnswerFn>) {
         for answer in answers {
-            if let Err(reason) = panics::caught_as(answer, |text| text.unwrap_or_default().to_owned()) {
-                panics::caught(|| tracing::error!(reason, "the receiver of an answer panicked"));
-                self.main
+            if let Err(reason) = panics::catch_as(answer, |text| text.unwrap_or_default().to_owned()) {
+                panics::catch(|| tracing::error!(reason, "the receiver of an answer panicked"));
+                self.own_connection
                     .state()
                     .add_notice(format!("The receiver of one of this session's answers panicked: {reason}"));
             }
@@ -235,7 +235,7 @@ impl Inner {
             return;
         }
         let mut state = connection.state();
-        self.record_earlier(connection, &mut state, earlier, outcome);
+        self.record_earlier_errors(connection, &mut state, earlier, outcome);
         if let Err(error) = &mut outcome.result {
             state.record(error, &self.error_count);
         }
@@ -259,7 +259,7 @@ impl Inner {
     ) {
         let delivered = scheduler.evaluations.is_awaited(outcome.evaluation);
         let mut state = connection.state();
-        self.record_earlier(connection, &mut state, earlier, outcome);
+        self.record_earlier_errors(connection, &mut state, earlier, outcome);
         if let Err(error) = &mut outcome.result {
             state.record(error, &self.error_count);
             // A client that cancels an evaluation learns of its end from the answer to the cancellation.
@@ -278,7 +278,7 @@ impl Inner {
     }
 
     /// Adds the errors that came before the end of an evaluation to the history.
-    fn record_earlier(
+    fn record_earlier_errors(
         &self,
         connection: &Connection,
         state: &mut ErrorState,
@@ -287,7 +287,7 @@ impl Inner {
     ) {
         let EarlierErrors { signalled, superseded } = earlier;
         if let Some(errors) = signalled {
-            self.record_signalled(connection, state, errors);
+            self.record_signalled_errors(connection, state, errors);
         }
         for (error, is_interrupted) in superseded {
             let why = if is_interrupted {
@@ -295,28 +295,28 @@ impl Inner {
             } else {
                 "A cleanup form failed, exited non-locally or was interrupted while the evaluation was unwinding"
             };
-            self.record_superseded(connection, state, [error], why);
+            self.record_superseded_errors(connection, state, [error], why);
         }
         for error in &mut outcome.errors {
-            self.record(connection, state, error);
+            self.record_error(connection, state, error);
         }
     }
 
     /// Adds an error to the history, and reports it to the observer.
-    fn record(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
+    fn record_error(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
         state.record(error, &self.error_count);
         if let Some(observer) = self.observer.get() {
-            observer.errors(connection.id, Some(error), state.last_error.as_ref());
+            observer.errors_changed(connection.id, Some(error), state.last_error.as_ref());
         }
     }
 
     /// Adds the errors that the code handled to the history, and lists them in the next answer.
-    fn record_signalled(&self, connection: &Connection, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
+    fn record_signalled_errors(&self, connection: &Connection, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
         state.add_notice(match errors.len() {
             0 => "The code handled no errors.".to_owned(),
             _ => {
                 let tools: Vec<_> =
-                    ["get-backtrace", "describe-last-error"].into_iter().filter(|t| tool_names::has(t)).collect();
+                    ["get-backtrace", "describe-last-error"].into_iter().filter(|t| tool_names::is_listed(t)).collect();
                 let take = if tools.len() == 1 { "takes" } else { "take" };
                 let takers = if tools.is_empty() {
                     String::new()
@@ -327,14 +327,14 @@ impl Inner {
             }
         });
         for mut error in errors {
-            self.record(connection, state, &mut error);
+            self.record_error(connection, state, &mut error);
             state.add_notice(crate::report::signalled_error(&error));
         }
     }
 
-    /// Adds errors to the history that are not the result of an evaluation. The next answer has a notice about each of
-    /// them, with the explanation `why`.
-    fn record_superseded(
+    /// Adds errors that are not the result of an evaluation to the history. Adds a notice about each error to the
+    /// next answer, with the explanation `why`.
+    fn record_superseded_errors(
         &self,
         connection: &Connection,
         state: &mut ErrorState,
@@ -342,7 +342,7 @@ impl Inner {
         why: &str,
     ) {
         for mut error in errors {
-            self.record(connection, state, &mut error);
+            self.record_error(connection, state, &mut error);
             state.add_notice(format!("E{} reached the debugger earlier: {}. {why}.", error.id, error.kind));
         }
     }
@@ -353,9 +353,9 @@ impl Inner {
         let limit = self.limits.lock().max_output;
         let mut state = connection.state();
         if !printed.is_empty() {
-            state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
+            state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
         }
-        self.record_superseded(
+        self.record_superseded_errors(
             connection,
             &mut state,
             errors,
@@ -377,7 +377,7 @@ impl Inner {
     /// Reports an outcome's error and the error state to the observer, for the next image.
     pub(super) fn report_errors(&self, connection: &Connection, state: &ErrorState, outcome: &Outcome) {
         if let Some(observer) = self.observer.get() {
-            observer.errors(connection.id, outcome.result.as_ref().err(), state.last_error.as_ref());
+            observer.errors_changed(connection.id, outcome.result.as_ref().err(), state.last_error.as_ref());
         }
     }
 }
@@ -399,10 +399,10 @@ impl EarlierErrors {
 
 /// Ends an evaluation with this outcome, and keeps the outcome if there is room. Returns the function that sends the
 /// outcome to the caller and to the clients that wait for it.
-pub(super) fn keep_outcome(scheduler: &mut SchedulerState, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
-    let Ended { outcome, waiters, forgotten } = scheduler.evaluations.end(outcome);
+pub(super) fn end_evaluation(scheduler: &mut SchedulerState, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> AnswerFn {
+    let EndedEvaluation { outcome, waiters, forgotten } = scheduler.evaluations.end(outcome);
     Box::new(move || {
-        panics::call_all(std::iter::once(answer(reply, outcome)).chain(waiters));
+        panics::call_all(std::iter::once(bind_reply(reply, outcome)).chain(waiters));
         drop(forgotten);
     })
 }
@@ -422,7 +422,7 @@ impl ErrorState {
 
     /// Moves the output and the notices that waited for the next answer into this outcome.
     pub(super) fn move_pending_to(&mut self, outcome: &mut Outcome) {
-        outcome.background = self.background.take().map(Clipped::from).unwrap_or_default();
+        outcome.background = self.pending_output.take().map(Clipped::from).unwrap_or_default();
         outcome.notices.extend(self.take_notices());
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::activity::{Inspection, RequestBody};
 use super::error_state::ErrorState;
-use super::scheduler::{Request, Running};
+use super::scheduler::{Request, RunningJob};
 use super::{INSPECTION_TIMEOUT, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
@@ -19,18 +19,19 @@ const MAX_NAME: usize = 60;
 
 /// A function that is called at once with each message about another connection's action. The second argument is the
 /// number of an evaluation, if the message says that another connection now holds it. The function must not block.
-pub(super) type Listener = Box<dyn Fn(&str, Option<u64>) + Send + Sync>;
+pub(super) type MessageListener = Box<dyn Fn(&str, Option<u64>) + Send + Sync>;
 
 /// The state of one connection.
 pub(super) struct Connection {
-    /// The connection's number; 0 for the session's own connection, which uses the global values of the variables.
+    /// The connection's number; 0 for the session's own connection, which uses the global values of `*package*` and
+    /// of the REPL and printer variables.
     pub(super) id: u64,
     name: Mutex<String>,
     state: Mutex<ErrorState>,
-    listener: OnceLock<Listener>,
+    listener: OnceLock<MessageListener>,
     ended: AtomicBool,
     /// The number of the connection's newest evaluation; 0 before the first evaluation.
-    pub(super) newest: AtomicU64,
+    pub(super) newest_evaluation: AtomicU64,
 }
 
 impl Connection {
@@ -41,7 +42,7 @@ impl Connection {
             state: Mutex::default(),
             listener: OnceLock::new(),
             ended: AtomicBool::new(false),
-            newest: AtomicU64::new(0),
+            newest_evaluation: AtomicU64::new(0),
         })
     }
 
@@ -89,12 +90,12 @@ impl Session {
     /// [`disconnect`](Self::disconnect) ends the connection.
     #[must_use]
     pub fn connect(&self) -> Self {
-        self.connect_as(self.inner.next_connection.fetch_add(1, Ordering::Relaxed))
+        self.connect_with_number(self.inner.next_connection.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Adds a connection as [`connect`](Self::connect) does, with the number `id`, which must not have been used
     /// before.
-    pub(crate) fn connect_as(&self, id: u64) -> Self {
+    pub(crate) fn connect_with_number(&self, id: u64) -> Self {
         self.inner.next_connection.fetch_max(id + 1, Ordering::Relaxed);
         let connection = Connection::new(id);
         self.inner.attached.lock().push(connection.clone());
@@ -111,30 +112,30 @@ impl Session {
         inner.attached.lock().retain(|other| other.id != connection.id);
         let mut scheduler = inner.scheduler.lock();
         let mut answers = Vec::new();
-        for (lane, request) in scheduler.take_waiting_of(connection.id) {
+        for (lane, request) in scheduler.take_waiting_of_connection(connection.id) {
             answers.push(inner.withdraw(&mut scheduler, lane, request));
         }
-        let of_it = |running: &&Running| running.connection.id == connection.id && running.evaluates();
+        let of_it = |running: &&RunningJob| running.connection.id == connection.id && running.evaluates();
         let running: Vec<_> = scheduler.running.iter().filter(of_it).map(|running| running.id).collect();
         for job in running {
             inner.interrupt(&mut scheduler, job, Interrupt::Cancel);
         }
         if scheduler.hold_of(connection.id).is_some() {
-            let release = inner.release(&mut scheduler, connection, super::hold::RELEASED);
+            let release = inner.prepare_release(&mut scheduler, connection, super::hold::RELEASED_NOTICE);
             scheduler.push(Lane::Evaluation, release);
         }
         // This query makes Lisp forget the connection's variables.
-        let job = inner.query(&Operation::new("forget-connection").with("connection", connection.id));
+        let job = inner.query_job(&Operation::new("forget-connection").with("connection", connection.id));
         let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(|_| ())));
-        scheduler.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), body));
+        scheduler.push(Lane::Inspection, Request::new(&inner.own_connection, job, Some(INSPECTION_TIMEOUT), body));
         inner.unlock_and_notify(scheduler);
         inner.deliver(answers);
         if let Some(observer) = inner.observer.get() {
-            observer.disconnected(connection.id);
+            observer.connection_ended(connection.id);
         }
     }
 
-    /// Sets the name that other connections see.
+    /// Sets the name that other connections see: `name` without control characters, cut after 60 characters.
     pub fn set_name(&self, name: &str) {
         *self.connection.name.lock() = name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
     }
@@ -163,7 +164,7 @@ impl Inner {
     /// Returns all connections, the session's own first.
     fn connections(&self) -> impl Iterator<Item = Arc<Connection>> + use<> {
         let attached = self.attached.lock().clone();
-        std::iter::once(self.main.clone()).chain(attached)
+        std::iter::once(self.own_connection.clone()).chain(attached)
     }
 
     /// Returns true if there is a connection other than `connection`.
@@ -171,8 +172,8 @@ impl Inner {
         connection.is_attached() || !self.attached.lock().is_empty()
     }
 
-    /// Notifies all connections except `connection` about an action of `connection`. `what` is the predicate of the
-    /// message's sentence.
+    /// Notifies all connections except `connection` about an action of `connection`. `what` is the rest of a
+    /// sentence whose subject is `connection`.
     pub(super) fn notify_others(&self, connection: &Connection, what: &str) {
         let name = connection.describe();
         for other in self.connections().filter(|other| other.id != connection.id) {

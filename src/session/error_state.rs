@@ -19,7 +19,7 @@ pub(super) struct ErrorState {
     /// The recorded errors.
     pub(super) history: History,
     /// Output of threads that outlived their evaluation, for the next answer.
-    pub(super) background: Option<ClippedBuffer>,
+    pub(super) pending_output: Option<ClippedBuffer>,
     /// Notices for the next answer.
     pub(super) notices: Vec<String>,
     /// The number of notices that were omitted because of the limit.

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use super::connection::Connection;
 use super::events::OutcomeBuilder;
 use super::scheduler::{MAX_BACKGROUND, SchedulerState};
-use super::{Answer, Inner, JobId, Reply, Session, answer};
+use super::{AnswerFn, Inner, JobId, Reply, Session, bind_reply};
 use crate::error::EvaluationError;
 use crate::outcome::{EvaluationStatus, Outcome, Progress, byte_offset};
 
 /// The maximum number of finished evaluations that are kept.
-const MAX_KEPT: usize = 20;
+const MAX_KEPT_EVALUATIONS: usize = 20;
 /// The memory limit of all kept outcomes together, in bytes.
 const MAX_BYTES: usize = 16 << 20;
 /// The maximum number of characters that are kept of an evaluation's code.
@@ -32,27 +32,27 @@ enum Stage {
     Over,
 }
 
-pub(super) struct Entry {
+pub(super) struct EvaluationEntry {
     id: u64,
-    /// The connection that submitted the evaluation, or took it over while it was held.
+    /// The connection that submitted the evaluation, or to which the held evaluation was transferred.
     connection: Arc<Connection>,
     /// The job that works on the evaluation.
     job: u64,
     code: Arc<str>,
     stage: Stage,
     /// The total running time before this stage.
-    took: Duration,
+    run_time: Duration,
     /// The outcome at the last hold or at the end; `None` before.
     outcome: Option<Arc<Outcome>>,
     /// The size of the outcome, as it counts towards [`MAX_BYTES`].
     bytes: usize,
 }
 
-impl Entry {
+impl EvaluationEntry {
     /// Records that no job works on the evaluation any more.
     fn stop(&mut self) {
         if let Stage::Running(since) = self.stage {
-            self.took += since.elapsed();
+            self.run_time += since.elapsed();
         }
         self.stage = Stage::Over;
     }
@@ -67,13 +67,13 @@ struct Waiter {
 }
 
 /// The consequences of the end of an evaluation.
-pub(super) struct Ended {
+pub(super) struct EndedEvaluation {
     /// The outcome for the call. It covers the evaluation from its beginning, or from its last resumption.
     pub(super) outcome: Arc<Outcome>,
     /// The answers to the clients that waited for the end.
-    pub(super) waiters: Vec<Answer>,
+    pub(super) waiters: Vec<AnswerFn>,
     /// The entries that are no longer kept. Dropping them takes time, so they are dropped after the call is answered.
-    pub(super) forgotten: Vec<Entry>,
+    pub(super) forgotten: Vec<EvaluationEntry>,
 }
 
 /// The evaluations that wait or run, and the last finished evaluations.
@@ -83,31 +83,31 @@ pub(super) struct Evaluations {
     last: u64,
     /// The value of `last` when this image began or was reset. While both numbers are equal, nothing has been evaluated
     /// since.
-    last_before: u64,
+    last_at_start: u64,
     /// The evaluations that were in the background when the previous image was lost.
     lost: Vec<u64>,
     /// The entries, ordered by number.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<EvaluationEntry>,
     /// The size of all kept outcomes in bytes, and their number.
     bytes: usize,
     finished: usize,
     waiters: Vec<Waiter>,
-    waits: u64,
+    last_wait: u64,
 }
 
 impl Evaluations {
-    /// Adds an evaluation of `code` for a connection, done by `job`. Returns its number.
+    /// Adds the evaluation of `code` by the job number `job`, for a connection. Returns the evaluation's number.
     pub(super) fn add(&mut self, connection: &Arc<Connection>, job: u64, code: &Arc<str>) -> u64 {
         self.last += 1;
         let kept = byte_offset(code, MAX_CODE);
         let code = if kept == code.len() { code.clone() } else { code[..kept].into() };
-        self.entries.push_back(Entry {
+        self.entries.push_back(EvaluationEntry {
             id: self.last,
             connection: connection.clone(),
             job,
             code,
             stage: Stage::Queued,
-            took: Duration::ZERO,
+            run_time: Duration::ZERO,
             outcome: None,
             bytes: 0,
         });
@@ -120,10 +120,10 @@ impl Evaluations {
     }
 
     /// Makes future evaluations get numbers above `number`.
-    pub(super) fn count_from(&mut self, number: u64) {
+    pub(super) fn number_after(&mut self, number: u64) {
         self.last = self.last.max(number);
         if self.entries.is_empty() {
-            self.last_before = self.last;
+            self.last_at_start = self.last;
         }
     }
 
@@ -141,20 +141,20 @@ impl Evaluations {
         }
     }
 
-    /// Records that no job works on a held evaluation any more: it was to be resumed, but stays held or is aborted.
-    /// Returns the answers to the clients that waited for the evaluation.
+    /// Records that no job works on a held evaluation any more, because the evaluation stays held, or is aborted,
+    /// instead of being resumed. Returns the answers to the clients that waited for the evaluation.
     #[must_use]
-    pub(super) fn mark_stopped(&mut self, id: u64) -> Vec<Answer> {
+    pub(super) fn mark_stopped(&mut self, id: u64) -> Vec<AnswerFn> {
         let Some(entry) = self.entry(id) else { return Vec::new() };
         entry.stop();
         let outcome = entry.outcome.clone();
         outcome.map_or_else(Vec::new, |outcome| self.take_waiters(id, &outcome))
     }
 
-    /// Takes the replies that wait for this evaluation, as answers that give them the outcome.
-    fn take_waiters(&mut self, id: u64, outcome: &Arc<Outcome>) -> Vec<Answer> {
+    /// Takes the replies that wait for this evaluation, and binds each reply to the outcome.
+    fn take_waiters(&mut self, id: u64, outcome: &Arc<Outcome>) -> Vec<AnswerFn> {
         let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
-        waiters.map(|waiter| -> Answer { answer(waiter.reply, outcome.clone()) }).collect()
+        waiters.map(|waiter| -> AnswerFn { bind_reply(waiter.reply, outcome.clone()) }).collect()
     }
 
     /// Removes an evaluation, for instance because its request was refused.
@@ -164,19 +164,20 @@ impl Evaluations {
         }
     }
 
-    /// Records the outcome of an evaluation, and keeps it if there is room; sets `outcome.kept` accordingly.
+    /// Records the outcome of an evaluation. Keeps the outcome if it is complete and there is room, and sets
+    /// `outcome.kept` accordingly.
     #[must_use]
-    pub(super) fn end(&mut self, mut outcome: Outcome) -> Ended {
+    pub(super) fn end(&mut self, mut outcome: Outcome) -> EndedEvaluation {
         let id = outcome.evaluation;
         let Some(index) = self.find(id) else {
-            return Ended { outcome: Arc::new(outcome), waiters: Vec::new(), forgotten: Vec::new() };
+            return EndedEvaluation { outcome: Arc::new(outcome), waiters: Vec::new(), forgotten: Vec::new() };
         };
         self.forget_outcome(index);
         let entry = &mut self.entries[index];
         entry.stop();
         let before = entry.outcome.take();
         let mut combined = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
-        let bytes = combined.as_ref().unwrap_or(&outcome).bytes();
+        let bytes = combined.as_ref().unwrap_or(&outcome).byte_size();
         // The outcome at the hold may have been evicted. Then the new outcome is incomplete, and is not kept.
         outcome.kept = bytes <= MAX_BYTES && combined.as_ref().unwrap_or(&outcome).printed_before == 0;
         if let Some(combined) = &mut combined {
@@ -195,7 +196,7 @@ impl Evaluations {
             forgotten.extend(self.entries.remove(index));
         }
         let waiters = self.take_waiters(id, &combined);
-        Ended { outcome, waiters, forgotten }
+        EndedEvaluation { outcome, waiters, forgotten }
     }
 
     /// Returns true if a waiting reply gives the outcome to this evaluation's own client.
@@ -204,12 +205,12 @@ impl Evaluations {
     }
 
     /// Returns the evaluation that this job works on.
-    pub(super) fn by_job(&self, job: u64) -> Option<u64> {
+    pub(super) fn find_by_job(&self, job: u64) -> Option<u64> {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.id)
     }
 
     /// Returns the connection that this job works for.
-    pub(super) fn connection(&self, job: u64) -> Option<Arc<Connection>> {
+    pub(super) fn connection_of_job(&self, job: u64) -> Option<Arc<Connection>> {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
     }
 
@@ -223,7 +224,7 @@ impl Evaluations {
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
         if let Some(entry) = self.entry(id) {
             entry.connection = connection.clone();
-            connection.newest.fetch_max(id, Ordering::Relaxed);
+            connection.newest_evaluation.fetch_max(id, Ordering::Relaxed);
         }
     }
 
@@ -233,7 +234,7 @@ impl Evaluations {
         self.lost.clear();
         (self.bytes, self.finished) = (0, 0);
         if self.entries.is_empty() {
-            self.last_before = self.last;
+            self.last_at_start = self.last;
         }
     }
 
@@ -241,24 +242,24 @@ impl Evaluations {
         self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
     }
 
-    fn entry(&mut self, id: u64) -> Option<&mut Entry> {
+    fn entry(&mut self, id: u64) -> Option<&mut EvaluationEntry> {
         self.find(id).map(|index| &mut self.entries[index])
     }
 
     /// Returns the entry of a connection's newest evaluation.
-    fn newest(&self, connection: &Connection) -> Result<&Entry, EvaluationError> {
-        match connection.newest.load(Ordering::Relaxed) {
-            id if id > self.last_before => self.get(id),
+    fn newest(&self, connection: &Connection) -> Result<&EvaluationEntry, EvaluationError> {
+        match connection.newest_evaluation.load(Ordering::Relaxed) {
+            id if id > self.last_at_start => self.get(id),
             _ => Err(match self.lost.last() {
                 Some(id) => EvaluationError::Lost { id: *id },
-                None if self.last_before == 0 => EvaluationError::None,
-                None => EvaluationError::NoneSince { last: self.last_before },
+                None if self.last_at_start == 0 => EvaluationError::None,
+                None => EvaluationError::NoneSince { last: self.last_at_start },
             }),
         }
     }
 
     /// Returns the entry of evaluation `id`.
-    fn get(&self, id: u64) -> Result<&Entry, EvaluationError> {
+    fn get(&self, id: u64) -> Result<&EvaluationEntry, EvaluationError> {
         let none = self.last == 0;
         match self.find(id) {
             Some(index) => Ok(&self.entries[index]),
@@ -278,15 +279,15 @@ impl Evaluations {
         }
     }
 
-    fn take_entry(&mut self, index: usize) -> Option<Entry> {
+    fn take_entry(&mut self, index: usize) -> Option<EvaluationEntry> {
         self.forget_outcome(index);
         self.entries.remove(index)
     }
 
-    /// Moves the oldest finished entries except `newest` into `forgotten` until the limits [`MAX_KEPT`] and
+    /// Moves the oldest finished entries except `newest` into `forgotten` until the limits [`MAX_KEPT_EVALUATIONS`] and
     /// [`MAX_BYTES`] hold.
-    fn evict(&mut self, newest: u64, forgotten: &mut Vec<Entry>) {
-        while self.finished > MAX_KEPT || self.bytes > MAX_BYTES {
+    fn evict(&mut self, newest: u64, forgotten: &mut Vec<EvaluationEntry>) {
+        while self.finished > MAX_KEPT_EVALUATIONS || self.bytes > MAX_BYTES {
             let oldest = self.entries.iter().position(|entry| entry.id != newest && entry.stage == Stage::Over);
             let Some(oldest) = oldest else { return };
             forgotten.extend(self.take_entry(oldest));
@@ -310,17 +311,17 @@ impl Session {
         let progress = match (entry.stage, &entry.outcome) {
             (Stage::Queued, _) => Progress::Queued,
             (Stage::Running(since), _) => Progress::Running {
-                time: entry.took + since.elapsed(),
+                time: entry.run_time + since.elapsed(),
                 background: scheduler.background_numbers().any(|number| number == entry.id),
             },
             (Stage::Over, Some(outcome)) if outcome.held && scheduler.is_held(entry.id) => {
                 Progress::Held(outcome.clone())
             }
-            (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.took),
+            (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.run_time),
             (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
         };
         let before = entry.outcome.as_ref().map_or(0, |outcome| outcome.turns.iter().copied().map(u64::from).sum());
-        let printed = before + scheduler.building(entry.id).map_or(0, OutcomeBuilder::printed);
+        let printed = before + scheduler.running_builder(entry.id).map_or(0, OutcomeBuilder::printed_chars);
         Ok(EvaluationStatus { id: entry.id, code: entry.code.to_string(), progress, printed })
     }
 
@@ -332,7 +333,10 @@ impl Session {
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
         let (before, building) = {
             let scheduler = self.inner.scheduler.lock();
-            (scheduler.evaluations.get(id)?.outcome.clone(), scheduler.building(id).map(OutcomeBuilder::so_far))
+            (
+                scheduler.evaluations.get(id)?.outcome.clone(),
+                scheduler.running_builder(id).map(OutcomeBuilder::outcome_so_far),
+            )
         };
         // Combining the texts takes time, so the lock is not held meanwhile.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
@@ -345,9 +349,9 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Calls `reply` with the outcome of an evaluation when it is over or held, at once if it already is. Does not
-    /// change the error state. If the evaluation belongs to this connection, the connection's next answer no longer
-    /// mentions the evaluation's failure.
+    /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held, or at once if this is
+    /// already the case. Does not change the error state. If the evaluation belongs to this connection, the
+    /// connection's next answer no longer mentions the evaluation's failure.
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
@@ -359,7 +363,8 @@ impl Session {
         self.inner.when_over(id, Some(&self.connection), Box::new(reply))
     }
 
-    /// Calls `reply` when an evaluation is over or held, at once if it already is. Does not change the error state.
+    /// Calls `reply` when an evaluation is over or held, or at once if this is already the case. Does not change
+    /// the error state.
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
@@ -390,23 +395,23 @@ impl Session {
         let scheduler = self.inner.scheduler.lock();
         let waits = scheduler
             .evaluations
-            .by_job(job.0)
+            .find_by_job(job.0)
             .and_then(|id| scheduler.evaluations.get(id).ok())
             .is_some_and(|entry| entry.stage == Stage::Queued);
         let first = scheduler.running.iter().find(|running| running.is_foreground())?;
         let entry = scheduler.evaluations.get(first.evaluation).ok()?;
         match entry.stage {
-            Stage::Running(since) if waits => Some((entry.id, entry.took + since.elapsed())),
+            Stage::Running(since) if waits => Some((entry.id, entry.run_time + since.elapsed())),
             _ => None,
         }
     }
 
-    /// Numbers an evaluation of `code`, done by `job`, and returns its number.
+    /// Adds the evaluation of `code` by the job number `job`, for this connection. Returns the evaluation's number.
     pub(super) fn number_evaluation(&self, scheduler: &mut SchedulerState, job: u64, code: &Arc<str>) -> u64 {
         let number = scheduler.evaluations.add(&self.connection, job, code);
-        self.connection.newest.store(number, Ordering::Relaxed);
+        self.connection.newest_evaluation.store(number, Ordering::Relaxed);
         if let Some(observer) = self.inner.observer.get() {
-            observer.numbered(number);
+            observer.evaluation_numbered(number);
         }
         number
     }
@@ -417,7 +422,7 @@ impl Session {
     /// Returns [`EvaluationError::TooMany`] when the background is full. Evaluations that wait to begin there count,
     /// too.
     pub fn check_background(&self) -> Result<(), EvaluationError> {
-        match self.inner.scheduler.lock().background_and_waiting() {
+        match self.inner.scheduler.lock().background_and_waiting_count() {
             0..MAX_BACKGROUND => Ok(()),
             count => Err(EvaluationError::TooMany { count }),
         }
@@ -425,8 +430,8 @@ impl Session {
 }
 
 impl Inner {
-    /// Calls `reply` with the outcome of an evaluation when it is over or held. `to` is the connection that gets the
-    /// outcome.
+    /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held. `to` is the connection
+    /// that gets the outcome; `None` if the reply does not pass on the outcome.
     fn when_over(
         &self,
         id: u64,
@@ -450,8 +455,8 @@ impl Inner {
             return Ok(WaitId(0));
         }
         let evaluations = &mut scheduler.evaluations;
-        evaluations.waits += 1;
-        let wait = WaitId(evaluations.waits);
+        evaluations.last_wait += 1;
+        let wait = WaitId(evaluations.last_wait);
         evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
         Ok(wait)
     }
@@ -459,7 +464,7 @@ impl Inner {
 
 impl SchedulerState {
     /// Returns the builder of a running evaluation's outcome.
-    fn building(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
+    fn running_builder(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
         let mut builders = self.running.iter().filter_map(|running| running.activity.outcome_builder());
         builders.find(|builder| builder.evaluation() == evaluation)
     }

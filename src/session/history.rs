@@ -23,16 +23,17 @@ pub(crate) struct History {
 impl History {
     /// Adds an error. Drops the oldest errors if there is no room.
     pub(crate) fn push(&mut self, error: Arc<ErrorRecord>) {
-        self.bytes += error.bytes();
+        self.bytes += error.byte_size();
         self.errors.push_back(error);
         self.limit(MAX_BYTES);
     }
 
-    /// Drops the oldest errors until the rest takes at most `bytes`. The newest error stays.
+    /// Drops the oldest errors until at most [`MAX_ERRORS`] errors remain and take at most `bytes` together. The newest
+    /// error stays.
     pub(crate) fn limit(&mut self, bytes: usize) {
         while self.errors.len() > MAX_ERRORS || self.bytes > bytes && self.errors.len() > 1 {
             let oldest = self.errors.pop_front();
-            self.bytes -= oldest.map_or(0, |error| error.bytes());
+            self.bytes -= oldest.map_or(0, |error| error.byte_size());
         }
     }
 

@@ -6,15 +6,15 @@ use super::activity::{HeldRequest, RequestBody};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{Request, SchedulerState};
-use super::{Answer, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, answer};
+use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, bind_reply};
 use crate::error::HoldError;
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
 /// The notice that the next answer carries after a held evaluation was released.
-pub(super) const RELEASED: &str = "The evaluation held for debugging was released.";
-/// The notice that the next answer carries after the time limit of a hold has ended.
-pub(super) const TIME_UP: &str = "The evaluation held for debugging was released: the hold timed out.";
+pub(super) const RELEASED_NOTICE: &str = "The evaluation held for debugging was released.";
+/// The notice that the next answer carries after a hold has reached its time limit.
+pub(super) const HOLD_TIMED_OUT_NOTICE: &str = "The evaluation held for debugging was released: the hold timed out.";
 
 /// The restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,9 +41,9 @@ impl Session {
         self.held_evaluation().is_some()
     }
 
-    /// Takes over an evaluation that another connection holds: this connection then holds it. `id` is the evaluation's
-    /// number, or `None` for the only held evaluation. The error of the evaluation becomes this connection's last
-    /// error, and the other connection is notified. Returns the outcome with which the evaluation is held.
+    /// Transfers an evaluation that another connection holds to this connection. `id` is the evaluation's number,
+    /// or `None` for the only held evaluation. The error of the evaluation becomes this connection's last error, and
+    /// the other connection is notified. Returns the outcome with which the evaluation is held.
     ///
     /// # Errors
     /// Returns [`HoldError`] when no evaluation is held, none of the held evaluations has the number `id`, several are
@@ -80,7 +80,7 @@ impl Session {
         if let Err(error) = &outcome.result {
             state.adopt_last_error(error);
             if let Some(observer) = inner.observer.get() {
-                observer.errors(connection.id, Some(error), state.last_error.as_ref());
+                observer.errors_changed(connection.id, Some(error), state.last_error.as_ref());
             }
         }
         Ok(outcome)
@@ -117,9 +117,9 @@ impl Session {
         held.or_else(|| self.last_error().filter(|error| error.evaluation == evaluation))
     }
 
-    /// Reads the current values of local variables in the held evaluation: of `count` frames, at most 50, beginning
-    /// with frame number `from`. The reply gets fewer frames if the stack ends earlier. The values are read at once,
-    /// also while another connection's evaluation runs.
+    /// Reads the current values of the local variables in `count` frames of the held evaluation, but at most 50
+    /// frames, from frame number `from` on. The reply gets fewer frames if the stack ends earlier. The values are read
+    /// at once, also while another connection's evaluation runs.
     pub fn held_locals(
         &self,
         from: u64,
@@ -129,7 +129,7 @@ impl Session {
         let timeout = self.inner.limits.lock().timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
         let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        self.ask_of_held(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), Some(timeout), body)
+        self.enqueue_held_request(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), Some(timeout), body)
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in the code nor
@@ -142,14 +142,14 @@ impl Session {
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
         let limits = *self.inner.limits.lock();
-        let timeout = timeout.or(limits.timeout);
+        let timeout = timeout.resolve(limits.timeout);
         let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
         let code: Arc<str> = code.into();
         let mut scheduler = self.inner.scheduler.lock();
         job.evaluation = self.number_evaluation(&mut scheduler, job.id, &code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
         let body = RequestBody::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
-        self.ask_of_held(scheduler, job, timeout, body)
+        self.enqueue_held_request(scheduler, job, timeout, body)
     }
 
     /// Resumes the held evaluation by returning the values of `code` from one of its frames.
@@ -159,7 +159,7 @@ impl Session {
         code: &str,
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.resume(JobKind::ReturnFromFrame(frame), code, "", never_aborted(reply))
+        self.resume(JobKind::ReturnFromFrame(frame), code, "", wrap_outcome_reply(reply))
     }
 
     /// Resumes the held evaluation by calling the function of one of its frames again, with the same arguments.
@@ -168,7 +168,7 @@ impl Session {
         frame: u64,
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.resume(JobKind::RestartFrame(frame), "", "", never_aborted(reply))
+        self.resume(JobKind::RestartFrame(frame), "", "", wrap_outcome_reply(reply))
     }
 
     /// Unwinds the held evaluation and runs its cleanup forms. Changes that the evaluation has made remain.
@@ -176,23 +176,24 @@ impl Session {
         let job = self.inner.job(JobKind::Release, "", "");
         let cleanup = self.inner.limits.lock().cleanup;
         let body = RequestBody::Held(HeldRequest::Release(Some(Box::new(reply))));
-        self.ask_of_held(self.inner.scheduler.lock(), job, Some(cleanup), body)
+        self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(cleanup), body)
     }
 
     /// Queues a request that resumes the held evaluation, on the thread that holds it.
     fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
         let limits = *self.inner.limits.lock();
-        // A placeholder: the held evaluation's own builder replaces it when the request begins.
+        // This builder is a placeholder: when the request begins, a builder made from the held evaluation replaces
+        // it.
         let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
         let job = self.inner.job(kind, text, name);
         let body = RequestBody::Held(HeldRequest::Resume(builder, reply));
-        self.ask_of_held(self.inner.scheduler.lock(), job, limits.timeout, body)
+        self.enqueue_held_request(self.inner.scheduler.lock(), job, limits.timeout, body)
     }
 
     /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection holds
     /// no evaluation and has no request that could lead to a held evaluation, refuses the request at once instead of
     /// waiting for other connections' evaluations.
-    fn ask_of_held(
+    fn enqueue_held_request(
         &self,
         mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
         job: Job,
@@ -213,8 +214,8 @@ impl Session {
     }
 }
 
-/// Wraps the reply to a request that never aborts the evaluation.
-fn never_aborted(
+/// Wraps a reply that gets an outcome, for a request that resumes the held evaluation and never aborts it.
+fn wrap_outcome_reply(
     reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
 ) -> Reply<Result<Resumed, HoldError>> {
     Box::new(|result| {
@@ -226,8 +227,8 @@ fn never_aborted(
 }
 
 impl Inner {
-    /// Ends the question to the user about the connection's held evaluation, if there is one: requests that waited for
-    /// the answer may begin.
+    /// Ends the question to the user about the connection's held evaluation, if the user is being asked. Requests
+    /// that waited for the user's answer may then begin.
     pub(super) fn end_question(&self, scheduler: &mut SchedulerState, connection: &Connection) {
         if scheduler.end_question(connection.id) {
             self.end_external_wait();
@@ -236,12 +237,12 @@ impl Inner {
 
     pub(super) fn end_external_wait(&self) {
         if let Some(observer) = self.observer.get() {
-            observer.external_wait(false);
+            observer.external_wait_changed(false);
         }
     }
 
     /// Creates the request that releases a connection's held evaluation, and adds `notice` to the next answer.
-    pub(super) fn release(
+    pub(super) fn prepare_release(
         &self,
         scheduler: &mut SchedulerState,
         connection: &Arc<Connection>,
@@ -259,17 +260,17 @@ impl Inner {
     }
 
     /// Returns the answer to a request about a held evaluation when no evaluation is held.
-    pub(super) fn refuse(scheduler: &mut SchedulerState, request: Request) -> Answer {
+    pub(super) fn refuse(scheduler: &mut SchedulerState, request: Request) -> AnswerFn {
         let error = HoldError::NothingHeld;
         let RequestBody::Held(request) = request.body else { return Box::new(|| ()) };
         match request {
-            HeldRequest::Resume(_, reply) => answer(reply, Err(error)),
+            HeldRequest::Resume(_, reply) => bind_reply(reply, Err(error)),
             HeldRequest::Evaluate(builder, reply) => {
                 scheduler.evaluations.remove(builder.evaluation());
-                answer(reply, Err(error))
+                bind_reply(reply, Err(error))
             }
-            HeldRequest::Locals(_, reply) => answer(reply, Err(error)),
-            HeldRequest::Release(Some(reply)) => answer(reply, Err(error)),
+            HeldRequest::Locals(_, reply) => bind_reply(reply, Err(error)),
+            HeldRequest::Release(Some(reply)) => bind_reply(reply, Err(error)),
             HeldRequest::Release(None) => Box::new(|| ()),
         }
     }

@@ -8,24 +8,24 @@ use parking_lot::MutexGuard;
 use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, Unbalanced, escape_line_breaks};
+use super::events::{ClippedBuffer, JobEnd, UnbalancedText, escape_line_breaks};
 use super::limits::HEAP_CHECK_INTERVAL;
-use super::scheduler::{Next, Placement, Running, SchedulerState};
+use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
 use crate::image::{Event, Host, Job, Lane, Text};
 
 /// The time limit of the search for the places where texts are unbalanced.
-const SEARCH_TIME: Duration = Duration::from_millis(200);
+const HINT_SEARCH_TIME: Duration = Duration::from_millis(200);
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
         if lane == Lane::Evaluation {
             // The thread polls a counter, not the queue: polling the queue would keep its lock from the threads that
             // push requests.
-            let pushes = self.pushes.load(Ordering::Acquire);
+            let notification_count = self.notification_count.load(Ordering::Acquire);
             if !self.scheduler.lock().has_waiting(lane) {
                 crate::os::busy_poll::poll_briefly(20, || {
-                    (self.pushes.load(Ordering::Acquire) != pushes).then_some(())
+                    (self.notification_count.load(Ordering::Acquire) != notification_count).then_some(())
                 });
             }
         }
@@ -33,42 +33,43 @@ impl Host for Inner {
             let now = Instant::now();
             let mut scheduler = self.scheduler.lock();
             match scheduler.next(lane, thread, held, now) {
-                Next::Run(job) => {
-                    self.job_begun(scheduler.find(job.id), now);
+                Instruction::Run(job) => {
+                    self.report_job_begun(scheduler.find(job.id), now);
                     if scheduler.find(job.id).is_some_and(|running| running.is_background()) {
                         self.report_background(&scheduler);
                     }
                     if let (Lane::Inspection, Some(observer)) = (lane, self.observer.get()) {
-                        observer.inspects(Some(job.id));
+                        observer.inspection_changed(Some(job.id));
                     }
                     self.unlock_and_notify(scheduler);
                     return Some(job);
                 }
-                Next::Release(hold, notice) => {
+                Instruction::Release(hold, notice) => {
                     let connection = hold.connection.clone();
-                    // `release` finds the hold in `holds`, and ends the question to the user about the held evaluation.
+                    // `prepare_release` finds the hold in `holds`, and ends the question to the user about the held
+                    // evaluation.
                     scheduler.holds.push(*hold);
-                    let request = self.release(&mut scheduler, &connection, notice);
+                    let request = self.prepare_release(&mut scheduler, &connection, notice);
                     let hold = scheduler.holds.pop().map(Box::new);
                     let job = scheduler.begin(lane, thread, request, hold, now);
-                    self.job_begun(scheduler.find(job.id), now);
+                    self.report_job_begun(scheduler.find(job.id), now);
                     self.unlock_and_notify(scheduler);
                     return Some(job);
                 }
-                Next::Refuse(request) => {
+                Instruction::Refuse(request) => {
                     let answer = Self::refuse(&mut scheduler, *request);
                     self.unlock_and_notify(scheduler);
                     self.deliver([answer]);
                 }
-                Next::Wait(until) => {
-                    self.notify(scheduler.take_changed());
+                Instruction::Wait(until) => {
+                    self.notify(scheduler.take_changed_lanes());
                     self.stop_idle_clock(&scheduler);
                     match until {
                         None => self.changed[lane as usize].wait(&mut scheduler),
                         Some(until) => drop(self.changed[lane as usize].wait_until(&mut scheduler, until)),
                     }
                 }
-                Next::End => {
+                Instruction::End => {
                     self.unlock_and_notify(scheduler);
                     return None;
                 }
@@ -85,28 +86,28 @@ impl Host for Inner {
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
         let mut scheduler = self.scheduler.lock();
         if let Event::ThreadRefused(reason) = event {
-            self.thread_refused(scheduler, reason);
+            self.record_thread_refusal(scheduler, reason);
             return false;
         }
         if let Event::Blocked(lock) = event {
-            scheduler.abandoned.lock_checked(&lock.to_owned());
+            scheduler.abandoned.record_lock_check(&lock.to_owned());
             return false;
         }
         if let Event::Done { success } = event {
-            if scheduler.abandoned.ended(job) {
+            if scheduler.abandoned.record_end(job) {
                 return true;
             }
-            if let Some((texts, end)) = scheduler.find(job).and_then(Running::begin_search) {
+            if let Some((texts, end)) = scheduler.find(job).and_then(RunningJob::begin_hint_search) {
                 // The search is slow, so the lock is released. The job still counts as running.
                 drop(scheduler);
                 let hints = find_hints(texts, &end);
                 scheduler = self.scheduler.lock();
                 if let Some(running) = scheduler.find(job) {
-                    running.finish_search(&hints);
+                    running.finish_hint_search(&hints);
                 }
             }
             let Some(mut running) = scheduler.take_running(job) else {
-                scheduler.control_done(job);
+                scheduler.finish_control_job(job);
                 scheduler.unwinding.retain(|unwinding| *unwinding != job);
                 self.unlock_and_notify(scheduler);
                 return false;
@@ -127,12 +128,13 @@ impl Host for Inner {
             if let Event::Refused(reason) = event
                 && scheduler.abandoned.runs(job)
             {
-                scheduler.abandoned.refused(&reason.to_owned());
+                scheduler.abandoned.record_refusal(&reason.to_owned());
                 return false;
             }
-            let connection = scheduler.evaluations.connection(job).unwrap_or_else(|| self.main.clone());
+            let connection =
+                scheduler.evaluations.connection_of_job(job).unwrap_or_else(|| self.own_connection.clone());
             drop(scheduler);
-            self.stray_event(&connection, event);
+            self.handle_stray_event(&connection, event);
             return false;
         };
         match event {
@@ -148,14 +150,14 @@ impl Host for Inner {
                     about.refused = Some(reason.to_owned());
                 }
             }
-            Event::Interrupted(_) => self.note_interruption(running, false),
-            Event::Unwinding(_) => self.note_interruption(running, true),
+            Event::Interrupted(_) => self.record_interruption(running, false),
+            Event::Unwinding(_) => self.record_interruption(running, true),
             Event::Released => {
                 let end = Instant::now() + self.limits.lock().cleanup;
                 running.deadline = Some(end);
                 self.clock.arm(end);
                 if let Activity::Held(about) = &mut running.activity {
-                    about.release();
+                    about.begin_unwinding();
                 }
             }
             Event::Foreground => {
@@ -180,7 +182,7 @@ impl Host for Inner {
             // A job that was interrupted begins no further step: it unwinds from the previous step.
             Event::Step(..) if running.interrupted().is_some() => {}
             Event::Step(step, milliseconds) => {
-                running.activity.event(event);
+                running.activity.handle_event(event);
                 let time = (step.len() > 0).then(|| Duration::from_millis(milliseconds));
                 running.deadline = time.map(|time| Instant::now() + time);
                 if let Some(deadline) = running.deadline {
@@ -188,10 +190,12 @@ impl Host for Inner {
                 }
                 if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
                     observer.deadline_changed(time);
-                    observer.step(time.map(|_| step.to_owned()).as_deref());
+                    observer.step_changed(time.map(|_| step.to_owned()).as_deref());
                 }
             }
-            Event::Notice(text) if running.is_background() => return running.activity.event(Event::Notice(text)),
+            Event::Notice(text) if running.is_background() => {
+                return running.activity.handle_event(Event::Notice(text));
+            }
             Event::Notice(text) => {
                 running.connection.state().add_notice(escape_line_breaks(&text.to_owned()));
             }
@@ -203,14 +207,14 @@ impl Host for Inner {
             Event::Defined(..) => {
                 let (binds_package, observer) = (running.activity.binds_package(), self.observer.get());
                 let Some(builder) = running.activity.current_builder() else { return false };
-                builder.event(event);
+                builder.handle_event(event);
                 if let (Some(observer), Some((form, changes))) = (observer, builder.last_defined()) {
-                    observer.defined(form, changes, binds_package, builder.evaluation());
+                    observer.form_defined(form, changes, binds_package, builder.evaluation());
                 }
             }
             event => {
                 let activity = &mut running.activity;
-                return if signalled { activity.signalled(event) } else { activity.event(event) };
+                return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
             }
         }
         false
@@ -219,16 +223,16 @@ impl Host for Inner {
 
 /// Searches the texts for the places where they are probably unbalanced. Takes at most 200 ms for all texts, and stops
 /// when `end` is set. Returns the texts for which a place was found, each with its hint.
-fn find_hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> {
+fn find_hints(texts: Vec<UnbalancedText>, end: &AtomicBool) -> Vec<(UnbalancedText, String)> {
     let begin = Instant::now();
-    let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= SEARCH_TIME;
+    let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= HINT_SEARCH_TIME;
     let found = texts.into_iter().map_while(|text| (!stop()).then(|| text.hint(stop).map(|hint| (text, hint))));
     found.flatten().collect()
 }
 
 impl Inner {
-    /// Stops the clock when nothing runs, so that its thread does not wake for a job that is over. Called only before a
-    /// Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
+    /// Stops the clock when nothing runs, so that the clock's thread does not wake for a job that is over. Called only
+    /// before a Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
     fn stop_idle_clock(&self, scheduler: &SchedulerState) {
         if scheduler.running.is_empty() && scheduler.abandoned.is_empty() {
             self.clock.stop();
@@ -236,16 +240,16 @@ impl Inner {
     }
 
     /// Reports a job that begins, and sets the clock for its limits.
-    fn job_begun(&self, running: Option<&mut Running>, now: Instant) {
+    fn report_job_begun(&self, running: Option<&mut RunningJob>, now: Instant) {
         let Some(running) = running else { return };
         if running.is_foreground()
             && running.activity.is_requested()
             && let Some(observer) = self.observer.get()
         {
-            // The server's own jobs are not reported: their numbers are above those of waiting requests, which would
-            // then count as begun.
+            // The server's own jobs are not reported: their numbers exceed the numbers of waiting requests, and the
+            // supervisor would count these requests as begun.
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
-            observer.begun(running.id, running.connection.id, timeout);
+            observer.job_begun(running.id, running.connection.id, timeout);
         }
         if running.evaluates() {
             self.evaluations_begun.fetch_add(1, Ordering::Relaxed);
@@ -257,10 +261,10 @@ impl Inner {
     }
 
     /// Records that no evaluating thread could be started. A background evaluation that needed the thread fails.
-    fn thread_refused(&self, mut scheduler: MutexGuard<'_, SchedulerState>, reason: Text<'_>) {
-        match scheduler.thread_refused(&reason.to_owned(), Instant::now()) {
+    fn record_thread_refusal(&self, mut scheduler: MutexGuard<'_, SchedulerState>, reason: Text<'_>) {
+        match scheduler.record_thread_refusal(&reason.to_owned(), Instant::now()) {
             Ok(request) => {
-                let answer = Running::unstarted(request, Lane::Evaluation).map(|mut running| {
+                let answer = RunningJob::unstarted(request, Lane::Evaluation).map(|mut running| {
                     if let Some(builder) = running.activity.current_builder() {
                         builder.fail("STORAGE-CONDITION", reason);
                     }
@@ -276,14 +280,14 @@ impl Inner {
         }
     }
 
-    /// Handles an event of a job that is over. `connection` is the job's connection, or the session's own connection if
-    /// the job's is unknown.
-    fn stray_event(&self, connection: &Connection, event: Event<'_>) {
+    /// Handles an event of a job that is over. `connection` is the job's connection, or the session's own
+    /// connection if the job's connection is unknown.
+    fn handle_stray_event(&self, connection: &Connection, event: Event<'_>) {
         match event {
             Event::Stdout(text) | Event::Stderr(text) => {
                 let limit = self.limits.lock().max_output;
                 let mut state = connection.state();
-                state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
+                state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
             Event::Notice(text) => connection.state().add_notice(escape_line_breaks(&text.to_owned())),
             _ => {}

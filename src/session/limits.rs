@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Inner;
-use super::activity::{Activity, Evaluate, RequestBody};
+use super::activity::{Activity, EvaluationActivity, RequestBody};
 use super::completion::EarlierErrors;
 use super::events::JobEnd;
-use super::scheduler::{Request, Running, SchedulerState};
-use crate::image::heap::Usage;
-use crate::image::interruption::{REACTION_TIME, Step, Stuck};
+use super::scheduler::{Request, RunningJob, SchedulerState};
+use crate::image::heap::HeapUsage;
+use crate::image::interruption::{REACTION_TIME, Step, StuckReason};
 use crate::image::{self, Interrupt, JobKind};
 use crate::outcome::Clipped;
 
@@ -27,13 +27,13 @@ pub(super) const HEAP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// to collect garbage in. The data that earlier evaluations left count towards the limit, but some room always remains,
 /// so that code can release these data.
 pub(super) fn heap_limit() -> Option<usize> {
-    let Usage { kept, size, .. } = image::heap::usage()?;
+    let HeapUsage { kept, size, .. } = image::heap::usage()?;
     Some((size / 5 * 2).max(kept + size / 6))
 }
 
-impl Running {
-    /// Returns true if the interruption is repeated until the job ends. A job that fills a large heap is interrupted
-    /// once: the garbage collection that follows must not be disturbed.
+impl RunningJob {
+    /// Returns true if the interruption is repeated until the job ends. A job that fills the heap is interrupted
+    /// only once: the garbage collection that follows must not be disturbed.
     fn repeats_interruption(&self) -> bool {
         self.interrupted() != Some(Interrupt::Heap)
     }
@@ -61,7 +61,7 @@ impl Running {
     /// image of a stuck job must be replaced; without a supervisor, the job's thread is abandoned. Returns `None` for a
     /// job that is not interrupted.
     fn stuck_at(&mut self, now: Instant) -> Option<Instant> {
-        let (since, deadline) = self.interruption.since().zip(self.interruption.deadline())?;
+        let (since, deadline) = self.interruption.request_time().zip(self.interruption.deadline())?;
         if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
             self.collected_at = Some(now);
         }
@@ -74,7 +74,7 @@ impl Inner {
     /// Interrupts a job through the control lane. Returns false if the job does not run.
     pub(super) fn interrupt(&self, scheduler: &mut SchedulerState, target: u64, reason: Interrupt) -> bool {
         let Some(running) = scheduler.find(target) else { return false };
-        running.cancel_search();
+        running.cancel_hint_search();
         let now = Instant::now();
         let interruption = &mut running.interruption;
         // A job that fills the heap, or already unwinds, gets no grace period.
@@ -101,8 +101,8 @@ impl Inner {
         }
         match (step, reason) {
             (Step::Send, _) => self.send_interruption(scheduler, target, reason),
-            // The job's thread gets no second interruption. An interruption of job 0 only ends the user's threads,
-            // which may fill the heap, too.
+            // The job's thread has been interrupted already. An interruption of job 0, which has no thread, only
+            // ends the user's threads, which may fill the heap, too.
             (_, Interrupt::Heap) => self.send_interruption(scheduler, 0, reason),
             _ => {}
         }
@@ -113,16 +113,16 @@ impl Inner {
     /// the control job also ends the user's threads.
     pub(super) fn send_interruption(&self, scheduler: &mut SchedulerState, target: u64, reason: Interrupt) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
-        scheduler.send_interruption(target, Request::new(&self.main, job, None, RequestBody::Control));
+        scheduler.send_interruption(target, Request::new(&self.own_connection, job, None, RequestBody::Control));
     }
 
     /// Records that a job's thread has taken its interruption or, with `unwinds`, begins to unwind because of it.
-    pub(super) fn note_interruption(&self, running: &mut Running, unwinds: bool) {
+    pub(super) fn record_interruption(&self, running: &mut RunningJob, unwinds: bool) {
         let now = Instant::now();
         if unwinds {
-            running.interruption.note_unwinding(now);
+            running.interruption.record_unwinding(now);
         } else {
-            running.interruption.note_taken(now);
+            running.interruption.record_taken(now);
         }
         let Some(deadline) = running.interruption.deadline() else { return };
         self.clock.arm(deadline);
@@ -139,7 +139,8 @@ impl Inner {
         }
     }
 
-    /// Interrupts the jobs that exceed their time limit or the heap limit. Returns the time of the next check.
+    /// Interrupts the jobs that exceed their time limit or the heap limit, and abandons or reports a job that is
+    /// stuck. Returns the time of the next check.
     pub(super) fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
         let mut scheduler = self.scheduler.lock();
         let mut next = Vec::new();
@@ -191,16 +192,16 @@ impl Inner {
             self.send_interruption(&mut scheduler, id, reason);
         }
         let mut stuck = stuck.and_then(|id| scheduler.take_running(id));
-        let mut standstill = self.check_abandoned(&mut scheduler, now, &mut next);
+        let mut end_reason = self.check_abandoned(&mut scheduler, now, &mut next);
         if self.abandons_stuck_jobs()
             && let Some(running) = stuck.take()
         {
-            standstill = standstill.or(self.abandon_job(&mut scheduler, running, &mut settled));
+            end_reason = end_reason.or(self.abandon_job(&mut scheduler, running, &mut settled));
             next.push(now);
         }
         self.unlock_and_notify(scheduler);
         self.deliver(settled);
-        if let Some(reason) = standstill {
+        if let Some(reason) = end_reason {
             self.end_process(&reason);
         }
         if let Some(running) = stuck {
@@ -214,20 +215,20 @@ impl Inner {
     }
 
     /// Reports a job that does not end although it was interrupted, so that the image is replaced.
-    fn report_stuck(&self, mut running: Running) {
+    fn report_stuck(&self, mut running: RunningJob) {
         let Some(observer) = self.observer.get() else { return };
         // The next image answers these queries. Dropping them here would send an answer.
         std::mem::forget(std::mem::take(&mut running.error_queries));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
-        let why = if running.interruption.is_unwinding() { Stuck::Unwinding } else { Stuck::Unresponsive };
+        let why = if running.interruption.is_unwinding() { StuckReason::Unwinding } else { StuckReason::Unresponsive };
         let is_background = running.is_background();
         match running.activity {
-            Activity::Evaluate(Evaluate { mut builder, reply, .. }) if is_background => {
+            Activity::Evaluate(EvaluationActivity { mut builder, reply, .. }) if is_background => {
                 std::mem::forget(reply);
                 let earlier = EarlierErrors::take(&mut builder);
                 let mut outcome = builder.finish(end);
                 if let Err(error) = &mut outcome.result {
-                    let text = format!("{}. It did not end, so its image was replaced.", error.what_happened());
+                    let text = format!("{}. It did not end, so its image was replaced.", error.first_clause());
                     Arc::make_mut(error).message = Clipped::from(text);
                 }
                 self.record_background_evaluation(
@@ -240,12 +241,12 @@ impl Inner {
                 observer.stuck(None, why);
             }
             // The next image answers the call. The reply must not be dropped here: dropping it would send an answer.
-            Activity::Evaluate(Evaluate { builder, reply, .. }) => {
+            Activity::Evaluate(EvaluationActivity { builder, reply, .. }) => {
                 observer.stuck(Some(builder.finish(end)), why);
                 std::mem::forget(reply);
             }
             Activity::Held(about) if !about.is_aborted() && about.request.outcome_builder().is_some() => {
-                let builder = about.request.leave_to_the_next_image();
+                let builder = about.request.into_builder_without_reply();
                 observer.stuck(builder.map(|builder| builder.finish(end)), why);
             }
             _ => {

@@ -4,7 +4,7 @@
 //! [events] that Lisp reports build up the result. At the [end](completion) of the request, its outcome is recorded in
 //! the [error state](error_state) and among the [evaluations], and the caller is answered. Each client of a session has
 //! a [connection] of its own.
-#![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
+#![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "only the server uses the whole interface"))]
 
 mod abandoned;
 mod activity;
@@ -36,8 +36,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
-use crate::os::clock::Clock;
-use abandoned::EndProcess;
+use crate::os::clock::DeadlineClock;
+use abandoned::EndProcessFn;
 use activity::RequestBody;
 use connection::Connection;
 use observer::Observer;
@@ -60,9 +60,9 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A function that sends an answer: a [`Reply`] bound to the value that it gets.
-type Answer = Box<dyn FnOnce() + Send>;
+type AnswerFn = Box<dyn FnOnce() + Send>;
 
-fn answer<T: Send + 'static>(reply: Reply<T>, value: T) -> Answer {
+fn bind_reply<T: Send + 'static>(reply: Reply<T>, value: T) -> AnswerFn {
     Box::new(move || reply(value))
 }
 
@@ -74,10 +74,10 @@ struct Inner {
     /// The condition variables, one per lane, on which the lane's threads wait for work.
     changed: [Condvar; Lane::COUNT],
     /// The condition variable on which threads wait until no evaluation runs, unwinds or is held.
-    ended: Condvar,
+    idle: Condvar,
     limits: CachePadded<Mutex<Limits>>,
     /// The session's own connection, which has number 0.
-    main: Arc<Connection>,
+    own_connection: Arc<Connection>,
     /// The connections other than the session's own, in the order in which they were added. While this lock is held, no
     /// other lock is taken.
     attached: Mutex<Vec<Arc<Connection>>>,
@@ -85,18 +85,19 @@ struct Inner {
     /// The number of errors that all connections have recorded so far, from which errors get their numbers. A reset
     /// does not restart the count, so that a number never means two errors.
     error_count: AtomicU64,
-    clock: CachePadded<Clock>,
+    clock: CachePadded<DeadlineClock>,
     /// The number of jobs on evaluating threads that have begun, and this number at the clock's last check.
     evaluations_begun: CachePadded<AtomicU64>,
     begun_at_last_check: AtomicU64,
     next_id: CachePadded<AtomicU64>,
     /// The number of times that the evaluating threads were notified of work. Such a thread polls this number briefly
     /// before it sleeps.
-    pushes: CachePadded<AtomicU64>,
+    notification_count: CachePadded<AtomicU64>,
     /// The observer, which receives the changes that must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
-    /// The function that ends the process when abandoned threads block everything else, or are too many.
-    process_end: OnceCell<EndProcess>,
+    /// The function that ends the process when abandoned threads keep the other Lisp threads from running, or when
+    /// there are too many abandoned threads.
+    process_end: OnceCell<EndProcessFn>,
 }
 
 impl Inner {
@@ -104,9 +105,9 @@ impl Inner {
         Self {
             scheduler: CachePadded::default(),
             changed: Default::default(),
-            ended: Condvar::new(),
+            idle: Condvar::new(),
             limits: CachePadded::new(Mutex::new(limits)),
-            main: Connection::new(0),
+            own_connection: Connection::new(0),
             attached: Mutex::default(),
             next_connection: AtomicU64::new(1),
             error_count: AtomicU64::new(0),
@@ -114,7 +115,7 @@ impl Inner {
             evaluations_begun: CachePadded::default(),
             begun_at_last_check: AtomicU64::new(0),
             next_id: CachePadded::new(AtomicU64::new(1)),
-            pushes: CachePadded::default(),
+            notification_count: CachePadded::default(),
             observer: OnceCell::new(),
             process_end: OnceCell::new(),
         }
@@ -126,29 +127,29 @@ impl Inner {
 
     /// Creates a job that belongs to no evaluation. The meaning of `text` and `name` depends on the kind of job.
     fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
-        Job { text: utf32(text), name: utf32(name), ..Job::empty(self.next_job_id(), kind, 0) }
+        Job { text: utf32(text), name: utf32(name), ..Job::without_texts(self.next_job_id(), kind, 0) }
     }
 
     /// Creates a job for a query that the Lisp side knows by name.
-    fn query(&self, operation: &Operation) -> Job {
+    fn query_job(&self, operation: &Operation) -> Job {
         Job { operation: utf32(&operation.to_string()), ..self.job(JobKind::Query, "", "") }
     }
 
     /// Schedules waiting requests, unlocks the scheduler state, and wakes the threads that have work.
     fn unlock_and_notify(&self, mut scheduler: MutexGuard<'_, SchedulerState>) {
         scheduler.reschedule(Instant::now());
-        let changed = scheduler.take_changed();
+        let changed = scheduler.take_changed_lanes();
         // The lock is released before threads are woken, so that it does not pass to a Lisp thread that a garbage
         // collection may stop.
         drop(scheduler);
         self.notify(changed);
-        self.ended.notify_all();
+        self.idle.notify_all();
     }
 
     fn notify(&self, changed: [bool; Lane::COUNT]) {
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             if lane == Lane::Evaluation as usize {
-                self.pushes.fetch_add(1, Ordering::Release);
+                self.notification_count.fetch_add(1, Ordering::Release);
                 // The work may be for one particular thread, such as the holder of an evaluation, so all threads must
                 // wake.
                 self.changed[lane].notify_all();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::Limits;
-use crate::image::interruption::Stuck;
+use crate::image::interruption::StuckReason;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
 /// A receiver of the changes that another image needs to continue the session. The session calls the observer before it
@@ -13,39 +13,40 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 pub(crate) trait Observer: Send + Sync {
     /// Called when a foreground job of this connection begins. The job is interrupted after `timeout`; `None` for no
     /// limit.
-    fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
+    fn job_begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
     /// Called when the foreground job gets a new deadline. The argument is the time until the deadline; `None` for no
     /// deadline.
     fn deadline_changed(&self, _more: Option<Duration>) {}
     /// Called with the step that the foreground job begins, or with `None` when the step is over.
-    fn step(&self, _step: Option<&str>) {}
+    fn step_changed(&self, _step: Option<&str>) {}
     /// Called when an answer begins to wait for a person or another process (`true`), or stops waiting (`false`).
-    fn external_wait(&self, _begins: bool) {}
+    fn external_wait_changed(&self, _begins: bool) {}
     /// Called when a foreground job ends, or continues in the background.
-    fn ended(&self, _job: u64) {}
-    /// Called when the set of background evaluations changes to these numbers.
-    fn in_background(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
+    fn job_ended(&self, _job: u64) {}
+    /// Called with the numbers of all background evaluations when the set of these evaluations changes.
+    fn background_changed(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
     /// Called with the number of an inspection job that begins, or with `None` when it ends.
-    fn inspects(&self, _job: Option<u64>) {}
+    fn inspection_changed(&self, _job: Option<u64>) {}
     /// Called when an evaluation ends or an error enters a connection's history. `added` is the new error in the
     /// history, `last` the connection's last error now.
-    fn errors(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
+    fn errors_changed(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
     /// Called when a form of the evaluation with this number has defined something. `binds_package` is true if the
     /// package was bound for this evaluation only.
-    fn defined(&self, _form: &DefiningForm, _changes: &Changes, _binds_package: bool, _evaluation: u64) {}
+    fn form_defined(&self, _form: &DefiningForm, _changes: &Changes, _binds_package: bool, _evaluation: u64) {}
     /// Called when a connection ends.
-    fn disconnected(&self, _connection: u64) {}
-    /// Called when an evaluation gets this number.
-    fn numbered(&self, _evaluation: u64) {}
+    fn connection_ended(&self, _connection: u64) {}
+    /// Called when a new evaluation gets its number.
+    fn evaluation_numbered(&self, _evaluation: u64) {}
     /// Called when a client sets the limits.
-    fn limits(&self, _limits: &Limits) {}
-    /// Returns true during a replay, whose evaluations are not reported again.
+    fn limits_changed(&self, _limits: &Limits) {}
+    /// Returns true during a replay of another image's forms. The session then records no outcomes of foreground
+    /// evaluations, and does not report their definitions to other connections.
     fn is_replaying(&self) -> bool {
         false
     }
     /// Called when Lisp cannot be interrupted, so that the image must be replaced. `outcome` is the evaluation's
     /// outcome, if a call waits for it.
-    fn stuck(&self, _outcome: Option<Outcome>, _why: Stuck) {}
+    fn stuck(&self, _outcome: Option<Outcome>, _why: StuckReason) {}
 }
 
 /// The observer of a process that runs a single evaluation and has no other image: reports the outcome when Lisp cannot
@@ -60,10 +61,10 @@ impl<F: Fn(Outcome) + Send + Sync> StuckReporter<F> {
 }
 
 impl<F: Fn(Outcome) + Send + Sync> Observer for StuckReporter<F> {
-    fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
+    fn stuck(&self, outcome: Option<Outcome>, why: StuckReason) {
         let Some(mut outcome) = outcome else { return };
         if let Err(error) = &mut outcome.result {
-            let text = format!("{}. The Lisp image {}.", error.what_happened(), why.verb().trim_end_matches(','));
+            let text = format!("{}. The Lisp image {}.", error.first_clause(), why.predicate().trim_end_matches(','));
             Arc::make_mut(error).message = Clipped::from(text);
         }
         (self.0)(outcome);

@@ -4,7 +4,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::INSPECTION_TIMEOUT;
-use super::events::{ClippedBuffer, JobEnd, beginning};
+use super::events::{ClippedBuffer, JobEnd, first_chars};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
 use crate::outcome::{FieldValue, LoadProgress, Omitted, Record, System, of_kind};
@@ -60,7 +60,7 @@ impl From<Vec<Operation>> for Argument {
     }
 }
 
-/// A query, or an operation that replaces the plain evaluation of code, with its arguments. Its `Display` is Lisp
+/// A query, or an operation that replaces the plain evaluation of code, with its arguments. It is displayed in Lisp
 /// syntax.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Operation {
@@ -71,7 +71,8 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// Creates the operation that Lisp's `define-query` or `define-operation` defines under this name.
+    /// Creates an operation without arguments. `name` is the name under which `define-query` or `define-operation`
+    /// defines it in Lisp.
     pub(crate) fn new(name: &str) -> Self {
         Self { text: format!("(:{name}"), has_errors: false }
     }
@@ -92,7 +93,7 @@ impl Operation {
 
     /// Adds an argument unless `value` is `None`.
     #[must_use]
-    pub(crate) fn maybe(self, name: &str, value: Option<impl Into<Argument>>) -> Self {
+    pub(crate) fn with_optional(self, name: &str, value: Option<impl Into<Argument>>) -> Self {
         match value {
             Some(value) => self.with(name, value),
             None => self,
@@ -117,22 +118,23 @@ pub(super) struct RecordsBuilder {
     error: Option<(String, ClippedBuffer)>,
 }
 
-/// Returns a name in the spelling of the [record table](crate::outcome::Record).
-fn name(text: Text<'_>) -> String {
-    beginning(text, 100).to_ascii_lowercase().replace('-', "_")
+/// Converts Lisp's name of a record or field to the spelling of the [record table](crate::outcome::Record):
+/// lowercase, with underscores.
+fn record_name(text: Text<'_>) -> String {
+    first_chars(text, 100).to_ascii_lowercase().replace('-', "_")
 }
 
 impl RecordsBuilder {
     /// Handles an event. Returns true if the rest of the current text is not kept.
-    pub(super) fn event(&mut self, event: Event<'_>) -> bool {
+    pub(super) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Record(kind) => {
                 self.end_field();
-                self.bytes += self.records.last().map_or(0, Record::bytes);
+                self.bytes += self.records.last().map_or(0, Record::byte_size);
                 if self.omitted > 0 || self.records.len() >= MAX_RECORDS || self.bytes >= MAX_BYTES {
                     self.omitted += 1;
                 } else {
-                    let kind = name(kind);
+                    let kind = record_name(kind);
                     match Record::begin(&kind) {
                         Some(record) => self.records.push(record),
                         None => tracing::error!("Lisp reported a record of unknown kind {kind:?}"),
@@ -141,7 +143,7 @@ impl RecordsBuilder {
             }
             Event::Field(field, number) => {
                 self.end_field();
-                self.field = Some((name(field), number, None));
+                self.field = Some((record_name(field), number, None));
             }
             Event::FieldText(text) => {
                 let Some((_, _, buffer)) = &mut self.field else { return true };
@@ -149,7 +151,7 @@ impl RecordsBuilder {
                 if self.omitted == 0 {
                     buffer.push(text);
                 }
-                return self.omitted > 0 || buffer.enough();
+                return self.omitted > 0 || buffer.has_enough();
             }
             Event::Error { kind, .. } => self.error = Some((kind.to_owned(), ClippedBuffer::new(MAX_FIELD))),
             Event::ErrorText { text, again } => {
@@ -158,7 +160,7 @@ impl RecordsBuilder {
                         *message = ClippedBuffer::new(MAX_FIELD);
                     }
                     message.push(text);
-                    return message.enough();
+                    return message.has_enough();
                 }
             }
             _ => {}
@@ -217,12 +219,12 @@ mod tests {
     use super::Operation;
 
     #[test]
-    fn operations_read_as_lisp() {
+    fn operations_are_displayed_in_lisp_syntax() {
         let operation = Operation::new("find-symbols")
             .with("query", r#"a"b\c"#)
             .with("limit", 30)
             .with("external", true)
-            .maybe("package", None::<String>)
+            .with_optional("package", None::<String>)
             .with("names", vec!["x".to_owned(), "y z".to_owned()])
             .with("all", vec![Operation::new("a").with("b", true), Operation::new("c")]);
         assert_eq!(

@@ -4,23 +4,23 @@
 
 use std::sync::Arc;
 
-use super::completion::{EarlierErrors, keep_outcome};
+use super::completion::{EarlierErrors, end_evaluation};
 use super::connection::Connection;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::scheduler::SchedulerState;
-use super::{Answer, Inner, Reply, Session, answer};
+use super::{AnswerFn, Inner, Reply, Session, bind_reply};
 use crate::image::Interrupt;
 use crate::os::panics;
 use crate::outcome::Outcome;
 
 /// A function that makes the final outcome from Lisp's outcome, or returns the reason why it cannot.
-type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
+type PostProcessingFn = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
 
-/// The work for an evaluation whose Lisp part is done.
+/// The work for an evaluation whose Lisp part is done, and the function that cancels this work.
 pub(crate) struct PostProcessing {
-    work: Work,
+    work: PostProcessingFn,
     /// The function that asks the work to end soon.
-    cancel: Answer,
+    cancel: Box<dyn FnOnce() + Send>,
 }
 
 impl PostProcessing {
@@ -40,14 +40,14 @@ pub(super) struct BoundPostProcessing {
     pub(super) session: Session,
 }
 
-/// A guard: while it lives, an answer waits for something outside of Lisp. The observer is notified, so that the
-/// supervisor does not mistake a long wait for a stuck worker.
+/// The guard of an answer that waits for work outside Lisp. The observer is notified when the guard is created and
+/// when it is dropped, so that the supervisor does not mistake a long wait for a stuck worker.
 struct ExternalWait(Session);
 
 impl ExternalWait {
     fn new(session: &Session) -> Self {
         if let Some(observer) = session.inner.observer.get() {
-            observer.external_wait(true);
+            observer.external_wait_changed(true);
         }
         Self(session.clone())
     }
@@ -60,7 +60,7 @@ impl Drop for ExternalWait {
 }
 
 /// An evaluation whose Lisp part is done and whose post-processing runs.
-pub(super) struct Finishing {
+pub(super) struct FinishingEvaluation {
     pub(super) job: u64,
     pub(super) evaluation: u64,
     pub(super) background: bool,
@@ -68,7 +68,7 @@ pub(super) struct Finishing {
     earlier: EarlierErrors,
     reply: Reply<Arc<Outcome>>,
     /// The function that cancels the work; `None` once the evaluation is cancelled.
-    cancel: Option<Answer>,
+    cancel: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl BoundPostProcessing {
@@ -80,17 +80,25 @@ impl BoundPostProcessing {
         earlier: EarlierErrors,
         outcome: Outcome,
         reply: Reply<Arc<Outcome>>,
-    ) -> Answer {
+    ) -> AnswerFn {
         let PostProcessing { work, cancel } = self.post_processing;
         let evaluation = outcome.evaluation;
-        scheduler.finishing.push(Finishing { job, evaluation, background, end, earlier, reply, cancel: Some(cancel) });
+        scheduler.finishing.push(FinishingEvaluation {
+            job,
+            evaluation,
+            background,
+            end,
+            earlier,
+            reply,
+            cancel: Some(cancel),
+        });
         let session = self.session;
         Box::new(move || {
             let fallback = session.clone();
             let wait = ExternalWait::new(&session);
             let done = move || {
                 let _wait = wait;
-                let result = panics::caught(|| work(outcome))
+                let result = panics::catch(|| work(outcome))
                     .unwrap_or_else(|| Err("Processing the result panicked.".to_owned()));
                 session.inner.end_post_processing(&session.connection, job, result);
             };
@@ -106,7 +114,7 @@ impl BoundPostProcessing {
     }
 }
 
-impl Finishing {
+impl FinishingEvaluation {
     /// Asks the work to end soon.
     pub(super) fn cancel(&mut self) {
         if let Some(cancel) = self.cancel.take() {
@@ -115,9 +123,9 @@ impl Finishing {
     }
 
     /// Returns the answer to the call whose evaluation was cancelled.
-    pub(super) fn answer_as_cancelled(self) -> Answer {
+    pub(super) fn answer_as_cancelled(self) -> AnswerFn {
         let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(Interrupt::Cancel));
-        answer(self.reply, Arc::new(outcome))
+        bind_reply(self.reply, Arc::new(outcome))
     }
 }
 
@@ -125,9 +133,9 @@ impl Inner {
     /// Ends the evaluation of `job`, whose post-processing has returned `result`.
     fn end_post_processing(&self, connection: &Connection, job: u64, result: Result<Outcome, String>) {
         let mut scheduler = self.scheduler.lock();
-        // The evaluation may have been answered already, because its image is to be replaced or the session was reset.
+        // The evaluation may have been answered already, because its image will be replaced or the session was reset.
         let Some(index) = scheduler.finishing.iter().position(|finishing| finishing.job == job) else { return };
-        let Finishing { evaluation, background, end, earlier, reply, cancel, .. } =
+        let FinishingEvaluation { evaluation, background, end, earlier, reply, cancel, .. } =
             scheduler.finishing.swap_remove(index);
         let builder = OutcomeBuilder::blank(evaluation);
         let (end, mut outcome) = match result {
@@ -144,7 +152,7 @@ impl Inner {
         } else {
             self.record_evaluation(connection, earlier, &mut outcome);
         }
-        let answer = keep_outcome(&mut scheduler, outcome, reply);
+        let answer = end_evaluation(&mut scheduler, outcome, reply);
         self.unlock_and_notify(scheduler);
         self.deliver([answer]);
     }

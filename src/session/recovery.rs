@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
-use super::hold::RELEASED;
+use super::hold::RELEASED_NOTICE;
 use super::observer::Observer;
-use super::post_processing::Finishing;
-use super::scheduler::{ErrorQuery, Running, SchedulerState};
-use super::{Answer, Inner, Session};
+use super::post_processing::FinishingEvaluation;
+use super::scheduler::{ErrorQuery, RunningJob, SchedulerState};
+use super::{AnswerFn, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
 /// The maximum time for which a query for the error state waits for the end of a cancelled evaluation.
 const SETTLING_TIME: Duration = Duration::from_millis(200);
 
-/// The message that a reset ended the foreground evaluation.
+/// The message that a reset, or the replacement of the image, ended the foreground evaluation.
 const FOREGROUND_ENDED: &str = "The running evaluation was ended.";
 
 /// Returns messages about the running evaluations that a reset, or the replacement of the image, ends.
 fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
-    let is_foreground = |running: &Running| running.is_foreground() && running.activity.is_requested();
+    let is_foreground = |running: &RunningJob| running.is_foreground() && running.activity.is_requested();
     let foreground = scheduler.running.iter().any(is_foreground).then(|| FOREGROUND_ENDED.to_owned());
     let background = describe_background(scheduler.background_numbers()).map(|which| format!("{which} ended."));
     foreground.into_iter().chain(background).collect()
@@ -51,13 +51,13 @@ impl Inner {
     fn release_all(&self, scheduler: &mut SchedulerState) {
         let holders: Vec<_> = scheduler.holds.iter().map(|hold| hold.connection.clone()).collect();
         for connection in holders {
-            let release = self.release(scheduler, &connection, RELEASED);
+            let release = self.prepare_release(scheduler, &connection, RELEASED_NOTICE);
             scheduler.push(Lane::Evaluation, release);
         }
     }
 
     /// Cancels all waiting requests. Returns their answers.
-    fn cancel_waiting(&self, scheduler: &mut SchedulerState) -> Vec<Answer> {
+    fn cancel_waiting(&self, scheduler: &mut SchedulerState) -> Vec<AnswerFn> {
         let waiting = scheduler.take_all_waiting();
         waiting.into_iter().map(|(lane, request)| self.withdraw(scheduler, lane, request)).collect()
     }
@@ -114,8 +114,8 @@ impl Session {
     }
 
     /// Makes future evaluations get numbers above `number`.
-    pub(crate) fn count_evaluations_from(&self, number: u64) {
-        self.inner.scheduler.lock().evaluations.count_from(number);
+    pub(crate) fn number_evaluations_after(&self, number: u64) {
+        self.inner.scheduler.lock().evaluations.number_after(number);
     }
 
     /// Sets the evaluations that were in the background when the previous image was lost.
@@ -128,9 +128,9 @@ impl Session {
         self.inner.next_id.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Calls `answer` when a query for the error state may be answered. If this connection's foreground evaluation was
-    /// cancelled, the query waits until the evaluation has ended and is part of the state. After 200 ms, `answer` is
-    /// called in any case, with the number of the evaluation that has not ended.
+    /// Calls `answer` when a query for the error state may be answered. If this connection's foreground evaluation
+    /// was cancelled, the query waits until the state includes the evaluation's end, but at most 200 ms. The argument
+    /// of `answer` is the number of an evaluation that has not ended by then, or else `None`.
     pub(crate) fn when_settled(&self, answer: impl FnOnce(Option<u64>) + Send + 'static) {
         let mut scheduler = self.inner.scheduler.lock();
         let own = scheduler.foreground().filter(|running| running.connection.id == self.connection.id);
@@ -157,31 +157,31 @@ impl Session {
         for job in running {
             self.inner.interrupt(&mut scheduler, job, Interrupt::Cancel);
         }
-        scheduler.finishing.iter_mut().for_each(Finishing::cancel);
+        scheduler.finishing.iter_mut().for_each(FinishingEvaluation::cancel);
         self.inner.unlock_and_notify(scheduler);
         self.inner.deliver(answers);
         messages
     }
 
-    /// Cancels everything that waits, runs or is held, in an image that ends. Waits until all evaluations have unwound,
-    /// or until `deadline`.
+    /// Cancels all waiting requests, interrupts all running evaluations and releases all held evaluations, in an
+    /// image that ends. Waits until the evaluations have unwound, or until `deadline`.
     pub(crate) fn unwind_all(&self, deadline: Instant) {
         self.cancel_all();
         let mut scheduler = self.inner.scheduler.lock();
         self.inner.release_all(&mut scheduler);
         // The lock is not released before the wait below, which releases it for the threads that unwind.
         scheduler.reschedule(Instant::now());
-        let changed = scheduler.take_changed();
+        let changed = scheduler.take_changed_lanes();
         self.inner.notify(changed);
-        while scheduler.is_busy() && !self.inner.ended.wait_until(&mut scheduler, deadline).timed_out() {}
+        while scheduler.is_busy() && !self.inner.idle.wait_until(&mut scheduler, deadline).timed_out() {}
     }
 
     /// Waits until the jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended have unwound, or until
     /// `deadline`.
-    pub(crate) fn await_unwound(&self, deadline: Instant) {
+    pub(crate) fn wait_until_unwound(&self, deadline: Instant) {
         let mut scheduler = self.inner.scheduler.lock();
         while (!scheduler.unwinding.is_empty() || scheduler.is_busy())
-            && !self.inner.ended.wait_until(&mut scheduler, deadline).timed_out()
+            && !self.inner.idle.wait_until(&mut scheduler, deadline).timed_out()
         {}
     }
 
@@ -192,17 +192,18 @@ impl Session {
         !scheduler.unwinding.is_empty() || scheduler.is_busy()
     }
 
-    /// Answers all waiting and running requests with a cancellation, in an image that is to be replaced. Running and
-    /// held evaluations then unwind.
+    /// Answers all waiting and running requests with a cancellation, in an image that will be replaced. The running
+    /// and held evaluations then unwind.
     pub(crate) fn cancel_and_answer_all(&self) {
         let mut scheduler = self.inner.scheduler.lock();
         let notices = describe_cancelled(&scheduler);
         let mut answers = Vec::new();
         for mut running in std::mem::take(&mut scheduler.running) {
-            running.cancel_search();
+            running.cancel_hint_search();
             if running.evaluates() {
                 scheduler.unwinding.push(running.id);
-                // A job that already unwinds is not interrupted: an interruption would cut its cleanup forms short.
+                // A job that was interrupted or unwinds is not interrupted again: an interruption would cut its cleanup
+                // forms short.
                 if running.interrupted().is_none()
                     && !running.interruption.is_under_way()
                     && !running.activity.unwinds_held()
@@ -247,7 +248,7 @@ impl Session {
     /// Discards the output and notices of replayed forms.
     pub(crate) fn discard_pending_messages(&self) {
         let mut state = self.connection.state();
-        state.background = None;
+        state.pending_output = None;
         drop(state.take_notices());
     }
 
@@ -288,7 +289,7 @@ impl Session {
         if scheduler.begin_question(self.connection.id, question)
             && let Some(observer) = self.inner.observer.get()
         {
-            observer.external_wait(true);
+            observer.external_wait_changed(true);
         }
         UserQuestion { session: self.clone(), question }
     }
@@ -306,6 +307,6 @@ impl Drop for UserQuestion {
 }
 
 /// Returns the outcome of an evaluation whose image was lost, or that failed outside Lisp.
-pub(crate) fn failed(kind: &str, message: String) -> Outcome {
+pub(crate) fn failed_outcome(kind: &str, message: String) -> Outcome {
     OutcomeBuilder::blank(0).failed(kind, message)
 }

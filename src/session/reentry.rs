@@ -1,50 +1,51 @@
-//! Detection of deadlocks: calls of a session from threads that must not wait for its evaluations.
+//! Detection of deadlocks: `Session::evaluate` refuses to wait on threads that must not wait for the session's
+//! evaluations.
 
 use std::cell::Cell;
 
 use super::Session;
 use crate::image::{self, Lane};
 
-/// The kind of the error that is returned in place of an evaluation that the calling thread must not wait for.
+/// The kind of the error that `Session::evaluate` returns on a thread that must not wait for an evaluation.
 pub(super) const DEADLOCK: &str = "DEADLOCK";
 
-const BY_EVALUATION: &str = "Session::evaluate was called on an evaluation thread, by a Rust function that an \
+const DEADLOCK_IN_EVALUATION: &str = "Session::evaluate was called on an evaluation thread, by a Rust function that an \
     evaluation called or by a reply: it would wait for itself. Call Lisp directly there (Lisp::eval, Lisp::enter), or \
     queue the code with Session::submit, which replies later.";
-pub(super) const BY_BACKGROUND: &str = "Session::evaluate was called in a background evaluation while the background \
+pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation while the background \
     is full of evaluations that wait in the same way: none can begin until another ends. Queue the code with \
     Session::submit, which replies later.";
-const BY_STREAM: &str = "Session::evaluate was called by a Lisp stream or warning hook, which an evaluation may be \
+const DEADLOCK_IN_STREAM: &str = "Session::evaluate was called by a Lisp stream or warning hook, which an evaluation may be \
     waiting for. Queue the code with Session::submit, which replies later.";
 
 thread_local! {
-    static SERVES_STREAM: Cell<bool> = const { Cell::new(false) };
+    static IS_STREAM_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks this thread as serving a stream or the warning hook. Lisp code that prints, reads or warns waits for the
-/// thread.
-pub(crate) fn serve_stream() {
-    SERVES_STREAM.set(true);
+/// Marks this thread as serving a stream or the warning hook. Lisp code that prints, reads or warns waits for such
+/// a thread.
+pub(crate) fn mark_stream_thread() {
+    IS_STREAM_THREAD.set(true);
 }
 
 /// Returns true in a thread that serves a stream or the warning hook.
-pub(crate) fn serves_stream() -> bool {
-    SERVES_STREAM.get()
+pub(crate) fn is_stream_thread() -> bool {
+    IS_STREAM_THREAD.get()
 }
 
 impl Session {
     /// Returns the job number of the background evaluation that this thread runs, or `None` if it runs none. Returns
     /// the reason, as an error, if the thread must not wait for an evaluation.
     pub(super) fn background_waiter(&self) -> Result<Option<u64>, &'static str> {
-        if serves_stream() {
-            return Err(BY_STREAM);
+        if is_stream_thread() {
+            return Err(DEADLOCK_IN_STREAM);
         }
-        let Some((lane, job)) = image::current_job() else { return Ok(None) };
+        let Some((lane, job)) = image::current_lane_and_job() else { return Ok(None) };
         let is_background = self.inner.scheduler.lock().find(job).is_some_and(|running| running.is_background());
         match lane {
             _ if is_background => Ok(Some(job)),
             // The control lane must not wait: it starts the threads that evaluations may need.
-            Lane::Evaluation | Lane::Control => Err(BY_EVALUATION),
+            Lane::Evaluation | Lane::Control => Err(DEADLOCK_IN_EVALUATION),
             _ => Ok(None),
         }
     }

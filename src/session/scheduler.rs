@@ -1,5 +1,5 @@
-//! The scheduler: jobs that wait and jobs that run. One lock guards both sets, so that a job is always found in one of
-//! them.
+//! The scheduler: jobs that wait and jobs that run. One lock guards both sets of jobs, so that a job is always found in
+//! one of the two sets.
 //!
 //! Evaluating threads pull from one queue. One evaluation at a time is in the foreground
 //! ([`SchedulerState::foreground`]), until it ends, is held, or continues in the background. The next evaluation begins
@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Answer;
-use super::abandoned::Abandoned;
-use super::activity::{Activity, Evaluate, HeldRequest, HoldEffect, Inspection, RequestBody};
+use super::AnswerFn;
+use super::abandoned::AbandonedThreads;
+use super::activity::{Activity, EvaluationActivity, HeldRequest, HoldEffect, Inspection, RequestBody};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
-use super::events::{OutcomeBuilder, Unbalanced};
-use super::hold::{RELEASED, TIME_UP};
+use super::events::{OutcomeBuilder, UnbalancedText};
+use super::hold::{HOLD_TIMED_OUT_NOTICE, RELEASED_NOTICE};
 use super::limits::heap_limit;
-use super::post_processing::Finishing;
+use super::post_processing::FinishingEvaluation;
 use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
@@ -55,18 +55,18 @@ impl Request {
     }
 
     /// Creates the request to start an evaluating thread.
-    fn start(connection: &Arc<Connection>) -> Self {
-        Self::new(connection, Job::empty(0, JobKind::StartThread, 0), None, RequestBody::Control)
+    fn start_thread(connection: &Arc<Connection>) -> Self {
+        Self::new(connection, Job::without_texts(0, JobKind::StartThread, 0), None, RequestBody::Control)
     }
 
     /// Moves the job out and leaves an empty job with the same number.
     fn take_job(&mut self) -> Job {
         let Job { id, evaluation, .. } = self.job;
-        std::mem::replace(&mut self.job, Job::empty(id, JobKind::Reset, evaluation))
+        std::mem::replace(&mut self.job, Job::without_texts(id, JobKind::Reset, evaluation))
     }
 }
 
-/// The placement of a job: in the foreground, in the background, or beside them.
+/// The placement of a job: in the foreground, in the background, or in neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
     /// In the foreground until its end.
@@ -83,13 +83,13 @@ pub(super) enum Placement {
 /// [`SchedulerState::holds`].
 pub(super) struct Hold {
     pub(super) connection: Arc<Connection>,
-    /// The number of the holding thread's last job, by which the thread names its hold.
+    /// The number of the holding thread's last job, by which the thread identifies its hold.
     pub(super) job: u64,
     /// The time when the evaluation is released; `None` for no limit.
     pub(super) until: Option<Instant>,
     /// The builder with the evaluation's code and limits, from which a resumption makes its own builder.
     pub(super) builder: OutcomeBuilder,
-    /// True if the evaluation binds the package for itself alone.
+    /// True if the package is bound for this evaluation alone.
     pub(super) binds_package: bool,
     /// The number of the question that the user is being asked about this hold. Until the question is answered, the
     /// connection's requests wait, except resets and requests about the hold. `None` without a question.
@@ -99,18 +99,18 @@ pub(super) struct Hold {
 }
 
 /// A job that Lisp has begun.
-pub(super) struct Running {
+pub(super) struct RunningJob {
     pub(super) id: u64,
     /// The connection that sent the request.
     pub(super) connection: Arc<Connection>,
     pub(super) lane: Lane,
-    /// The number of the job's thread; 0 for a thread that serves another lane than the evaluation lane.
+    /// The number of the job's thread; 0 for a thread that serves a lane other than the evaluation lane.
     pub(super) thread: u64,
     pub(super) placement: Placement,
     /// The number of the evaluation that the job belongs to; 0 for none.
     pub(super) evaluation: u64,
     pub(super) activity: Activity,
-    /// The end of the job's time limit.
+    /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
@@ -121,16 +121,17 @@ pub(super) struct Running {
     pub(super) collected_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
     pub(super) error_queries: Vec<ErrorQuery>,
-    /// The flag that cancels the search for hints; `Some` when Lisp is done and unbalanced texts are being searched.
-    pub(super) search_cancelled: Option<Arc<AtomicBool>>,
+    /// The flag that cancels the search for hints. It is `Some` while unbalanced texts are being searched, after
+    /// Lisp has done its part.
+    pub(super) hint_search_cancelled: Option<Arc<AtomicBool>>,
     /// The last wait of the job's thread in `Session::evaluate`; the wait may be over already.
-    pub(super) awaited: Option<Awaited>,
+    pub(super) awaited: Option<JobWait>,
 }
 
 /// A thread's wait for another job.
-pub(super) struct Awaited {
+pub(super) struct JobWait {
     pub(super) job: u64,
-    /// The function that ends the wait, for the case that the waiting job is interrupted or taken out.
+    /// The function that ends the wait when the waiting job is interrupted or removed from the running jobs.
     pub(super) interrupt: Box<dyn FnOnce() + Send>,
 }
 
@@ -144,13 +145,13 @@ pub(super) struct ErrorQuery {
 }
 
 impl ErrorQuery {
-    fn settle(self, unended: Option<u64>) -> Answer {
+    fn into_answer(self, unended: Option<u64>) -> AnswerFn {
         Box::new(move || (self.answer)(unended))
     }
 }
 
-impl Running {
-    /// Makes a running job of a request. `hold` is the held evaluation that the request is about. Returns `None` if
+impl RunningJob {
+    /// Makes a running job from a request. `hold` is the held evaluation that the request is about. Returns `None` if
     /// nobody waits for the result.
     pub(super) fn new(
         request: Request,
@@ -176,12 +177,13 @@ impl Running {
             interruption: Interruption::default(),
             collected_at: None,
             error_queries: Vec::new(),
-            search_cancelled: None,
+            hint_search_cancelled: None,
             awaited: None,
         })
     }
 
-    /// Makes a running job of a request that ends before it begins. Returns `None` if nobody waits for the result.
+    /// Makes a running job from a request that ends before its job begins. Returns `None` if nobody waits for the
+    /// result.
     pub(super) fn unstarted(request: Request, lane: Lane) -> Option<Self> {
         Self::new(request, lane, None, None)
     }
@@ -189,39 +191,42 @@ impl Running {
     /// Returns the unbalanced texts that must be searched for hints before the job is over, and the flag that cancels
     /// the search; `None` if there are no such texts. The time limit and the heap limit no longer apply to the job:
     /// only a cancellation interrupts the search.
-    pub(super) fn begin_search(&mut self) -> Option<(Vec<Unbalanced>, Arc<AtomicBool>)> {
+    pub(super) fn begin_hint_search(&mut self) -> Option<(Vec<UnbalancedText>, Arc<AtomicBool>)> {
         let mut texts = Vec::new();
-        self.activity.builders().for_each(|builder| builder.unbalanced(&mut texts));
+        self.activity.builders().for_each(|builder| builder.collect_unbalanced_texts(&mut texts));
         if texts.is_empty() {
             return None;
         }
         (self.deadline, self.heap_limit) = (None, None);
-        let end = self.search_cancelled.insert(Arc::new(AtomicBool::new(self.interrupted().is_some())));
+        let end = self.hint_search_cancelled.insert(Arc::new(AtomicBool::new(self.interrupted().is_some())));
         Some((texts, end.clone()))
     }
 
-    /// Ends the search and adds its hints to the errors.
-    pub(super) fn finish_search(&mut self, hints: &[(Unbalanced, String)]) {
-        self.search_cancelled = None;
+    /// Records the end of the search for hints, and adds the hints to the errors.
+    pub(super) fn finish_hint_search(&mut self, hints: &[(UnbalancedText, String)]) {
+        self.hint_search_cancelled = None;
         self.activity.builders().for_each(|builder| builder.add_hints(hints));
     }
 
     /// Cancels the search for hints, if there is one.
-    pub(super) fn cancel_search(&self) {
-        if let Some(end) = &self.search_cancelled {
+    pub(super) fn cancel_hint_search(&self) {
+        if let Some(end) = &self.hint_search_cancelled {
             end.store(true, Ordering::Relaxed);
         }
     }
 
     /// Takes the queries that waited for the end of this job, as answers to send.
-    pub(super) fn take_error_queries(&mut self) -> Vec<Answer> {
-        std::mem::take(&mut self.error_queries).into_iter().map(|query| query.settle(None)).collect()
+    pub(super) fn take_error_queries(&mut self) -> Vec<AnswerFn> {
+        std::mem::take(&mut self.error_queries).into_iter().map(|query| query.into_answer(None)).collect()
     }
 
     /// Takes the queries whose wait is over although this job has not ended, as answers to send.
-    pub(super) fn take_overdue_error_queries(&mut self, now: Instant) -> Vec<Answer> {
+    pub(super) fn take_overdue_error_queries(&mut self, now: Instant) -> Vec<AnswerFn> {
         let unended = Some(self.evaluation);
-        self.error_queries.extract_if(.., |query| query.until <= now).map(|overdue| overdue.settle(unended)).collect()
+        self.error_queries
+            .extract_if(.., |query| query.until <= now)
+            .map(|overdue| overdue.into_answer(unended))
+            .collect()
     }
 
     /// Returns true for a job on an evaluating thread.
@@ -246,7 +251,7 @@ impl Running {
     /// been held before, or may have failed in this job. Returns `None` if no evaluation stays held.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
         let hold = match &mut self.activity {
-            Activity::Evaluate(Evaluate { builder, binds_package, held: true, .. }) => Hold {
+            Activity::Evaluate(EvaluationActivity { builder, binds_package, held: true, .. }) => Hold {
                 connection: self.connection.clone(),
                 job: self.id,
                 until,
@@ -268,21 +273,21 @@ impl Running {
         }
     }
 
-    /// Returns the reason why the job was interrupted; `None` if it was not.
+    /// Returns the reason why the job was interrupted; `None` for a job that was not interrupted.
     pub(super) fn interrupted(&self) -> Option<Interrupt> {
         self.interruption.reason()
     }
 }
 
 /// The instruction to a thread that asks for a job.
-pub(super) enum Next {
+pub(super) enum Instruction {
     /// Run this job, which already counts as running.
     Run(Job),
     /// Answer this request with an error, since it is about a held evaluation and none is held; then ask again.
     Refuse(Box<Request>),
     /// Release this hold, which belongs to the thread, and give the client this notice.
     Release(Box<Hold>, &'static str),
-    /// Ask again when something changes, or at this time.
+    /// Wait until another thread notifies the lane, or until this time if there is one; then ask again.
     Wait(Option<Instant>),
     /// End the thread.
     End,
@@ -307,7 +312,7 @@ enum Turn {
 #[derive(Debug, Default)]
 struct Threads {
     all: Vec<u64>,
-    /// The thread that the foreground stays with.
+    /// The thread on which the next foreground evaluation begins, if the thread is free.
     home: Option<u64>,
     supply: ThreadSupply,
 }
@@ -334,21 +339,21 @@ pub(super) struct SchedulerState {
     waiting: [VecDeque<Request>; Lane::COUNT],
     /// Background requests whose turn has come, and that wait for a thread.
     ready: VecDeque<Request>,
-    pub(super) running: Vec<Running>,
+    pub(super) running: Vec<RunningJob>,
     threads: Threads,
     /// The lanes whose threads must be woken.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
     /// The evaluations whose Lisp part is done and whose post-processing runs.
-    pub(super) finishing: Vec<Finishing>,
+    pub(super) finishing: Vec<FinishingEvaluation>,
     /// The held evaluations that no job works on; at most one per connection.
     pub(super) holds: Vec<Hold>,
     /// The interruptions that are queued but not sent: for each, the control job that sends it and the job to interrupt.
-    sending: Vec<(u64, u64)>,
-    /// The jobs that were answered because their image is to be replaced, and that still unwind.
+    queued_interruptions: Vec<(u64, u64)>,
+    /// The jobs that were answered because their image will be replaced, and that still unwind.
     pub(super) unwinding: Vec<u64>,
     /// The abandoned threads, which no longer serve a lane.
-    pub(super) abandoned: Abandoned,
+    pub(super) abandoned: AbandonedThreads,
     /// The time until which a reset waits for the evaluations in the background.
     reset_at: Option<Instant>,
 }
@@ -367,7 +372,7 @@ impl SchedulerState {
 
     /// Returns true while an evaluation runs, in the background too. Queries on an evaluating thread do not count.
     pub(super) fn is_evaluating(&self) -> bool {
-        let evaluates = |running: &Running| {
+        let evaluates = |running: &RunningJob| {
             running.evaluates() && !matches!(running.activity, Activity::Inspect(Inspection::Query(..)))
         };
         self.background_count() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
@@ -378,17 +383,17 @@ impl SchedulerState {
         !self.holds.is_empty()
             || self.background_count() > 0
             || !self.finishing.is_empty()
-            || self.running.iter().any(Running::evaluates)
+            || self.running.iter().any(RunningJob::evaluates)
     }
 
     /// Returns, for each lane, whether its threads must be woken, and clears these flags.
-    pub(super) fn take_changed(&mut self) -> [bool; Lane::COUNT] {
+    pub(super) fn take_changed_lanes(&mut self) -> [bool; Lane::COUNT] {
         std::mem::take(&mut self.changed)
     }
 
     /// Returns the next instruction for `thread`, which serves `lane`. `held` is the number of the thread's last job if
     /// the thread holds an evaluation.
-    pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Next {
+    pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Instruction {
         match lane {
             Lane::Evaluation => {
                 let is_new = self.threads.register(thread);
@@ -398,15 +403,15 @@ impl SchedulerState {
                     Some(job) => self.next_held(job, now),
                 };
                 if is_new {
-                    self.threads.supply.arrived();
+                    self.threads.supply.record_started();
                     self.reschedule(now);
                 }
                 next
             }
-            Lane::Signals => Next::End,
+            Lane::Signals => Instruction::End,
             Lane::Inspection | Lane::Control => match self.waiting[lane as usize].pop_front() {
-                Some(request) => Next::Run(self.begin(lane, 0, request, None, now)),
-                None => Next::Wait(None),
+                Some(request) => Instruction::Run(self.begin(lane, 0, request, None, now)),
+                None => Instruction::Wait(None),
             },
         }
     }
@@ -431,9 +436,9 @@ impl SchedulerState {
         let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
         let needed = self.ready.len() + usize::from(needs_home);
         while let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
-            && self.threads.supply.start(needed, now)
+            && self.threads.supply.claim_start(needed, now)
         {
-            let start = Request::start(&first.connection);
+            let start = Request::start_thread(&first.connection);
             self.push(Lane::Control, start);
         }
     }
@@ -447,13 +452,13 @@ impl SchedulerState {
             return Turn::Wait;
         };
         let (kind, background) = (first.job.kind, first.background);
-        if let Some(hold) = self.hold_for(first) {
+        if let Some(hold) = self.hold_index_for(first) {
             return Turn::Held(hold);
         }
         if kind != JobKind::Reset {
             self.reset_at = None;
         }
-        if kind.concerns_held() {
+        if kind.is_for_held_evaluation() {
             return Turn::Refuse;
         }
         if background && self.background_count() >= MAX_BACKGROUND {
@@ -502,20 +507,20 @@ impl SchedulerState {
 
     /// Returns the next instruction for a thread that holds an evaluation. `job` is the number of the thread's last
     /// job.
-    fn next_held(&mut self, job: u64, now: Instant) -> Next {
-        let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Next::Wait(None) };
+    fn next_held(&mut self, job: u64, now: Instant) -> Instruction {
+        let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Instruction::Wait(None) };
         let until = self.holds[own].until;
         if let Some(index) = self.reading_request(&self.holds[own]) {
-            let request = self.waiting[Lane::Evaluation as usize].remove(index).expect("it is there");
+            let request = self.waiting[Lane::Evaluation as usize].remove(index).expect("the index was just found");
             let hold = Box::new(self.holds.swap_remove(own));
-            return Next::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
+            return Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
         }
         match self.turn(now) {
-            Turn::Refuse => Next::Refuse(Box::new(self.pop_evaluation())),
+            Turn::Refuse => Instruction::Refuse(Box::new(self.pop_evaluation())),
             Turn::Held(target) if target == own => {
                 let first = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
-                if !first.is_some_and(|first| first.job.kind.concerns_held()) {
-                    return Next::Release(Box::new(self.holds.swap_remove(own)), RELEASED);
+                if !first.is_some_and(|first| first.job.kind.is_for_held_evaluation()) {
+                    return Instruction::Release(Box::new(self.holds.swap_remove(own)), RELEASED_NOTICE);
                 }
                 let mut request = self.pop_evaluation();
                 let hold = Box::new(self.holds.swap_remove(own));
@@ -525,20 +530,20 @@ impl SchedulerState {
                     **builder = hold.builder.for_resumption();
                     request.job.evaluation = builder.evaluation();
                 }
-                Next::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now))
+                Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now))
             }
-            _ if self.foreground().is_some() => Next::Wait(None),
+            _ if self.foreground().is_some() => Instruction::Wait(None),
             _ if until.is_some_and(|until| until <= now) => {
-                Next::Release(Box::new(self.holds.swap_remove(own)), TIME_UP)
+                Instruction::Release(Box::new(self.holds.swap_remove(own)), HOLD_TIMED_OUT_NOTICE)
             }
-            _ => Next::Wait(until),
+            _ => Instruction::Wait(until),
         }
     }
 
     /// Returns the index of the hold whose thread must serve the request, or must release the hold before the request
     /// begins. Returns `None` if a thread that holds nothing must serve the request. A reset waits until all holds are
     /// released.
-    fn hold_for(&self, request: &Request) -> Option<usize> {
+    fn hold_index_for(&self, request: &Request) -> Option<usize> {
         match request.job.kind {
             JobKind::Reset if self.holds.is_empty() => None,
             JobKind::Reset => Some(0),
@@ -547,16 +552,16 @@ impl SchedulerState {
     }
 
     /// Returns the next instruction for a thread that holds nothing.
-    fn next_evaluation(&mut self, thread: u64, now: Instant) -> Next {
+    fn next_evaluation(&mut self, thread: u64, now: Instant) -> Instruction {
         let is_home = self.threads.home == Some(thread);
         let until = if is_home || !self.is_home_free() {
             match self.turn(now) {
-                Turn::Refuse => return Next::Refuse(Box::new(self.pop_evaluation())),
+                Turn::Refuse => return Instruction::Refuse(Box::new(self.pop_evaluation())),
                 Turn::Begin => {
                     self.threads.home = Some(thread);
                     self.reset_at = None;
                     let request = self.pop_evaluation();
-                    return Next::Run(self.begin(Lane::Evaluation, thread, request, None, now));
+                    return Instruction::Run(self.begin(Lane::Evaluation, thread, request, None, now));
                 }
                 Turn::BeginAt(time) => Some(time),
                 Turn::Wait | Turn::Held(_) => None,
@@ -565,11 +570,11 @@ impl SchedulerState {
             None
         };
         if *self.threads.home.get_or_insert(thread) == thread {
-            return Next::Wait(until);
+            return Instruction::Wait(until);
         }
         match self.ready.pop_front() {
-            Some(request) => Next::Run(self.begin(Lane::Evaluation, thread, request, None, now)),
-            None => Next::End,
+            Some(request) => Instruction::Run(self.begin(Lane::Evaluation, thread, request, None, now)),
+            None => Instruction::End,
         }
     }
 
@@ -580,19 +585,19 @@ impl SchedulerState {
     }
 
     /// Records that a thread could not be started, for this reason. If no thread is left for the last ready background
-    /// request, takes out and returns this request, so that it can fail. Otherwise returns the time of the next
-    /// attempt, as an error: the foreground request waits until then, or until the home is free.
-    pub(super) fn thread_refused(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
+    /// request, removes and returns this request, so that it can fail. Otherwise returns the time of the next attempt,
+    /// as an error: the foreground request waits until then, or until the home is free.
+    pub(super) fn record_thread_refusal(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
         if self.ready.len() >= self.threads.supply.starting()
             && let Some(request) = self.ready.pop_back()
         {
-            self.threads.supply.arrived();
+            self.threads.supply.record_started();
             return Ok(request);
         }
         if self.threads.home.is_none() {
-            self.abandoned.refused(reason);
+            self.abandoned.record_refusal(reason);
         }
-        Err(self.threads.supply.refused(now))
+        Err(self.threads.supply.record_failure(now))
     }
 
     /// Returns the index of the first waiting request on the evaluation lane that may be served now.
@@ -602,13 +607,13 @@ impl SchedulerState {
         waiting.position(|request| match request.job.kind {
             JobKind::Reset => true,
             _ if self.is_inspecting(Some(request.connection.id)) => false,
-            kind => kind.concerns_held() || !asks(request),
+            kind => kind.is_for_held_evaluation() || !asks(request),
         })
     }
 
     fn pop_evaluation(&mut self) -> Request {
-        let first = self.first_evaluation().expect("it was looked at");
-        self.waiting[Lane::Evaluation as usize].remove(first).expect("it is there")
+        let first = self.first_evaluation().expect("the caller found a first evaluation");
+        self.waiting[Lane::Evaluation as usize].remove(first).expect("the index was just found")
     }
 
     /// Returns the hold of a connection, if no job works on it.
@@ -666,7 +671,7 @@ impl SchedulerState {
     }
 
     /// Returns all holds except those that are being resumed or released.
-    fn standing_holds(&self) -> impl Iterator<Item = &Hold> {
+    fn kept_holds(&self) -> impl Iterator<Item = &Hold> {
         let in_use = self.running.iter().filter_map(|running| match &running.activity {
             Activity::Held(about) if about.request.keeps_hold() => about.hold.as_deref(),
             _ => None,
@@ -676,17 +681,17 @@ impl SchedulerState {
 
     /// Returns true while this evaluation is held, also while code runs in one of its frames.
     pub(super) fn is_held(&self, evaluation: u64) -> bool {
-        self.standing_holds().any(|hold| hold.builder.evaluation() == evaluation)
+        self.kept_holds().any(|hold| hold.builder.evaluation() == evaluation)
     }
 
     /// Returns the evaluation that a connection holds, also while code runs in one of its frames.
     pub(super) fn held_by(&self, connection: u64) -> Option<u64> {
-        let hold = self.standing_holds().find(|hold| hold.connection.id == connection);
+        let hold = self.kept_holds().find(|hold| hold.connection.id == connection);
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds nothing, and has no job that runs or waits for an evaluating thread and so
-    /// could end in a hold.
+    /// Returns true if the connection holds no evaluation, and has neither a running job nor a job that waits for
+    /// an evaluating thread. Such jobs could end in a hold.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let lane = &self.waiting[Lane::Evaluation as usize];
         self.holds.iter().all(|hold| hold.connection.id != connection)
@@ -708,7 +713,7 @@ impl SchedulerState {
         let mut job = request.take_job();
         let background = request.background;
         let evaluation = request.body.evaluation();
-        let Some(mut running) = Running::new(request, lane, hold, deadline) else { return job };
+        let Some(mut running) = RunningJob::new(request, lane, hold, deadline) else { return job };
         if let JobKind::Evaluate { background: begins_there, detached, .. } = &mut job.kind {
             *begins_there = background;
             if *detached && !background {
@@ -727,12 +732,12 @@ impl SchedulerState {
     }
 
     /// Finds a running job by its number.
-    pub(super) fn find(&mut self, job: u64) -> Option<&mut Running> {
+    pub(super) fn find(&mut self, job: u64) -> Option<&mut RunningJob> {
         self.running.iter_mut().find(|running| running.id == job)
     }
 
-    /// Takes out a running job by its number, and ends its thread's wait for another job.
-    pub(super) fn take_running(&mut self, job: u64) -> Option<Running> {
+    /// Removes and returns a running job by its number. Ends the wait of the job's thread for another job.
+    pub(super) fn take_running(&mut self, job: u64) -> Option<RunningJob> {
         let index = self.running.iter().position(|running| running.id == job)?;
         let mut running = self.running.swap_remove(index);
         running.end_wait();
@@ -742,7 +747,7 @@ impl SchedulerState {
         Some(running)
     }
 
-    /// Takes out a waiting evaluation by its job number.
+    /// Removes and returns a waiting evaluation by its job number.
     pub(super) fn take_waiting(&mut self, job: u64) -> Option<Request> {
         [&mut self.waiting[Lane::Evaluation as usize], &mut self.ready].into_iter().find_map(|queue| {
             let index = queue.iter().position(|request| request.job.id == job)?;
@@ -750,8 +755,8 @@ impl SchedulerState {
         })
     }
 
-    /// Takes out all waiting requests of a connection, with their lanes.
-    pub(super) fn take_waiting_of(&mut self, connection: u64) -> Vec<(Lane, Request)> {
+    /// Removes and returns all waiting requests of a connection, with their lanes.
+    pub(super) fn take_waiting_of_connection(&mut self, connection: u64) -> Vec<(Lane, Request)> {
         let mut taken = Vec::new();
         for (lane, queue) in self.queues() {
             let (of_it, others): (VecDeque<_>, _) =
@@ -762,7 +767,7 @@ impl SchedulerState {
         taken
     }
 
-    /// Takes out all waiting requests, with their lanes.
+    /// Removes and returns all waiting requests of clients, with their lanes.
     pub(super) fn take_all_waiting(&mut self) -> Vec<(Lane, Request)> {
         let queues = self.queues().into_iter();
         queues.flat_map(|(lane, queue)| std::mem::take(queue).into_iter().map(move |request| (lane, request))).collect()
@@ -775,7 +780,7 @@ impl SchedulerState {
     }
 
     /// Returns the job in the foreground.
-    pub(super) fn foreground(&mut self) -> Option<&mut Running> {
+    pub(super) fn foreground(&mut self) -> Option<&mut RunningJob> {
         self.running.iter_mut().find(|running| running.is_foreground())
     }
 
@@ -786,7 +791,7 @@ impl SchedulerState {
     }
 
     /// Returns the number of evaluations that are in the background or wait to begin there.
-    pub(super) fn background_and_waiting(&self) -> usize {
+    pub(super) fn background_and_waiting_count(&self) -> usize {
         self.background_count()
             + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
     }
@@ -813,14 +818,14 @@ impl SchedulerState {
 
     /// Queues a request by which the control lane interrupts the thread of job `target`.
     pub(super) fn send_interruption(&mut self, target: u64, request: Request) {
-        self.sending.push((request.job.id, target));
+        self.queued_interruptions.push((request.job.id, target));
         self.push(Lane::Control, request);
     }
 
     /// Records the end of a control job. If the job sent an interruption to a thread that waits for another job, ends
     /// that wait.
-    pub(super) fn control_done(&mut self, job: u64) {
-        let sent = self.sending.extract_if(.., |(sender, _)| *sender == job).next();
+    pub(super) fn finish_control_job(&mut self, job: u64) {
+        let sent = self.queued_interruptions.extract_if(.., |(sender, _)| *sender == job).next();
         if let Some((_, target)) = sent
             && let Some(running) = self.find(target)
         {
@@ -831,8 +836,8 @@ impl SchedulerState {
     /// Records that the thread of job `waiter` waits for another job. Ends the wait at once if the job no longer runs,
     /// or an interruption has been sent to its thread. While the interruption is still queued, the wait continues:
     /// otherwise Lisp could continue without noticing the interruption.
-    pub(super) fn wait_for(&mut self, waiter: u64, awaited: Awaited) {
-        let is_queued = self.sending.iter().any(|(_, target)| *target == waiter);
+    pub(super) fn record_wait(&mut self, waiter: u64, awaited: JobWait) {
+        let is_queued = self.queued_interruptions.iter().any(|(_, target)| *target == waiter);
         let Some(waiter) = self.find(waiter) else { return (awaited.interrupt)() };
         waiter.awaited = Some(awaited);
         if !is_queued && waiter.interruption.is_under_way() {
@@ -850,10 +855,11 @@ impl SchedulerState {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// Moves a detachable evaluation that runs to the background. An evaluation that still waits is marked to begin in
-    /// the background. Returns false if the background is full, or the evaluation is about to end or is not detachable.
+    /// Moves a detachable evaluation that runs to the background. An evaluation that still waits is marked to begin
+    /// in the background, and an evaluation whose post-processing runs counts as a background evaluation from now on.
+    /// Returns false if the background is full, or the evaluation is about to end or is not detachable.
     pub(super) fn move_to_background(&mut self, job: u64) -> bool {
-        let full = self.background_and_waiting() >= MAX_BACKGROUND;
+        let full = self.background_and_waiting_count() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
         let is_detachable = |it: &Request| matches!(it.job.kind, JobKind::Evaluate { detached: true, .. });
         if let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && is_detachable(it) && !full) {
@@ -872,8 +878,9 @@ impl SchedulerState {
         true
     }
 
-    /// Abandons the thread of this job, which was taken out. The thread serves no lane any more and ends with its job.
-    pub(super) fn abandon_thread(&mut self, running: &Running) {
+    /// Abandons the thread of this job, which was removed from the running jobs. The thread no longer serves a
+    /// lane, and ends with its job.
+    pub(super) fn abandon_thread(&mut self, running: &RunningJob) {
         self.abandoned.add(running.id);
         self.threads.clear_home(running.thread);
     }
@@ -894,28 +901,28 @@ mod tests {
 
     /// The first thread is Lisp's main thread, which must stay free for the foreground.
     #[test]
-    fn first_thread_does_not_begin_in_the_background() {
+    fn the_first_thread_runs_no_background_evaluation() {
         let mut scheduler = SchedulerState::default();
         let now = Instant::now();
         scheduler.push(Lane::Evaluation, reset(1, true));
         scheduler.reschedule(now);
         let next = |scheduler: &mut SchedulerState, thread| scheduler.next(Lane::Evaluation, thread, None, now);
-        assert!(matches!(next(&mut scheduler, 1), Next::Wait(None)));
+        assert!(matches!(next(&mut scheduler, 1), Instruction::Wait(None)));
         assert!(matches!(
             scheduler.next(Lane::Control, 0, None, now),
-            Next::Run(Job { kind: JobKind::StartThread, .. })
+            Instruction::Run(Job { kind: JobKind::StartThread, .. })
         ));
-        assert!(matches!(next(&mut scheduler, 2), Next::Run(Job { id: 1, .. })));
+        assert!(matches!(next(&mut scheduler, 2), Instruction::Run(Job { id: 1, .. })));
         scheduler.push(Lane::Evaluation, reset(2, false));
         scheduler.take_running(1).unwrap();
-        assert!(matches!(next(&mut scheduler, 2), Next::End));
-        assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 2, .. })));
+        assert!(matches!(next(&mut scheduler, 2), Instruction::End));
+        assert!(matches!(next(&mut scheduler, 1), Instruction::Run(Job { id: 2, .. })));
     }
 
     /// Reading a held evaluation's variables waits neither for the foreground nor for a request of another connection;
     /// the connection's own next request waits for the reading.
     #[test]
-    fn held_variables_are_read_beside_the_foreground() {
+    fn held_variables_are_read_while_the_foreground_is_busy() {
         let mut scheduler = SchedulerState::default();
         let now = Instant::now();
         let (holder, other) = (Connection::new(1), Connection::new(2));
@@ -925,7 +932,7 @@ mod tests {
         };
         let run = |scheduler: &mut SchedulerState, thread, held, expected| {
             assert!(
-                matches!(scheduler.next(Lane::Evaluation, thread, held, now), Next::Run(job) if job.id == expected)
+                matches!(scheduler.next(Lane::Evaluation, thread, held, now), Instruction::Run(job) if job.id == expected)
             );
         };
         let hold = |scheduler: &mut SchedulerState, job| {
@@ -939,16 +946,16 @@ mod tests {
             scheduler.holds.push(hold);
             scheduler.reschedule(now);
         };
-        push(&mut scheduler, &holder, 1, test_requests::evaluation(false));
+        push(&mut scheduler, &holder, 1, test_requests::evaluation_kind(false));
         run(&mut scheduler, 1, None, 1);
         hold(&mut scheduler, 1);
-        push(&mut scheduler, &other, 2, test_requests::evaluation(false));
-        push(&mut scheduler, &other, 3, test_requests::evaluation(false));
+        push(&mut scheduler, &other, 2, test_requests::evaluation_kind(false));
+        push(&mut scheduler, &other, 3, test_requests::evaluation_kind(false));
         run(&mut scheduler, 2, None, 2);
-        scheduler.take_changed();
+        scheduler.take_changed_lanes();
         push(&mut scheduler, &holder, 4, JobKind::FrameLocals { from: 0, count: 1 });
         push(&mut scheduler, &holder, 5, JobKind::InvokeRestart(1));
-        assert!(scheduler.take_changed()[Lane::Evaluation as usize], "nobody wakes the thread");
+        assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
         run(&mut scheduler, 1, Some(1), 4);
         scheduler.take_running(2).unwrap();
         // Request 4 still reads variables: the restart waits for it, but evaluation 3 begins.
@@ -960,25 +967,25 @@ mod tests {
 
     /// Evaluations begin in the order of their numbers, in the background too. The foreground stays with its thread.
     #[test]
-    fn background_jobs_begin_in_their_turn() {
+    fn background_jobs_begin_in_the_order_of_submission() {
         let mut scheduler = SchedulerState::default();
         let now = Instant::now();
         for (id, background) in [(1, false), (2, true), (3, false)] {
             scheduler.push(Lane::Evaluation, reset(id, background));
         }
         let next = |scheduler: &mut SchedulerState, thread| scheduler.next(Lane::Evaluation, thread, None, now);
-        assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 1, .. })));
-        assert!(matches!(next(&mut scheduler, 2), Next::End));
+        assert!(matches!(next(&mut scheduler, 1), Instruction::Run(Job { id: 1, .. })));
+        assert!(matches!(next(&mut scheduler, 2), Instruction::End));
         scheduler.take_running(1).unwrap();
         // An evaluation would begin now, but job 3 is a reset, which waits for the evaluation in the background.
-        assert!(matches!(next(&mut scheduler, 1), Next::Wait(Some(time)) if time > now));
+        assert!(matches!(next(&mut scheduler, 1), Instruction::Wait(Some(time)) if time > now));
         assert!(matches!(
             scheduler.next(Lane::Control, 0, None, now),
-            Next::Run(Job { kind: JobKind::StartThread, .. })
+            Instruction::Run(Job { kind: JobKind::StartThread, .. })
         ));
-        assert!(matches!(next(&mut scheduler, 3), Next::Run(Job { id: 2, .. })));
+        assert!(matches!(next(&mut scheduler, 3), Instruction::Run(Job { id: 2, .. })));
         assert!(scheduler.take_running(2).unwrap().is_background());
-        assert!(matches!(next(&mut scheduler, 3), Next::End));
-        assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 3, .. })));
+        assert!(matches!(next(&mut scheduler, 3), Instruction::End));
+        assert!(matches!(next(&mut scheduler, 1), Instruction::Run(Job { id: 3, .. })));
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct AttachedClients {
     listener: Option<Listener>,
     clients: Vec<AttachedClient>,
     /// The number of the newest connection.
-    last: u64,
+    last_connection: u64,
 }
 
 /// A descriptor that the event loop polls: the socket, or the input or output of the connection with this number.
@@ -48,32 +48,32 @@ pub(super) enum ClientEvent<'a> {
 
 impl AttachedClients {
     pub(super) fn new(listener: Option<Listener>) -> Self {
-        Self { listener, clients: Vec::new(), last: 0 }
+        Self { listener, clients: Vec::new(), last_connection: 0 }
     }
 
     /// Adds the descriptors to poll to `set`, each under the key that `name` returns. A connection is read only while
     /// `reads` returns true for its number and the client reads its answers.
-    pub(super) fn watch<'a, T: Copy + PartialEq>(
+    pub(super) fn add_descriptors<'a, T: Copy + PartialEq>(
         &'a self,
         set: &mut PollSet<'a, T>,
         name: impl Fn(AttachedDescriptor) -> T,
         reads: impl Fn(u64) -> bool,
     ) {
         if let Some(listener) = &self.listener {
-            set.read(name(AttachedDescriptor::Listener), listener);
+            set.add_read(name(AttachedDescriptor::Listener), listener);
         }
         for client in &self.clients {
             if client.output.backlog() <= MAX_UNREAD && reads(client.connection) {
-                set.read(name(AttachedDescriptor::Input(client.connection)), &client.input);
+                set.add_read(name(AttachedDescriptor::Input(client.connection)), &client.input);
             }
             if !client.output.is_empty() {
-                set.write(name(AttachedDescriptor::Output(client.connection)), &client.output);
+                set.add_write(name(AttachedDescriptor::Output(client.connection)), &client.output);
             }
         }
     }
 
-    /// Writes, reads and accepts connections wherever `is_ready` returns true, and calls `handle` with each
-    /// connection's events.
+    /// Writes output, reads lines and accepts clients on each descriptor for which `is_ready` returns true. Calls
+    /// `handle` with the number of the connection and each event on it.
     pub(super) fn handle_ready(
         &mut self,
         is_ready: impl Fn(AttachedDescriptor) -> bool,
@@ -96,11 +96,11 @@ impl AttachedClients {
         }
         let Some(listener) = self.listener.as_ref().filter(|_| is_ready(AttachedDescriptor::Listener)) else { return };
         while let Some(stream) = listener.accept(self.clients.len() >= MAX_ATTACHED) {
-            let Ok((input, output)) = halves(stream) else { continue };
-            self.last += 1;
+            let Ok((input, output)) = split_stream(stream) else { continue };
+            self.last_connection += 1;
             let (input, output) = (LineReader::new(input), WriteBuffer::new(output));
-            self.clients.push(AttachedClient { connection: self.last, input, output, is_gone: false });
-            handle(self.last, ClientEvent::Connected);
+            self.clients.push(AttachedClient { connection: self.last_connection, input, output, is_gone: false });
+            handle(self.last_connection, ClientEvent::Connected);
         }
     }
 
@@ -123,7 +123,7 @@ impl AttachedClients {
 }
 
 /// Returns the nonblocking input and output of a stream.
-fn halves(stream: UnixStream) -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn split_stream(stream: UnixStream) -> std::io::Result<(OwnedFd, OwnedFd)> {
     stream.set_nonblocking(true)?;
     let output = stream.try_clone()?;
     Ok((stream.into(), output.into()))

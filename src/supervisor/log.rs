@@ -15,24 +15,24 @@ use crate::rpc::descriptors::reopen_nonblocking;
 /// so its flags must not change.
 struct Stderr {
     kind: FileType,
-    /// A nonblocking descriptor of a pipe or a terminal that was opened anew; `None` for other files, or if opening
-    /// failed.
-    own: Option<OwnedFd>,
+    /// A separately opened, nonblocking descriptor, if stderr is a pipe or a character device; `None` for other
+    /// files, or if opening failed.
+    reopened: Option<OwnedFd>,
 }
 
 static STDERR: Lazy<Stderr> = Lazy::new(|| {
     let stderr = rustix::stdio::stderr();
     let kind = rustix::fs::fstat(stderr).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode));
     let reopens = matches!(kind, FileType::Fifo | FileType::CharacterDevice);
-    Stderr { kind, own: reopens.then(|| reopen_nonblocking(stderr, rustix::fs::OFlags::WRONLY)).flatten() }
+    Stderr { kind, reopened: reopens.then(|| reopen_nonblocking(stderr, rustix::fs::OFlags::WRONLY)).flatten() }
 });
 
-/// The number of messages that were dropped since a message was written.
-static DROPPED: AtomicUsize = AtomicUsize::new(0);
+/// The number of messages that were dropped since the last message was written.
+static DROPPED_MESSAGES: AtomicUsize = AtomicUsize::new(0);
 
 impl Stderr {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.own.as_ref().map_or(rustix::stdio::stderr(), AsFd::as_fd)
+        self.reopened.as_ref().map_or(rustix::stdio::stderr(), AsFd::as_fd)
     }
 
     fn put(&self, message: &[u8]) -> io::Result<usize> {
@@ -49,15 +49,15 @@ pub(crate) struct StderrLog;
 
 impl Write for StderrLog {
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        let dropped = DROPPED.load(Ordering::Relaxed);
+        let dropped = DROPPED_MESSAGES.load(Ordering::Relaxed);
         let fits = match dropped {
             0 => true,
             _ => STDERR.put(format!("({dropped} messages were dropped: stderr was not read)\n").as_bytes()).is_ok(),
         };
         if fits && STDERR.put(message).is_ok() {
-            DROPPED.store(0, Ordering::Relaxed);
+            DROPPED_MESSAGES.store(0, Ordering::Relaxed);
         } else {
-            DROPPED.store(dropped + 1, Ordering::Relaxed);
+            DROPPED_MESSAGES.store(dropped + 1, Ordering::Relaxed);
         }
         Ok(message.len())
     }

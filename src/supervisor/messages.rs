@@ -9,15 +9,16 @@ use crate::rpc::framing;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight;
 
-/// Size of a line in bytes above which the line is not parsed while clients wait: parsing would delay them too long.
-pub(super) const MAX_PARSED: usize = 1 << 20;
+/// Size of a line, in bytes, above which the line is not parsed while clients wait: parsing would delay their
+/// answers too long.
+pub(super) const MAX_PARSED_LINE: usize = 1 << 20;
 /// JSON-RPC's error code for a message that is not a valid request.
 const INVALID_REQUEST: i32 = -32600;
 /// JSON-RPC's error code for an error of the server.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// Returns the messages of a line, which may be a batch; none when the line is not JSON.
-pub(super) fn messages(line: &[u8]) -> Vec<Value> {
+/// Returns the messages of a line, which may be a batch. Returns no messages when the line is not JSON.
+pub(super) fn parse_messages(line: &[u8]) -> Vec<Value> {
     match serde_json::from_slice(line) {
         Ok(Value::Array(messages)) => messages,
         Ok(message) => vec![message],
@@ -59,7 +60,7 @@ pub(super) fn too_long_error(id: Option<Value>) -> Vec<u8> {
 
 /// Returns the error for a line that no worker will answer; `None` when the line requires no answer.
 pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
-    let messages = messages(line);
+    let messages = parse_messages(line);
     let mut answers: Vec<_> =
         messages.iter().filter_map(request_id).map(|id| response(id, INTERNAL_ERROR, reason)).collect();
     match line.trim_ascii_start().first() {
@@ -68,23 +69,24 @@ pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// Returns the error that replaces the worker's answer to a line whose client has too large a backlog.
+/// Returns the error that replaces the worker's answer to a line when its client has too much unread output; `None`
+/// when the line requires no answer.
 pub(super) fn backlog_error(line: &[u8]) -> Option<Vec<u8>> {
     quick_refusal(line, &inflight::unread_error().message)
 }
 
 /// Returns the error for a line at which two workers have stalled; `None` when the line requires no answer.
 pub(super) fn stall_error(line: &[u8]) -> Option<Vec<u8>> {
-    let reason = "The Lisp process was replaced twice before it answered this request: it did nothing for too long, \
-        or other code in it had read the request. The request will not be retried. Change it or split it up before \
-        you send it again.";
+    let reason = "The Lisp process was replaced twice before it answered this request: the process stopped responding, or \
+        evaluated code had read the request. The request will not be retried. Change it or split it up before you send it \
+        again.";
     quick_refusal(line, reason)
 }
 
-/// Returns the [`refusal`] of a line. A line over [`MAX_PARSED`] is only scanned for its id, since clients would wait
+/// Returns the [`refusal`] of a line. A line over [`MAX_PARSED_LINE`] is only scanned for its id, since clients would wait
 /// while it is parsed.
 fn quick_refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
-    if line.len() <= MAX_PARSED {
+    if line.len() <= MAX_PARSED_LINE {
         return refusal(line, reason);
     }
     Some(as_line(&response(&IdScanner::scan(line).unwrap_or_default(), INTERNAL_ERROR, reason)))

@@ -32,14 +32,14 @@ use relay::Relay;
 
 /// The settings of a supervisor.
 #[derive(Debug)]
-pub(crate) struct Options {
-    /// The arguments of a worker.
+pub(crate) struct SupervisorOptions {
+    /// The command-line arguments of a worker process.
     pub(crate) arguments: Vec<OsString>,
     /// True when definitions are kept, to be replayed after an image is lost.
     pub(crate) restore: bool,
     pub(crate) checkpoints: Checkpoints,
-    /// True when a new image boots from the last checkpoint without a request.
-    pub(crate) begins_with_checkpoints: bool,
+    /// True when a new image boots from the last checkpoint even if no client has requested it.
+    pub(crate) boots_last_checkpoint: bool,
     /// The persistent session, which this process has locked.
     pub(crate) session: Option<(PersistentSession, Lock)>,
     /// The socket at which clients may attach.
@@ -53,7 +53,7 @@ pub(crate) struct Options {
 /// A supervisor before its first worker, with the recovery state that will outlive the workers.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    options: Options,
+    options: SupervisorOptions,
     recovery: Recovery,
 }
 
@@ -62,7 +62,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Returns the reason, worded as a sentence, if the persistent session cannot be continued.
-    pub(crate) fn new(options: Options) -> Result<Self, String> {
+    pub(crate) fn new(options: SupervisorOptions) -> Result<Self, String> {
         let mut recovery = Recovery::new(&options);
         if let Some((session, _)) = &options.session {
             recovery.continue_session(session)?;

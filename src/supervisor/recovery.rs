@@ -5,21 +5,21 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::Options;
+use super::SupervisorOptions;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::recovery::checkpoint::store::{self, Checkpoint, Checkpoints};
 use crate::recovery::event::SessionEvent;
-use crate::recovery::log::{self, Loaded, RecoveryLog};
+use crate::recovery::log::{self, LoadedLog, RecoveryLog};
 use crate::recovery::persistent::PersistentSession;
-use crate::recovery::state::{ContinuedSession, Crash, LastStatus, RecoveryState, Replacement, SavedFile};
-use crate::recovery::status_page::{StatusField, WorkerStatus, last_number};
+use crate::recovery::state::{ContinuedSession, Crash, LastStatus, RecoveryState, Replacement, SavedFileStatus};
+use crate::recovery::status_page::{StatusField, WorkerStatus, last_evaluation_number};
 use crate::recovery::text;
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::call_of_job;
 
-/// The interval between attempts to write a log that cannot be written.
-pub(super) const LOG_RETRY: Duration = Duration::from_secs(2);
+/// The interval between attempts to write the log after a write has failed.
+pub(super) const LOG_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The recovery record, which outlives each worker process.
 #[derive(Debug)]
@@ -27,24 +27,24 @@ pub(super) struct Recovery {
     pub(super) requests: Requests,
     state: RecoveryState,
     pub(super) checkpoints: Checkpoints,
-    /// True when the next image boots from the last checkpoint without a request.
-    begins_with_checkpoints: bool,
+    /// True when the next image boots from the last checkpoint even if no client has requested it.
+    boots_last_checkpoint: bool,
     /// The log; `None` unless the session is persistent.
     log: Option<RecoveryLog>,
-    /// The time of the last attempt to rewrite a log that cannot be written.
-    log_tried: Option<Instant>,
+    /// The time of the last attempt to rewrite the log after a write had failed.
+    last_log_attempt: Option<Instant>,
 }
 
 impl Recovery {
     /// Creates the record before the first worker process.
-    pub(super) fn new(options: &Options) -> Self {
+    pub(super) fn new(options: &SupervisorOptions) -> Self {
         Self {
             requests: Requests::new(),
             state: RecoveryState::new(options.restore),
             checkpoints: options.checkpoints.clone(),
-            begins_with_checkpoints: options.begins_with_checkpoints,
+            boots_last_checkpoint: options.boots_last_checkpoint,
             log: None,
-            log_tried: None,
+            last_log_attempt: None,
         }
     }
 
@@ -54,8 +54,8 @@ impl Recovery {
     /// Returns the reason, worded as a sentence, if the saved image needs another heap size, a newer program wrote the
     /// log, or the log cannot be read, copied or written.
     pub(super) fn continue_session(&mut self, session: &PersistentSession) -> Result<(), String> {
-        let Loaded { state, unreadable, has_snapshot } = session.load()?;
-        self.state = state.continued();
+        let LoadedLog { state, unreadable, has_snapshot } = session.load()?;
+        self.state = state.for_new_server();
         let files = self.state.saved_files();
         let manifests = store::manifests(session.directory());
         let mut remark = None;
@@ -63,24 +63,24 @@ impl Recovery {
         let checkpoints = &self.checkpoints;
         self.state.resolve_saves(|file| {
             let Some(checkpoint) = manifests.iter().find(|checkpoint| checkpoint.file == file) else {
-                return SavedFile::Unusable;
+                return SavedFileStatus::Unusable;
             };
             remark = None;
             if checkpoints.is_bootable(checkpoint) {
-                SavedFile::Usable(Box::new(checkpoint.clone()))
-            } else if let Some(heap) = checkpoints.other_heap(checkpoint) {
+                SavedFileStatus::Usable(Box::new(checkpoint.clone()))
+            } else if let Some(heap) = checkpoints.differing_heap_size(checkpoint) {
                 other_heap = Some(heap);
-                SavedFile::Unusable
+                SavedFileStatus::Unusable
             } else if let Some(program) = checkpoint.other_program() {
                 remark = Some(format!(
                     "Its image was saved by {program} and cannot be booted here: only definitions are restored, not \
                      values. (`sbcl-mcp sessions export {}` writes the definitions as a file.)",
                     session.shell_name()
                 ));
-                SavedFile::OfOtherProgram
+                SavedFileStatus::OfOtherProgram
             } else {
                 remark = Some(format!("The last saved image, {:?}, is incomplete or damaged.", checkpoint.name));
-                SavedFile::Unusable
+                SavedFileStatus::Unusable
             }
         });
         if let Some(heap) = other_heap {
@@ -96,7 +96,7 @@ impl Recovery {
         if unreadable > 0 {
             let lines =
                 if unreadable == 1 { "A line of its log".to_owned() } else { format!("{unreadable} lines of its log") };
-            let copy = log::keep_damaged(session.directory());
+            let copy = log::copy_damaged_log(session.directory());
             let copy =
                 copy.map_err(|error| format!("The log of the session {:?} cannot be copied: {error}.", session.name))?;
             let copy = copy.display();
@@ -114,19 +114,19 @@ impl Recovery {
         if let Some(since) = log::incomplete_since(session.directory())
             && self.state.checkpoint().is_none_or(|checkpoint| !checkpoint.at_end || checkpoint.saved < since)
         {
-            let age = text::age(jiff::Timestamp::now().duration_since(since));
+            let age = text::format_age(jiff::Timestamp::now().duration_since(since));
             add(format!(
-                "Its last server could not write the log from {age} ago on: later definitions may be missing."
+                "Its last server could no longer write the log, since {age} ago: later definitions may be missing."
             ));
         }
         if let Some(remark) = &remark {
             tracing::warn!("the session {:?}: {remark}", session.name);
         }
         self.checkpoints.remove_leftovers(&files);
-        // A saving process that was killed after its save has not deleted the older automatic checkpoints.
-        self.checkpoints.keep_automatic(store::KEPT_AUTOMATIC);
-        self.state.evaluations = self.state.evaluations.max(last_number(&session.status_file()));
-        if self.state.has_content() || remark.is_some() {
+        // If a saving process was killed after its save, it has not deleted the older automatic checkpoints.
+        self.checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
+        self.state.evaluations = self.state.evaluations.max(last_evaluation_number(&session.status_file()));
+        if self.state.has_state_to_restore() || remark.is_some() {
             self.state.continued_session = Some(ContinuedSession { session: session.name.clone(), remark });
         }
         let mut log = RecoveryLog::new(session.directory());
@@ -140,7 +140,7 @@ impl Recovery {
     fn compact_log(&mut self) {
         if let Some(log) = &mut self.log {
             // The log keeps the reason of a failure, and `rewrite_log` tries again.
-            let _ = log.compact(&self.state.continued());
+            let _ = log.compact(&self.state.for_new_server());
         }
     }
 
@@ -150,16 +150,16 @@ impl Recovery {
     }
 
     /// Returns the time until the next attempt to write a failed log; `None` while the log can be written.
-    pub(super) fn log_retry(&self) -> Option<Duration> {
+    pub(super) fn time_until_log_retry(&self) -> Option<Duration> {
         self.log_failure()?;
-        Some(self.log_tried.map_or(Duration::ZERO, |tried| LOG_RETRY.saturating_sub(tried.elapsed())))
+        Some(self.last_log_attempt.map_or(Duration::ZERO, |tried| LOG_RETRY_INTERVAL.saturating_sub(tried.elapsed())))
     }
 
     /// Tries to write a failed log again.
     pub(super) fn rewrite_log(&mut self) {
         if self.log_failure().is_some() {
             self.compact_log();
-            self.log_tried = Some(Instant::now());
+            self.last_log_attempt = Some(Instant::now());
         }
     }
 
@@ -167,11 +167,11 @@ impl Recovery {
     pub(super) fn record(&mut self, event: SessionEvent) {
         let mut replaced_by = None;
         if let SessionEvent::Saving { file } = &event
-            && let Some(content) = self.state.content()
+            && let Some(content) = self.state.checkpoint_content()
         {
             // Without this file the checkpoint can still be restored; only its definitions are unknown to the next
             // replay.
-            if let Err(error) = log::write_content(&self.checkpoints.forms_path(file), &content) {
+            if let Err(error) = log::write_checkpoint_forms(&self.checkpoints.forms_path(file), &content) {
                 tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
             }
         }
@@ -194,9 +194,9 @@ impl Recovery {
 
     /// Records that a worker has finished a call. Returns the number of the call's connection; `None` if the call is
     /// not open.
-    pub(super) fn finished(&mut self, call: u64) -> Option<u64> {
+    pub(super) fn finish_call(&mut self, call: u64) -> Option<u64> {
         let client = self.requests.finish(call)?;
-        self.state.answered(call, client);
+        self.state.record_answer(call, client);
         Some(client)
     }
 
@@ -207,16 +207,16 @@ impl Recovery {
 
     /// Records that a client has connected.
     pub(super) fn connect(&mut self, client: u64) {
-        self.state.connected(client);
+        self.state.record_connection(client);
     }
 
     /// Records that a client has disconnected.
     pub(super) fn disconnect(&mut self, client: u64) {
-        self.state.disconnected(client);
+        self.state.record_disconnection(client);
         self.requests.disconnect(client);
     }
 
-    /// Records the end of a replay, in which the definitions at the indices in `failed` failed.
+    /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason.
     pub(super) fn record_replay(&mut self, failed: &[(usize, String)]) {
         if self.state.record_replay(failed) {
             self.compact_log();
@@ -228,9 +228,9 @@ impl Recovery {
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, replayed: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
-        // A line whose job has begun was not lost: foreign code may have written to the status page.
+        // Foreign code may have written a line's number to the status page. A line whose job has begun was not lost.
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != call_of_job(last.begun));
-        lost_line.into_iter().for_each(|line| self.requests.record_lost(line));
+        lost_line.into_iter().for_each(|line| self.requests.record_lost_line(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
         if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
             self.requests.record_stall(line);
@@ -241,7 +241,7 @@ impl Recovery {
     /// Records completed saves that the lost worker did not report.
     fn record_finished_saves(&mut self) {
         let files = self.state.files_being_saved();
-        let finished: Vec<_> = files.filter_map(|file| self.checkpoints.of_file(file)).collect();
+        let finished: Vec<_> = files.filter_map(|file| self.checkpoints.find_by_file(file)).collect();
         finished.into_iter().for_each(|checkpoint| self.record(SessionEvent::Saved(Box::new(checkpoint))));
     }
 
@@ -267,7 +267,7 @@ impl Recovery {
     /// Records a reset of the session by a call. `notices` are the image's notices that the client has not seen yet.
     pub(super) fn reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
         let replacement = self.replacement(call, notices);
-        self.state.reset(&self.last_status(status), replacement);
+        self.state.record_reset(&self.last_status(status), replacement);
         self.compact_log();
         self.checkpoints.delete_newer(None);
     }
@@ -282,9 +282,9 @@ impl Recovery {
         notices: Vec<String>,
     ) {
         // If the recovery state lacks the checkpoint, this file has the definitions that the checkpoint contains.
-        let saved = log::load_content(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
+        let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
         let replacement = self.replacement(call, notices);
-        self.state.restore_checkpoint(checkpoint.clone(), &self.last_status(status), replacement, saved);
+        self.state.record_restore(checkpoint.clone(), &self.last_status(status), replacement, saved);
         self.compact_log();
         self.checkpoints.delete_newer(Some(&checkpoint));
     }
@@ -310,12 +310,12 @@ impl Recovery {
     }
 
     /// Returns the core that the next image is booted from; `None` for the program's own core.
-    pub(super) fn image(&mut self) -> Option<PathBuf> {
-        let (checkpoints, begins_with_checkpoints) = (&self.checkpoints, self.begins_with_checkpoints);
-        let requested = self.state.requested_checkpoint();
+    pub(super) fn next_core(&mut self) -> Option<PathBuf> {
+        let (checkpoints, boots_last_checkpoint) = (&self.checkpoints, self.boots_last_checkpoint);
+        let requested = self.state.requested_checkpoint_file();
         // Named checkpoints may have been deleted since they were recorded.
         self.state.retain_checkpoints(|checkpoint| {
-            (begins_with_checkpoints || requested.as_ref() == Some(&checkpoint.file))
+            (boots_last_checkpoint || requested.as_ref() == Some(&checkpoint.file))
                 && checkpoints.path(checkpoint).is_file()
         });
         self.state.checkpoint().map(|checkpoint| self.checkpoints.path(checkpoint))
@@ -339,15 +339,15 @@ impl Recovery {
 mod tests {
     use super::*;
     use crate::recovery::checkpoint::store::tests::TestCheckpoints;
-    use crate::recovery::state::MAX_SAVING;
+    use crate::recovery::state::MAX_SAVES_IN_PROGRESS;
 
     /// Returns the record of a session with these checkpoints, and the status page of its worker.
     fn session(checkpoints: &TestCheckpoints) -> (Recovery, WorkerStatus) {
-        let options = Options {
+        let options = SupervisorOptions {
             arguments: Vec::new(),
             restore: true,
             checkpoints: checkpoints.0.clone(),
-            begins_with_checkpoints: true,
+            boots_last_checkpoint: true,
             session: None,
             listener: None,
             watch_interval: std::time::Duration::from_secs(1),
@@ -369,15 +369,15 @@ mod tests {
         recovery.record(SessionEvent::Saved(Box::new(first.clone())));
         recovery.record(saving("of which nothing came.core"));
         recovery.record(saving(&*second.file));
-        assert_eq!(recovery.image(), Some(checkpoints.0.path(&first)));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&first)));
         recovery.record_crash(&status, true, &Crash::new("died"));
-        assert_eq!(recovery.image(), Some(checkpoints.0.path(&second)));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&second)));
         // The image may have been killed from outside while it booted from the checkpoint.
         recovery.record_crash(&status, false, &Crash::new("was killed").possibly_external());
-        assert_eq!(recovery.image(), Some(checkpoints.0.path(&second)));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&second)));
         // A checkpoint that does not boot gives way to the previous checkpoint.
         recovery.record_crash(&status, false, &Crash::new("died"));
-        assert_eq!(recovery.image(), Some(checkpoints.0.path(&first)));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&first)));
     }
 
     #[test]
@@ -389,28 +389,28 @@ mod tests {
         let unfinished = manifest.with_extension("draft");
         std::fs::rename(&manifest, &unfinished).expect("it is there");
         recovery.record(saving(&*late.file));
-        for number in 1..MAX_SAVING {
+        for number in 1..MAX_SAVES_IN_PROGRESS {
             recovery.record(saving(format!("{number}.core")));
         }
         recovery.record_crash(&status, true, &Crash::new("died"));
-        assert_eq!(recovery.image(), None);
+        assert_eq!(recovery.next_core(), None);
         recovery.record_finished_saves();
-        assert_eq!(recovery.image(), None);
+        assert_eq!(recovery.next_core(), None);
         std::fs::rename(&unfinished, &manifest).expect("it is there");
         recovery.record_finished_saves();
-        assert_eq!(recovery.image(), Some(checkpoints.0.path(&late)));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&late)));
     }
 
     #[test]
     fn saves_that_never_complete_do_not_prevent_a_later_checkpoint() {
         let checkpoints = TestCheckpoints::new("nothing");
         let (mut recovery, _) = session(&checkpoints);
-        for number in 0..2 * MAX_SAVING {
+        for number in 0..2 * MAX_SAVES_IN_PROGRESS {
             recovery.record(saving(format!("{number}.core")));
         }
         let saved = checkpoints.add("auto-1", 1, 10);
         recovery.record(saving(&*saved.file));
         recovery.record(SessionEvent::Saved(Box::new(saved.clone())));
-        assert_eq!(recovery.image(), Some(checkpoints.0.path(&saved)));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&saved)));
     }
 }

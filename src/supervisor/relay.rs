@@ -14,10 +14,10 @@ use super::attached_clients::{AttachedClients, AttachedDescriptor, ClientEvent};
 use super::recovery::Recovery;
 use super::shutdown::Shutdown;
 use super::worker::{Worker, WorkerId};
-use super::worker_process::{WorkerProcess, cause, may_be_from_outside};
-use super::{Options, messages};
+use super::worker_process::{WorkerProcess, describe_exit, is_possibly_external};
+use super::{SupervisorOptions, messages};
 use crate::image::heap::EXIT_HEAP_EXHAUSTED;
-use crate::os::poll_set::{PollSet, Ready};
+use crate::os::poll_set::{PollSet, ReadyDescriptors};
 use crate::os::processes;
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::event::WorkerEvent;
@@ -31,26 +31,29 @@ use crate::rpc::frame::FrameKind;
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, ReadStatus};
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
-use crate::rpc::route::notice;
+use crate::rpc::route::mark_notice;
 use crate::rpc::signals::Signals;
-use crate::session::recovery::failed;
+use crate::session::recovery::failed_outcome;
 
-/// Bytes of a client's unanswered requests above which the supervisor reads no more from that client. The limit exceeds
-/// the worker's own limit by a line, so that the worker refuses excess requests and a cancellation still gets through.
-const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
+/// Size of a client's unanswered requests, in bytes, above which the supervisor reads no more from that client. The
+/// limit exceeds the worker's own limit by more than the longest line, so that the worker refuses excess requests and a
+/// cancellation still gets through.
+const MAX_REQUEST_BYTES: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 
 /// Maximum number of characters of an error that a notice shows.
-const MAX_REASON: usize = 200;
+const MAX_ERROR_CHARS: usize = 200;
 
 /// An action that interrupts a step of the loop and is performed before the next step.
 #[must_use]
 #[derive(Debug)]
-enum Action {
+enum LoopAction {
     /// Replace the worker's process, which is lost or must be ended.
     Replace(WorkerId, Crash),
-    /// Reset the session for this call; the strings are notices that the client has not seen yet.
+    /// Reset the session at the request of the call with this number. The strings are notices that the client has
+    /// not seen yet.
     Reset(WorkerId, u64, Vec<String>),
-    /// Restore the checkpoint for this call; the strings are notices that the client has not seen yet.
+    /// Restore the checkpoint at the request of the call with this number. The strings are notices that the client
+    /// has not seen yet.
     Restore(WorkerId, u64, Box<Checkpoint>, Vec<String>),
     /// End the server, which cannot start or continue for this reason.
     Fail(String),
@@ -58,7 +61,7 @@ enum Action {
     End,
 }
 
-type StepResult = Result<(), Action>;
+type StepResult = Result<(), LoopAction>;
 
 /// The event loop: its connections to the clients, the workers, and the state of a shutdown.
 #[derive(Debug)]
@@ -82,10 +85,15 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options, recovery: Recovery) -> io::Result<Self> {
+    pub(super) fn new(
+        input: OwnedFd,
+        output: OwnedFd,
+        options: SupervisorOptions,
+        recovery: Recovery,
+    ) -> io::Result<Self> {
         Ok(Self {
-            input: Some(LineReader::new(nonblocking_reader(input)?).recorded(options.recorder.clone())),
-            output: WriteBuffer::new(nonblocking_writer(output)?).recorded(options.recorder),
+            input: Some(LineReader::new(nonblocking_reader(input)?).with_recorder(options.recorder.clone())),
+            output: WriteBuffer::new(nonblocking_writer(output)?).with_recorder(options.recorder),
             attached: AttachedClients::new(options.listener),
             signals: Signals::new()?,
             arguments: options.arguments,
@@ -101,17 +109,17 @@ impl Relay {
         loop {
             match self.step() {
                 Ok(()) => {}
-                Err(Action::Replace(id, crash)) => self.replace(id, &crash),
-                Err(Action::Reset(id, call, notices)) => {
+                Err(LoopAction::Replace(id, crash)) => self.replace(id, &crash),
+                Err(LoopAction::Reset(id, call, notices)) => {
                     self.replace_on_request(id, |recovery, process| recovery.reset(&process.status, call, notices));
                 }
-                Err(Action::Restore(id, call, checkpoint, notices)) => {
+                Err(LoopAction::Restore(id, call, checkpoint, notices)) => {
                     self.replace_on_request(id, |recovery, process| {
                         recovery.restore_checkpoint(&process.status, call, *checkpoint, notices);
                     });
                 }
-                Err(Action::Fail(reason)) => self.fail(reason),
-                Err(Action::End) => break,
+                Err(LoopAction::Fail(reason)) => self.fail(reason),
+                Err(LoopAction::End) => break,
             }
         }
         self.kill_processes();
@@ -153,14 +161,14 @@ impl Relay {
         self.handle_attached_clients(&ready);
         self.workers.values_mut().for_each(Worker::check_log);
         if ready.has(Descriptor::ClientOutput) && self.output.flush().is_err() {
-            return Err(Action::End);
+            return Err(LoopAction::End);
         }
         for (id, worker) in &mut self.workers {
             if let Some(process) = &worker.process
                 && let Some(crash) =
                     worker.watchdog.check(process, &mut worker.recovery.requests, self.shutdown.is_none())
             {
-                return Err(Action::Replace(*id, crash));
+                return Err(LoopAction::Replace(*id, crash));
             }
         }
         self.advance_shutdown()
@@ -176,36 +184,37 @@ impl Relay {
             self.workers.iter_mut().filter(|(_, worker)| worker.process.is_none() && worker.start_at <= now)
         {
             let started = worker.start(&self.arguments, self.session.as_ref());
-            started.map_err(|crash| Action::Replace(*id, crash))?;
+            started.map_err(|crash| LoopAction::Replace(*id, crash))?;
         }
         Ok(())
     }
 
     /// Waits until a descriptor is ready or a deadline has passed.
-    fn wait(&mut self) -> Result<Ready<Descriptor>, Action> {
+    fn wait(&mut self) -> Result<ReadyDescriptors<Descriptor>, LoopAction> {
         let is_over = self.is_over();
         let first = &self.workers[&WorkerId::FIRST];
-        let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUESTS;
+        let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUEST_BYTES;
         let mut set = PollSet::new();
-        set.read(Descriptor::Signals, &self.signals);
+        set.add_read(Descriptor::Signals, &self.signals);
         for (id, worker) in &self.workers {
             let Some(process) = &worker.process else { continue };
-            if process.open {
-                set.read(Descriptor::WorkerOutput(*id), process);
+            if process.is_output_open {
+                set.add_read(Descriptor::WorkerOutput(*id), process);
             }
             if worker.can_send()
                 && let Some(input) = &process.input
             {
-                set.write(Descriptor::WorkerInput(*id), input);
+                set.add_write(Descriptor::WorkerInput(*id), input);
             }
         }
         if let Some(input) = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0)) {
-            set.read(Descriptor::ClientInput, input);
+            set.add_read(Descriptor::ClientInput, input);
         }
         if !self.output.is_empty() {
-            set.write(Descriptor::ClientOutput, &self.output);
+            set.add_write(Descriptor::ClientOutput, &self.output);
         }
-        self.attached.watch(&mut set, Descriptor::Attached, |client| self.shutdown.is_none() && takes_more(client));
+        self.attached
+            .add_descriptors(&mut set, Descriptor::Attached, |client| self.shutdown.is_none() && takes_more(client));
         let starts =
             self.workers.values().filter(|worker| worker.process.is_none()).map(|worker| worker.start_at).min();
         let wake_at = match &self.shutdown {
@@ -216,11 +225,11 @@ impl Relay {
         let check_intervals =
             self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
         let left = wake_at.map(|time| time.saturating_duration_since(Instant::now()));
-        let log_retries = self.workers.values().filter_map(|worker| worker.recovery.log_retry());
+        let log_retries = self.workers.values().filter_map(|worker| worker.recovery.time_until_log_retry());
         let timeout = left.into_iter().chain(check_intervals).chain(log_retries).min();
         // One millisecond is added, since the loop would spin if the timeout were rounded down.
         let ready = set.wait(timeout.map(|left| left + Duration::from_millis(1)));
-        ready.map_err(|error| Action::Fail(format!("the server cannot wait for input: {error}")))
+        ready.map_err(|error| LoopAction::Fail(format!("the server cannot wait for input: {error}")))
     }
 
     /// Reads once from a worker, and handles all complete frames.
@@ -233,17 +242,17 @@ impl Relay {
                 return Ok(());
             };
             let is_ready = process.ready;
-            let Some((kind, call, payload)) = process.next_frame().map_err(|_| malformed(id))? else { break };
+            let Some((kind, call, payload)) = process.next_frame().map_err(|_| protocol_violation(id))? else { break };
             match kind {
                 FrameKind::Event => match WorkerEvent::decode(&payload) {
                     Ok(event) => self.handle_event(id, event)?,
                     Err(_) if !process.replayed => {
                         let crash = Crash::new("sent a report that cannot be read and was terminated");
-                        return Err(Action::Replace(id, crash));
+                        return Err(LoopAction::Replace(id, crash));
                     }
-                    Err(error) => report_unreadable(process, recovery.clients(), &error),
+                    Err(error) => report_unreadable_event(process, recovery.clients(), &error),
                 },
-                _ if !is_ready => return Err(malformed(id)),
+                _ if !is_ready => return Err(protocol_violation(id)),
                 FrameKind::Answer => {
                     let unread = recovery
                         .requests
@@ -251,26 +260,27 @@ impl Relay {
                         .filter(|client| has_excess_backlog(output, attached, *client));
                     let error = unread.and_then(|_| messages::backlog_error(recovery.requests.text(call)?));
                     let answer = error.map_or(payload, Cow::Owned);
-                    match recovery.finished(call) {
-                        Some(0) => output.put_owned(answer).map_err(|_| Action::End)?,
+                    match recovery.finish_call(call) {
+                        Some(0) => output.put_owned(answer).map_err(|_| LoopAction::End)?,
                         Some(connection) => attached.send(connection, answer),
-                        // The call has been answered already, or its client has disconnected.
+                        // The call is not open, for instance because it has been answered already.
                         None => continue,
                     }
-                    restarts.answered();
+                    restarts.record_answer();
                 }
                 FrameKind::Message if has_excess_backlog(output, attached, call) => {}
-                FrameKind::Message if call == 0 => output.put_owned(payload).map_err(|_| Action::End)?,
+                FrameKind::Message if call == 0 => output.put_owned(payload).map_err(|_| LoopAction::End)?,
                 FrameKind::Message => attached.send(call, payload),
-                FrameKind::Done => drop(recovery.finished(call)),
-                FrameKind::Received => process.report_received(call),
-                FrameKind::Part => unreachable!("the process keeps parts until they are an answer"),
+                FrameKind::Done => drop(recovery.finish_call(call)),
+                FrameKind::Received => process.record_received(call),
+                FrameKind::Part => unreachable!("the worker process joins the parts of an answer"),
             }
         }
         let process = self.workers.get(&id).and_then(|worker| worker.process.as_ref());
-        if let Some(process) = process.filter(|process| !process.open && process.announced_status.is_none()) {
-            // User code has closed the worker's descriptors: a worker that is still alive cannot report anything.
-            processes::kill(process.pid, getpid());
+        if let Some(process) = process.filter(|process| !process.is_output_open && process.announced_status.is_none()) {
+            // The output has ended, but the worker did not announce its exit. If the worker is still alive, user code
+            // has closed its descriptors and the worker can report nothing.
+            processes::kill_child(process.pid, getpid());
         }
         Ok(())
     }
@@ -290,34 +300,35 @@ impl Relay {
                 process.announced_status = Some(status);
                 match reason {
                     _ if self.shutdown.is_some() => {}
-                    Some(reason) if !*has_served => return Err(Action::Fail(reason)),
+                    Some(reason) if !*has_served => return Err(LoopAction::Fail(reason)),
                     Some(reason) => {
-                        return Err(Action::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
+                        return Err(LoopAction::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
                     }
-                    // The worker's input has ended without a shutdown.
-                    None => return Err(Action::Replace(id, Crash::new("lost its connection and was terminated"))),
+                    // The worker exits without a reason because its input has ended, although the server is not
+                    // shutting down.
+                    None => return Err(LoopAction::Replace(id, Crash::new("lost its connection and was terminated"))),
                 }
             }
             WorkerEvent::SaverStarted { pid } => self.saver = Pid::from_raw(pid),
-            _ if !process.ready => return Err(malformed(id)),
+            _ if !process.ready => return Err(protocol_violation(id)),
             WorkerEvent::Replayed { failed } if !process.replayed => {
                 recovery.record_replay(&failed);
                 process.replayed = true;
             }
             WorkerEvent::ResetRequested { call, notices } if recovery.may_replace(call) => {
-                return Err(Action::Reset(id, call, notices));
+                return Err(LoopAction::Reset(id, call, notices));
             }
             WorkerEvent::RestoreRequested { call, checkpoint, notices } if recovery.may_replace(call) => {
-                return Err(Action::Restore(id, call, checkpoint, notices));
+                return Err(LoopAction::Restore(id, call, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {
-                return Err(Action::Replace(id, Crash::stuck(outcome, why, process.replayed)));
+                return Err(LoopAction::Replace(id, Crash::stuck(outcome, why, process.replayed)));
             }
             WorkerEvent::Changed(event) => recovery.record(event),
             WorkerEvent::ResetRequested { .. }
             | WorkerEvent::RestoreRequested { .. }
             | WorkerEvent::Replayed { .. }
-            | WorkerEvent::Ready => return Err(malformed(id)),
+            | WorkerEvent::Ready => return Err(protocol_violation(id)),
         }
         Ok(())
     }
@@ -327,16 +338,16 @@ impl Relay {
         while let Some((pid, status)) = processes::reap() {
             let mut processes = self.workers.values_mut().filter_map(|worker| worker.process.as_mut());
             if let Some(process) = processes.find(|process| process.pid == pid) {
-                process.ended = Some(status);
+                process.wait_status = Some(status);
             }
         }
     }
 
     /// Replaces a worker process that has ended, after reading all of its output.
     fn handle_exits(&mut self) -> StepResult {
-        let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.ended?)));
+        let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.wait_status?)));
         let Some((id, status)) = ended else { return Ok(()) };
-        let read = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.read);
+        let read = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.bytes_read);
         loop {
             let before = read(self);
             self.read_worker(id)?;
@@ -344,11 +355,11 @@ impl Relay {
                 break;
             }
         }
-        let crash = Crash::new(cause(status));
-        let crash = if may_be_from_outside(status) { crash.possibly_external() } else { crash };
+        let crash = Crash::new(describe_exit(status));
+        let crash = if is_possibly_external(status) { crash.possibly_external() } else { crash };
         let by_heap = status.exit_status() == Some(EXIT_HEAP_EXHAUSTED);
-        let outcome = by_heap.then(|| failed(HEAP_EXHAUSTED, "The heap was used up".to_owned()));
-        Err(Action::Replace(id, crash.with_outcome(outcome)))
+        let outcome = by_heap.then(|| failed_outcome(HEAP_EXHAUSTED, "The heap was used up".to_owned()));
+        Err(LoopAction::Replace(id, crash.with_outcome(outcome)))
     }
 
     /// Reads once from the client of stdin.
@@ -368,7 +379,7 @@ impl Relay {
     }
 
     /// Handles the attached clients' connections, lines and disconnections.
-    fn handle_attached_clients(&mut self, ready: &Ready<Descriptor>) {
+    fn handle_attached_clients(&mut self, ready: &ReadyDescriptors<Descriptor>) {
         let Self { attached, workers, .. } = self;
         let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
         let mut too_long = Vec::new();
@@ -438,7 +449,7 @@ impl Relay {
             }
         }
         let deadline = shutdown.deadline;
-        if self.is_over() || Instant::now() >= deadline { Err(Action::End) } else { Ok(()) }
+        if self.is_over() || Instant::now() >= deadline { Err(LoopAction::End) } else { Ok(()) }
     }
 
     /// Kills the remains of a lost process and schedules the next process, except during a shutdown. After too many
@@ -471,19 +482,20 @@ impl Relay {
         self.kill_processes_of(id);
     }
 
-    /// Kills a worker's process and its descendants. With a single worker, these are all descendants of the supervisor.
+    /// Kills a worker's process and its descendants. Since there is only one worker, these are all descendants of
+    /// the supervisor.
     fn kill_processes_of(&self, _id: WorkerId) {
         processes::kill_all_descendants();
     }
 }
 
 /// Reports the first unreadable event of a process on stderr and to the clients, since the next image may lack the
-/// change.
-fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u64>, error: &serde_json::Error) {
-    if std::mem::replace(&mut worker.has_unreadable, true) {
+/// change that the event describes.
+fn report_unreadable_event(worker: &mut WorkerProcess, clients: impl Iterator<Item = u64>, error: &serde_json::Error) {
+    if std::mem::replace(&mut worker.has_unreadable_event, true) {
         return;
     }
-    let error: String = error.to_string().chars().take(MAX_REASON).collect();
+    let error: String = error.to_string().chars().take(MAX_ERROR_CHARS).collect();
     tracing::error!("the worker reported an event that cannot be read: {error}");
     let text = format!(
         "The supervisor could not read a report from the image ({error}): the next image may lack that \
@@ -492,14 +504,14 @@ fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u
     if let Some(input) = &mut worker.input {
         for client in clients {
             // An error means that the worker is lost, which the event loop detects.
-            let _ = input.put(&notice(client, &text));
+            let _ = input.put(&mark_notice(client, &text));
         }
     }
 }
 
 /// Returns the action that replaces a worker because it broke the protocol.
-fn malformed(id: WorkerId) -> Action {
-    Action::Replace(id, Crash::new("wrote to a pipe of the server and was terminated"))
+fn protocol_violation(id: WorkerId) -> LoopAction {
+    LoopAction::Replace(id, Crash::new("wrote to a pipe of the server and was terminated"))
 }
 
 /// Returns true when a client's backlog is so large that its answers become errors.

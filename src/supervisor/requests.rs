@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::messages::{self, MAX_PARSED};
+use super::messages::{self, MAX_PARSED_LINE};
 use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::route;
 
-/// The number of bytes that each line counts for in addition to its text.
-const OVERHEAD: usize = 64;
+/// The number of bytes that each line adds to its connection's total in addition to its text.
+const LINE_OVERHEAD: usize = 64;
 /// Maximum number of workers that may stall at a line. After that, no other worker gets the line.
 const MAX_STALLS: u32 = 2;
-/// Maximum size of a piece. A longer line is sent in pieces, so that lines of other clients can pass between the
-/// pieces.
-pub(super) const PIECE: usize = 64 << 10;
+/// Maximum size of a piece, in bytes. A longer line is sent in pieces, so that lines of other clients can pass
+/// between the pieces.
+pub(super) const MAX_PIECE: usize = 64 << 10;
 
 /// The lines of all clients that no worker has finished. A line gets its number when its beginning is sent, so that
 /// jobs begin in the order of their numbers, in whatever order the clients take turns.
@@ -29,7 +29,7 @@ pub(super) struct Requests {
     partial: BTreeMap<u64, (u64, usize)>,
     /// The number of the next line.
     next: u64,
-    /// The bytes that the lines of each connection count for.
+    /// The total size of each connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
     bytes: BTreeMap<u64, usize>,
 }
 
@@ -56,7 +56,7 @@ struct PendingLine {
 /// A line or a piece of a line, marked for the worker.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// The bytes to send, with the mark of the connection and the number.
+    /// The bytes to send, after a mark with the connection and the line's number.
     pub(super) marked: Vec<u8>,
     /// True for a whole line and for the last piece of a line.
     pub(super) is_last: bool,
@@ -74,10 +74,10 @@ impl Requests {
         }
     }
 
-    /// Adds a line of a client.
+    /// Adds a line of a client. An empty line marks the end of the connection.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
-        *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
-        let may_cancel = line.len() <= MAX_PARSED && memchr::memmem::find(line, b"cancelled").is_some();
+        *self.bytes.entry(connection).or_default() += line.len() + LINE_OVERHEAD;
+        let may_cancel = line.len() <= MAX_PARSED_LINE && memchr::memmem::find(line, b"cancelled").is_some();
         let text = line.into();
         let line = PendingLine { number: None, connection, text, awaited: None, stalls: 0, is_lost: false, may_cancel };
         self.waiting.entry(connection).or_default().push_back(line);
@@ -92,7 +92,7 @@ impl Requests {
     }
 
     /// Returns true when there is something to send.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         !self.turns.is_empty()
     }
 
@@ -111,14 +111,15 @@ impl Requests {
                 (number, 0)
             }
         };
-        // The worker may have finished the line already, but must still read the line's end.
+        // If the worker has finished the line already, or the client has disconnected, the text is gone, but the worker
+        // must still read the line's end.
         let rest = self.open.get(&number).and_then(|line| line.text.get(done..)).unwrap_or(b"\n");
-        let is_last = rest.len() <= PIECE;
+        let is_last = rest.len() <= MAX_PIECE;
         let marked = if is_last {
-            route::line(connection, number, rest)
+            route::mark_line(connection, number, rest)
         } else {
-            self.partial.insert(connection, (number, done + PIECE));
-            route::piece(connection, number, &rest[..PIECE])
+            self.partial.insert(connection, (number, done + MAX_PIECE));
+            route::mark_piece(connection, number, &rest[..MAX_PIECE])
         };
         let waits = self.waiting.get(&connection).is_some_and(|lines| !lines.is_empty());
         if waits || self.partial.contains_key(&connection) {
@@ -159,7 +160,7 @@ impl Requests {
     /// Subtracts a removed line from the bytes of its connection.
     fn forget_bytes(&mut self, line: &PendingLine) {
         if let Some(bytes) = self.bytes.get_mut(&line.connection) {
-            *bytes -= line.text.len() + OVERHEAD;
+            *bytes -= line.text.len() + LINE_OVERHEAD;
             if *bytes == 0 {
                 self.bytes.remove(&line.connection);
             }
@@ -198,7 +199,7 @@ impl Requests {
     }
 
     /// Returns the number of the first open line from this number on.
-    pub(super) fn first_from(&self, number: u64) -> Option<u64> {
+    pub(super) fn first_open_line_from(&self, number: u64) -> Option<u64> {
         self.open.range(number..).next().map(|(number, _)| *number)
     }
 
@@ -210,14 +211,14 @@ impl Requests {
     }
 
     /// Records that an open line did not reach its worker.
-    pub(super) fn record_lost(&mut self, number: u64) {
+    pub(super) fn record_lost_line(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.is_lost = true;
         }
     }
 
     /// Removes an open line at which [`MAX_STALLS`] workers have stalled. Returns the line's connection and text.
-    pub(super) fn take_stalling(&mut self) -> Option<(u64, Box<[u8]>)> {
+    pub(super) fn take_stalling_line(&mut self) -> Option<(u64, Box<[u8]>)> {
         let number = self.open.iter().find(|(_, line)| line.stalls >= MAX_STALLS).map(|(number, _)| *number)?;
         let line = self.open.remove(&number)?;
         self.forget_bytes(&line);
@@ -225,7 +226,7 @@ impl Requests {
     }
 
     /// Returns true when an open line has a number above this one. The line may be sent only in part.
-    pub(super) fn has_after(&self, number: u64) -> bool {
+    pub(super) fn has_open_line_after(&self, number: u64) -> bool {
         self.open.last_key_value().is_some_and(|(last, _)| *last > number)
     }
 
@@ -241,7 +242,7 @@ impl Requests {
         // A long line counts as a request: parsing it would take too long.
         let waits = |line: &mut PendingLine| {
             let text = &line.text;
-            *line.awaited.get_or_insert_with(|| text.len() > MAX_PARSED || messages::refusal(text, "").is_some())
+            *line.awaited.get_or_insert_with(|| text.len() > MAX_PARSED_LINE || messages::refusal(text, "").is_some())
         };
         let open = self.open.iter_mut().find_map(|(number, line)| waits(line).then_some(*number));
         open.or_else(|| self.waiting.values_mut().flatten().any(waits).then_some(0))
@@ -259,21 +260,21 @@ impl Requests {
             let Some(last) = lines.iter().rposition(|line| line.may_cancel) else { continue };
             let mut requests = HashMap::new();
             for index in 0..=last {
-                if lines[index].text.len() > MAX_PARSED {
+                if lines[index].text.len() > MAX_PARSED_LINE {
                     // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
                     if let Some(id) = IdScanner::scan(&lines[index].text) {
                         requests.insert(id.to_string(), index);
                     }
                     continue;
                 }
-                for message in messages::messages(&lines[index].text) {
+                for message in messages::parse_messages(&lines[index].text) {
                     if let Some(id) = messages::request_id(&message) {
                         requests.insert(id.to_string(), index);
                     } else if let Some(id) = messages::cancelled_id(&message)
                         && let Some(index) = requests.remove(&id.to_string())
                     {
                         let line = &mut lines[index];
-                        let is_long = line.text.len() > MAX_PARSED;
+                        let is_long = line.text.len() > MAX_PARSED_LINE;
                         let notification =
                             if is_long { Some(b"\n".to_vec()) } else { messages::as_notification(&line.text, id) };
                         let Some(text) = notification else { continue };
@@ -292,7 +293,7 @@ impl Requests {
         self.next
     }
 
-    /// Returns the bytes that the lines of a connection count for.
+    /// Returns the total size of a connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
     pub(super) fn bytes(&self, connection: u64) -> usize {
         self.bytes.get(&connection).copied().unwrap_or(0)
     }
@@ -304,11 +305,11 @@ mod tests {
     use crate::rpc::route::MarkedContent;
 
     impl Requests {
-        /// Returns true when `bytes` equals a new count of all lines.
-        fn counts_right(&self) -> bool {
+        /// Returns true when `bytes` equals the totals computed from all lines.
+        fn byte_counts_match(&self) -> bool {
             let mut bytes = BTreeMap::new();
             for line in self.open.values().chain(self.waiting.values().flatten()) {
-                *bytes.entry(line.connection).or_default() += line.text.len() + OVERHEAD;
+                *bytes.entry(line.connection).or_default() += line.text.len() + LINE_OVERHEAD;
             }
             bytes == self.bytes
         }
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!([2, 2, 4].map(|number| requests.finish(number)), [Some(1), None, None]);
         assert_eq!((requests.texts(0), requests.texts(1).len()), (vec!["a", "c"], 0));
         assert!(requests.has(3) && !requests.has(2));
-        assert_eq!((requests.next_number(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * OVERHEAD, 0));
+        assert_eq!((requests.next_number(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * LINE_OVERHEAD, 0));
         assert_eq!([1, 3].map(|number| requests.finish(number)), [Some(0), Some(0)]);
         assert!(requests.bytes.is_empty());
     }
@@ -349,18 +350,18 @@ mod tests {
     #[test]
     fn clients_take_turns_with_lines_and_pieces_of_lines() {
         let mut requests = Requests::new();
-        let long = format!("{}\n", "x".repeat(2 * PIECE));
+        let long = format!("{}\n", "x".repeat(2 * MAX_PIECE));
         for (connection, line) in [(1, &*long), (1, "a\n"), (2, "b\n"), (2, "c\n"), (3, "d\n")] {
             requests.add(connection, line.as_bytes());
         }
         assert_eq!(requests.send_all(), [(1, 1), (2, 2), (3, 3), (1, 1), (2, 4), (1, 1), (1, 5)]);
-        assert!(!requests.is_waiting() && requests.counts_right());
+        assert!(!requests.has_waiting() && requests.byte_counts_match());
     }
 
     #[test]
     fn the_next_worker_gets_all_lines_and_begun_lines_keep_their_numbers() {
         let mut requests = Requests::new();
-        let long = format!("{}\n", "x".repeat(PIECE));
+        let long = format!("{}\n", "x".repeat(MAX_PIECE));
         for (connection, line) in [(1, "a\n"), (2, "b\n"), (1, &*long), (1, "c\n")] {
             requests.add(connection, line.as_bytes());
         }
@@ -369,38 +370,38 @@ mod tests {
         requests.resend(1);
         assert_eq!(requests.send_all(), [(1, 1), (2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
-        assert!(requests.counts_right());
+        assert!(requests.byte_counts_match());
     }
 
     #[test]
-    fn a_line_at_which_two_workers_stalled_is_removed_and_no_other_line() {
+    fn only_a_line_at_which_two_workers_stalled_is_removed() {
         let mut requests = Requests::new();
         for line in ["a\n", "b\n", "c\n"] {
             requests.add(5, line.as_bytes());
         }
         for expected in [None, Some((5, Box::from(*b"b\n")))] {
             let numbers: Vec<_> = requests.send_all().into_iter().map(|(_, number)| number).collect();
-            assert_eq!(requests.first_from(numbers[1]), Some(numbers[1]));
+            assert_eq!(requests.first_open_line_from(numbers[1]), Some(numbers[1]));
             requests.record_stall(numbers[1]);
-            assert_eq!(requests.take_stalling(), expected);
+            assert_eq!(requests.take_stalling_line(), expected);
             requests.resend(0);
         }
         requests.record_stall(99);
-        assert!(requests.take_stalling().is_none() && requests.counts_right());
+        assert!(requests.take_stalling_line().is_none() && requests.byte_counts_match());
         assert_eq!(requests.texts(5), ["a", "c"]);
     }
 
     #[test]
     fn a_disconnected_client_loses_its_waiting_lines_and_the_text_of_its_open_lines() {
         let mut requests = Requests::new();
-        let long = format!("{}\n", "x".repeat(PIECE));
+        let long = format!("{}\n", "x".repeat(MAX_PIECE));
         for line in ["a\n", &*long, "b\n"] {
             requests.add(3, line.as_bytes());
         }
         let begun: Vec<_> = (0..2).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 2);
         requests.disconnect(3);
-        assert!(requests.counts_right());
+        assert!(requests.byte_counts_match());
         assert_eq!(requests.send_all(), [(3, 3)]);
         assert_eq!(requests.texts(3), ["", "", ""]);
         assert_eq!([1, 2, 3].map(|number| requests.finish(number)), [Some(3); 3]);
@@ -417,17 +418,17 @@ mod tests {
         }
         requests.apply_cancellations();
         assert_eq!((requests.texts(0)[0], requests.texts(3)[0]), (r#"{"id":7,"method":"a"}"#, r#"{"method":"b"}"#));
-        assert!(requests.counts_right());
+        assert!(requests.byte_counts_match());
     }
 
     #[test]
     fn a_cancelled_request_too_long_to_parse_loses_its_text() {
         let mut requests = Requests::new();
-        requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(MAX_PARSED)).as_bytes());
+        requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(MAX_PARSED_LINE)).as_bytes());
         requests.add(0, br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
         requests.apply_cancellations();
         assert_eq!(requests.texts(0)[0], "");
-        assert!(requests.counts_right());
+        assert!(requests.byte_counts_match());
     }
 
     #[test]
@@ -455,7 +456,7 @@ mod tests {
             requests.texts(0)[1..3],
             [r#"{"method":"ping"}"#, r#"[{"method":"ping"},{"id":9,"method":"ping"}]"#]
         );
-        assert!(requests.counts_right());
+        assert!(requests.byte_counts_match());
         (7..=9).for_each(|number| assert_eq!(requests.finish(number), Some(0)));
         assert_eq!(requests.first_awaited(), Some(12));
     }

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// The number of losses within [`WITHIN`] at which the server stops. An answer between the losses restarts the count.
+/// The number of losses within [`LOSS_WINDOW`] at which the server stops. An answer between the losses restarts the count.
 const MAX_LOSSES: usize = 20;
-/// The number of losses of workers that had not served yet, within [`WITHIN`], at which the server stops.
+/// The number of losses of workers that had not served yet, within [`LOSS_WINDOW`], at which the server stops.
 const MAX_EARLY_LOSSES: usize = 5;
 /// The time within which losses are counted.
-const WITHIN: Duration = Duration::from_secs(10);
+const LOSS_WINDOW: Duration = Duration::from_secs(10);
 /// The delay after the first worker that could not be started, so that its remaining processes can end. The delay doubles
 /// with each further failed start.
 const BACKOFF: Duration = Duration::from_millis(50);
@@ -31,7 +31,7 @@ pub(super) struct RestartPolicy {
 
 impl RestartPolicy {
     /// Records that a worker has answered a request.
-    pub(super) fn answered(&mut self) {
+    pub(super) fn record_answer(&mut self) {
         self.losses.clear();
     }
 
@@ -40,13 +40,13 @@ impl RestartPolicy {
     /// # Errors
     /// Returns the number of losses and their time span, worded as "5 times within 10 seconds", if too many workers
     /// were lost.
-    pub(super) fn after_loss(&mut self, stage: WorkerStage, now: Instant) -> Result<Instant, String> {
-        self.losses.retain(|(at, _)| now - *at < WITHIN);
+    pub(super) fn record_loss(&mut self, stage: WorkerStage, now: Instant) -> Result<Instant, String> {
+        self.losses.retain(|(at, _)| now - *at < LOSS_WINDOW);
         self.losses.push((now, stage));
         let count = |stage: WorkerStage| self.losses.iter().filter(|(_, other)| *other == stage).count();
         let unstarted = count(WorkerStage::Unstarted);
         if self.losses.len() >= MAX_LOSSES || unstarted + count(WorkerStage::Starting) >= MAX_EARLY_LOSSES {
-            return Err(format!("{} times within {} seconds", self.losses.len(), WITHIN.as_secs()));
+            return Err(format!("{} times within {} seconds", self.losses.len(), LOSS_WINDOW.as_secs()));
         }
         Ok(if stage == WorkerStage::Unstarted { now + BACKOFF * (1 << unstarted) / 2 } else { now })
     }
@@ -62,15 +62,15 @@ mod tests {
         let mut policy = RestartPolicy::default();
         for _ in 0..3 {
             for _ in 1..MAX_LOSSES {
-                assert_eq!(policy.after_loss(WorkerStage::Serving, now), Ok(now));
+                assert_eq!(policy.record_loss(WorkerStage::Serving, now), Ok(now));
             }
-            policy.answered();
+            policy.record_answer();
         }
         for _ in 1..MAX_EARLY_LOSSES {
-            assert_eq!(policy.after_loss(WorkerStage::Starting, now), Ok(now));
+            assert_eq!(policy.record_loss(WorkerStage::Starting, now), Ok(now));
         }
-        assert!(policy.after_loss(WorkerStage::Starting, now).unwrap_err().starts_with("5 times"));
-        assert_eq!(policy.after_loss(WorkerStage::Starting, now + WITHIN), Ok(now + WITHIN));
+        assert!(policy.record_loss(WorkerStage::Starting, now).unwrap_err().starts_with("5 times"));
+        assert_eq!(policy.record_loss(WorkerStage::Starting, now + LOSS_WINDOW), Ok(now + LOSS_WINDOW));
     }
 
     #[test]
@@ -78,7 +78,7 @@ mod tests {
         let now = Instant::now();
         let mut policy = RestartPolicy::default();
         let delays = [1, 2, 4, 8].map(|times| Ok(now + BACKOFF * times));
-        assert_eq!([0; 4].map(|_| policy.after_loss(WorkerStage::Unstarted, now)), delays);
-        assert!(policy.after_loss(WorkerStage::Unstarted, now).is_err());
+        assert_eq!([0; 4].map(|_| policy.record_loss(WorkerStage::Unstarted, now)), delays);
+        assert!(policy.record_loss(WorkerStage::Unstarted, now).is_err());
     }
 }

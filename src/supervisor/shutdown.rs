@@ -11,8 +11,8 @@ use crate::rpc::WriteBuffer;
 const SHUTDOWN_TIME: Duration = Duration::from_millis(950);
 /// Minimum time for the client to read the last answers.
 const FINAL_READ_TIME: Duration = Duration::from_millis(50);
-/// Maximum time that a failed server waits for a request to answer with the reason of the failure, and for the client
-/// to read the answer.
+/// Maximum time that a failed server waits for a client to send a request and to read the answer, which gives the
+/// reason of the failure.
 const FAILURE_REPORT_TIME: Duration = Duration::from_secs(2);
 
 /// A shutdown in progress.
@@ -29,8 +29,8 @@ pub(super) struct Shutdown {
 }
 
 impl Shutdown {
-    /// Creates the shutdown at the end of input (`status` 0) or after a signal. Running calls have until the deadline to
-    /// finish.
+    /// Creates the shutdown at the end of input, with `status` 0, or after a signal, with the exit status for the
+    /// signal. Running calls have until the deadline to finish.
     pub(super) fn graceful(status: i32) -> Self {
         let reason = "the server is shutting down; the request was not finished".to_owned();
         Self { status, reason, deadline: Instant::now() + SHUTDOWN_TIME, waits_for_request: false }
@@ -41,16 +41,17 @@ impl Shutdown {
         Self { status: 1, reason, deadline: Instant::now() + FAILURE_REPORT_TIME, waits_for_request: true }
     }
 
-    /// Answers the open requests of the client of stdin, and waits until the client has read `output`. The wait ends at
-    /// the deadline, or after [`FINAL_READ_TIME`] if that is later. `worker` is the exit status that the worker
-    /// announced. Returns the exit status of the server, which is `worker` after the end of input, if there is one.
+    /// Answers the open requests of the client of stdin with errors, and waits until the client has read `output`. The
+    /// wait ends at the deadline, or after [`FINAL_READ_TIME`] if that is later. `worker` is the exit status that the
+    /// worker announced. Returns the exit status of the server: `worker`, if the input has ended and `worker` is not
+    /// `None`, or else the status of the shutdown.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
         let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);
         if refusals.all(|answer| output.put(&answer).is_ok()) {
             while !output.is_empty() && Instant::now() < end {
                 let mut set = PollSet::new();
-                set.write((), output);
+                set.add_write((), output);
                 let left = end.saturating_duration_since(Instant::now());
                 if set.wait(Some(left)).is_err() || output.flush().is_err() {
                     break;

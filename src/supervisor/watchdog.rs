@@ -7,27 +7,27 @@ use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::os::processes;
 use crate::recovery::state::Crash;
-use crate::recovery::status_page::{StatusField, monotonic};
+use crate::recovery::status_page::{StatusField, monotonic_nanoseconds};
 use crate::result_kind::TIMEOUT;
-use crate::session::recovery::failed;
+use crate::session::recovery::failed_outcome;
 
 // Each limit is the number of checks in a row that must find the same fault before the worker is ended. Checks are
 // counted, not timed, since the supervisor may have been stopped too, or the machine may be busy.
 
 /// Limit for a worker that does not read its input. A garbage collection of a large heap may stop reading for a while.
-const NOT_READING: u32 = 10;
+const NOT_READING_LIMIT: u32 = 10;
 /// Limit for a worker that reads requests but runs nothing while a client waits.
-const STALLED: u32 = 20;
+const STALLED_LIMIT: u32 = 20;
 /// Limit for a worker that a signal has stopped: a SIGCONT may follow.
-const STOPPED: u32 = 10;
+const STOPPED_LIMIT: u32 = 10;
 /// Limit for an evaluation that still runs after its deadline, by which the worker should have ended it or asked to be
 /// replaced.
-const OVERDUE: u32 = 2;
+const OVERDUE_LIMIT: u32 = 2;
 /// Limit for a frame that the worker has begun to write and does not finish.
-const UNFINISHED: u32 = 5;
-/// Limit for a worker that has not finished its start and the replay of definitions. A check counts unless the form
+const UNFINISHED_LIMIT: u32 = 5;
+/// Limit for a worker that has not finished its start or the replay of definitions. A check counts unless the form
 /// that is being replayed still has time left.
-const UNREADY: u32 = 45;
+const UNREADY_LIMIT: u32 = 45;
 
 /// The watchdog of one worker process.
 #[derive(Debug, Default)]
@@ -38,11 +38,12 @@ pub(super) struct Watchdog {
     last_check: Option<Instant>,
     /// The number of the last line that the worker had read at the last check.
     last_read: u64,
-    /// The oldest request whose client waited at the last check, and the foreground job that had begun last.
+    /// The number of the oldest line whose client waited at the last check, and the number of the foreground job that
+    /// had begun last.
     waits: (Option<u64>, u64),
-    /// The bytes that the worker had written by the last check, if they ended within a frame.
+    /// The number of bytes that were read from the worker by the last check, if they ended within a frame.
     unfinished_at: Option<u64>,
-    // The number of checks in a row that found each fault.
+    // The counters of the faults: for each fault, the number of checks in a row that found it.
     not_reading: u32,
     stalled: u32,
     stopped: u32,
@@ -70,20 +71,20 @@ impl Watchdog {
         if !worker.replayed {
             // Each replayed form has a deadline of its own.
             let deadline = worker.status.get(StatusField::Deadline);
-            let overdue = worker.status.get(StatusField::ReplayedForm) > 0 && deadline < monotonic();
-            if count(&mut self.overdue, overdue) >= OVERDUE {
+            let overdue = worker.status.get(StatusField::ReplayedForm) > 0 && deadline < monotonic_nanoseconds();
+            if count(&mut self.overdue, overdue) >= OVERDUE_LIMIT {
                 return Some(Crash::new("could not be interrupted and was terminated").caused_by_form());
             }
-            return (count(&mut self.unready, deadline < monotonic()) >= UNREADY)
+            return (count(&mut self.unready, deadline < monotonic_nanoseconds()) >= UNREADY_LIMIT)
                 .then(|| Crash::new("did not become ready and was terminated"));
         }
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun > worker.status.get(StatusField::Ended);
-        if count(&mut self.overdue, running && deadline != 0 && deadline < monotonic()) >= OVERDUE {
-            let outcome = failed(TIMEOUT, "The evaluation ran longer than its time limit".to_owned());
+        if count(&mut self.overdue, running && deadline != 0 && deadline < monotonic_nanoseconds()) >= OVERDUE_LIMIT {
+            let outcome = failed_outcome(TIMEOUT, "The evaluation ran longer than its time limit".to_owned());
             return Some(Crash::new("could not be interrupted and was terminated").with_outcome(outcome));
         }
-        if count(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {
+        if count(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED_LIMIT {
             return Some(Crash::new("was stopped by a signal and was terminated"));
         }
         let lost_line = worker.status.get(StatusField::LostLine);
@@ -91,11 +92,11 @@ impl Watchdog {
             let crash = Crash::new("lost a request because code had read from the server's pipe, and was terminated");
             return Some(crash.stalled_at(Some(lost_line)));
         }
-        let unfinished_at = worker.unfinished();
+        let unfinished_at = worker.unfinished_frame_at();
         let unfinished =
             is_serving && self.stopped == 0 && unfinished_at.is_some() && unfinished_at == self.unfinished_at;
         self.unfinished_at = unfinished_at;
-        if count(&mut self.unfinished, unfinished) >= UNFINISHED {
+        if count(&mut self.unfinished, unfinished) >= UNFINISHED_LIMIT {
             return Some(Crash::new("wrote to a pipe of the server and was terminated"));
         }
         // Only requests count: a notification may stay open until a request before it is answered.
@@ -104,14 +105,15 @@ impl Watchdog {
             running || worker.status.get(StatusField::PendingAnswers) > 0 || !worker.status.background().is_empty();
         let stalled = is_serving && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
-        if count(&mut self.stalled, stalled) >= STALLED {
+        if count(&mut self.stalled, stalled) >= STALLED_LIMIT {
             return Some(Crash::new("stopped answering and was terminated").stalled_at(waits.0));
         }
         let last_read = worker.status.get(StatusField::LastLineRead);
-        let not_reading = is_serving && last_read == self.last_read && requests.has_after(last_read);
+        let not_reading = is_serving && last_read == self.last_read && requests.has_open_line_after(last_read);
         self.last_read = last_read;
-        (count(&mut self.not_reading, not_reading) >= NOT_READING).then(|| {
-            Crash::new("stopped reading requests and was terminated").stalled_at(requests.first_from(last_read))
+        (count(&mut self.not_reading, not_reading) >= NOT_READING_LIMIT).then(|| {
+            Crash::new("stopped reading requests and was terminated")
+                .stalled_at(requests.first_open_line_from(last_read))
         })
     }
 }

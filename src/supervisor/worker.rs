@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::messages;
-use super::recovery::{LOG_RETRY, Recovery};
+use super::recovery::{LOG_RETRY_INTERVAL, Recovery};
 use super::restart_policy::{RestartPolicy, WorkerStage};
 use super::watchdog::Watchdog;
 use super::worker_process::{self, WorkerProcess};
@@ -12,7 +12,7 @@ use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
 use crate::recovery::state::Crash;
 use crate::rpc::WriteBuffer;
-use crate::rpc::route::notice;
+use crate::rpc::route::mark_notice;
 
 /// The number of a worker among the workers of a supervisor. The number stays when the worker's process is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,7 +26,8 @@ impl WorkerId {
 /// A worker: a session's recovery record, and the process that serves the session.
 #[derive(Debug)]
 pub(super) struct Worker {
-    /// The current process; `None` between the loss of a process and the start of the next process.
+    /// The current process; `None` before the first process, and between the loss of a process and the start of the
+    /// next process.
     pub(super) process: Option<WorkerProcess>,
     /// The time to start the next process.
     pub(super) start_at: Instant,
@@ -36,7 +37,7 @@ pub(super) struct Worker {
     pub(super) restarts: RestartPolicy,
     pub(super) recovery: Recovery,
     /// True between the notice that the log cannot be written and the notice that the log can be written again.
-    log_failed: bool,
+    notified_log_failure: bool,
     /// The exit status that the last process announced.
     pub(super) announced_status: Option<i32>,
 }
@@ -52,7 +53,7 @@ impl Worker {
             watchdog: Watchdog::new(watch_interval),
             restarts: RestartPolicy::default(),
             recovery,
-            log_failed: false,
+            notified_log_failure: false,
             announced_status: None,
         }
     }
@@ -65,7 +66,7 @@ impl Worker {
     ) -> Result<(), Crash> {
         // No process is saving now: the processes that saved the last image were killed with it.
         self.recovery.checkpoints.remove_incomplete();
-        let image = self.recovery.image();
+        let image = self.recovery.next_core();
         let started = worker_process::start(arguments, image.as_deref(), session).and_then(|mut process| {
             self.recovery.send_state(&mut process)?;
             Ok(process)
@@ -73,28 +74,28 @@ impl Worker {
         self.process = Some(started.map_err(|error| Crash::new(format!("cannot be started: {error}")))?);
         self.watchdog = Watchdog::new(self.watchdog.interval);
         // A log that still cannot be written is reported again: the last process may not have shown the notice.
-        self.log_failed &= self.recovery.log_failure().is_none();
+        self.notified_log_failure &= self.recovery.log_failure().is_none();
         Ok(())
     }
 
     /// Tries to write a failed log again when the retry interval has passed. Notifies the clients when the log begins
     /// to fail, and when it can be written again.
     pub(super) fn check_log(&mut self) {
-        if self.recovery.log_retry().is_some_and(|time| time.is_zero()) {
+        if self.recovery.time_until_log_retry().is_some_and(|time| time.is_zero()) {
             self.recovery.rewrite_log();
         }
         let Some(input) = input_for_notices(&mut self.process) else { return };
         let text = match self.recovery.log_failure() {
-            Some(reason) if !self.log_failed => log_failure_notice(reason),
-            None if self.log_failed => {
+            Some(reason) if !self.notified_log_failure => log_failure_notice(reason),
+            None if self.notified_log_failure => {
                 "The session's log can be written again and includes the definitions made meanwhile.".to_owned()
             }
             _ => return,
         };
-        self.log_failed = !self.log_failed;
+        self.notified_log_failure = !self.notified_log_failure;
         for client in self.recovery.clients() {
             // An error means that the worker is lost, which the event loop detects.
-            let _ = input.put(&notice(client, &text));
+            let _ = input.put(&mark_notice(client, &text));
         }
     }
 
@@ -102,12 +103,12 @@ impl Worker {
     /// were notified when the log began to fail.
     pub(super) fn connect(&mut self, client: u64) {
         self.recovery.connect(client);
-        if self.log_failed
+        if self.notified_log_failure
             && let Some(reason) = self.recovery.log_failure()
             && let Some(input) = input_for_notices(&mut self.process)
         {
             // An error means that the worker is lost, which the event loop detects.
-            let _ = input.put(&notice(client, &log_failure_notice(reason)));
+            let _ = input.put(&mark_notice(client, &log_failure_notice(reason)));
         }
     }
 
@@ -142,7 +143,7 @@ impl Worker {
 
     fn has_to_send(&self, takes_lines: impl Fn(&WorkerProcess) -> bool) -> bool {
         self.process.as_ref().is_some_and(|process| {
-            let waits = takes_lines(process) && self.recovery.requests.is_waiting();
+            let waits = takes_lines(process) && self.recovery.requests.has_waiting();
             process.input.as_ref().is_some_and(|input| !input.is_empty() || waits)
         })
     }
@@ -150,7 +151,7 @@ impl Worker {
     /// Returns true while the watchdog must check the process.
     pub(super) fn is_watched(&self) -> bool {
         self.process.as_ref().is_some_and(|process| {
-            !process.ready || process.unfinished().is_some() || self.recovery.requests.may_be_awaited()
+            !process.ready || process.unfinished_frame_at().is_some() || self.recovery.requests.may_be_awaited()
         })
     }
 
@@ -158,8 +159,8 @@ impl Worker {
     /// request, returns the request's client and the error that answers the request.
     ///
     /// # Errors
-    /// Returns a sentence that says how often the image was lost, and why the last time, if too many processes were
-    /// lost.
+    /// Returns a sentence that says how often the image was lost, and what caused the last loss, if too many
+    /// processes were lost.
     pub(super) fn record_loss(&mut self, crash: &Crash) -> Result<Option<(u64, Vec<u8>)>, String> {
         let process = self.process.take();
         let cause = &crash.cause;
@@ -171,7 +172,7 @@ impl Worker {
         };
         let progress =
             process.is_some_and(|process| self.recovery.record_crash(&process.status, process.replayed, crash));
-        let stalling = self.recovery.requests.take_stalling();
+        let stalling = self.recovery.requests.take_stalling_line();
         let refusal = stalling.and_then(|(client, line)| Some((client, messages::stall_error(&line)?)));
         self.recovery.resend();
         if progress {
@@ -180,7 +181,7 @@ impl Worker {
         }
         self.start_at = self
             .restarts
-            .after_loss(stage, Instant::now())
+            .record_loss(stage, Instant::now())
             .map_err(|times| format!("the Lisp image was lost {times} (the last one {cause}); the server stops"))?;
         Ok(refusal)
     }
@@ -203,8 +204,8 @@ fn input_for_notices(process: &mut Option<WorkerProcess>) -> Option<&mut WriteBu
 
 fn log_failure_notice(reason: &str) -> String {
     format!(
-        "The session's log cannot be written: {reason}. Until it can, new definitions are lost if the server is killed. \
+        "The session's log cannot be written: {reason}. While this lasts, new definitions are lost if the server is killed. \
          The server retries every {} seconds.",
-        LOG_RETRY.as_secs()
+        LOG_RETRY_INTERVAL.as_secs()
     )
 }

@@ -11,25 +11,25 @@ use std::process::Stdio;
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, WaitStatus};
 
-use super::requests::{PIECE, Requests};
+use super::requests::{MAX_PIECE, Requests};
 use crate::image::heap;
 use crate::recovery::checkpoint::store::this_program;
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
 use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
-use crate::rpc::descriptors::nonblocking;
-use crate::rpc::frame::{FrameKind, MAX_LINE_PAYLOAD, Malformed, parse};
-use crate::rpc::route::MAX_AHEAD;
+use crate::rpc::descriptors::set_nonblocking;
+use crate::rpc::frame::{FrameKind, MAX_LINE_PAYLOAD, MalformedFrame, parse};
+use crate::rpc::route::MAX_LINES_AHEAD;
 
 /// Minimum free capacity of the read buffer before a read, in bytes.
-const CHUNK: usize = 64 << 10;
+const MIN_READ_CAPACITY: usize = 64 << 10;
 /// Maximum capacity, in bytes, that an empty read buffer keeps allocated.
-const KEEP: usize = 1 << 20;
+const MAX_IDLE_CAPACITY: usize = 1 << 20;
 
-/// Starts a worker process with these arguments. The process boots the core `image`, or the program's own core if there
-/// is none. With a persistent session the process inherits the session's lock, and its status page is a file of the
-/// session.
+/// Starts a worker process with these arguments. The process boots the core `image`, or the program's own core if
+/// `image` is `None`. With a persistent session the process inherits the session's lock, and its status page is a file of
+/// the session.
 pub(super) fn start(
     arguments: &[OsString],
     image: Option<&Path>,
@@ -38,9 +38,9 @@ pub(super) fn start(
     let status = WorkerStatus::new(session.map(|(session, _)| session.status_file()).as_deref())?;
     let (requests, to) = io::pipe()?;
     let (from, answers) = io::pipe()?;
-    let (to, from) = (nonblocking(to.into())?, nonblocking(from.into())?);
+    let (to, from) = (set_nonblocking(to.into())?, set_nonblocking(from.into())?);
     let mut command = std::process::Command::new(this_program()?);
-    command.arg0("sbcl-mcp").args(arguments).arg(format!("--status-fd={}", status.inherit(true)?));
+    command.arg0("sbcl-mcp").args(arguments).arg(format!("--status-fd={}", status.set_inheritable(true)?));
     if let Some(image) = image {
         command.arg("--image").arg(image);
     }
@@ -53,31 +53,31 @@ pub(super) fn start(
     // The worker gets a process group of its own: the terminal's signals reach only the supervisor, and signals that a
     // child of the worker sends to its process group do not reach the supervisor.
     let child = command.process_group(0).spawn();
-    status.inherit(false)?;
+    status.set_inheritable(false)?;
     lock.map_or(Ok(()), |lock| rustix::io::fcntl_setfd(lock, FdFlags::CLOEXEC))?;
     Ok(WorkerProcess {
         pid: Pid::from_child(&child?),
         status,
         input: Some(WriteBuffer::new(to)),
         output: from,
-        open: true,
+        is_output_open: true,
         buffer: Vec::new(),
         start: 0,
-        large: Vec::new(),
-        large_line: None,
-        read: 0,
+        partial_answer: Vec::new(),
+        partial_answer_line: None,
+        bytes_read: 0,
         sent: 0,
         received: 0,
-        ended: None,
+        wait_status: None,
         ready: false,
         replayed: false,
         announced_status: None,
-        has_unreadable: false,
+        has_unreadable_event: false,
     })
 }
 
 /// A frame's kind, line number and payload. The payload is owned if it came in parts.
-pub(super) type Received<'a> = (FrameKind, u64, Cow<'a, [u8]>);
+pub(super) type ReceivedFrame<'a> = (FrameKind, u64, Cow<'a, [u8]>);
 
 /// A worker process that was started.
 #[derive(Debug)]
@@ -88,21 +88,21 @@ pub(super) struct WorkerProcess {
     pub(super) input: Option<WriteBuffer>,
     output: OwnedFd,
     /// True until the end of the process's output.
-    pub(super) open: bool,
+    pub(super) is_output_open: bool,
     /// The bytes that were read; the bytes before `start` are handled.
     buffer: Vec<u8>,
     /// The start of the next frame in `buffer`.
     start: usize,
     /// The parts of a large answer that have arrived, and the number of the answered line.
-    large: Vec<u8>,
-    large_line: Option<u64>,
+    partial_answer: Vec<u8>,
+    partial_answer_line: Option<u64>,
     /// The number of bytes read from the process.
-    pub(super) read: u64,
+    pub(super) bytes_read: u64,
     /// The number of complete lines sent to the process, and the number of lines that it has reported as received.
     sent: u64,
     received: u64,
     /// The wait status, once the process is reaped. From then on, `pid` may belong to another process.
-    pub(super) ended: Option<WaitStatus>,
+    pub(super) wait_status: Option<WaitStatus>,
     /// True once the process serves.
     pub(super) ready: bool,
     /// True once the process has replayed its definitions.
@@ -110,7 +110,7 @@ pub(super) struct WorkerProcess {
     /// The exit status that the process announced.
     pub(super) announced_status: Option<i32>,
     /// True once the process has reported an event that cannot be read.
-    pub(super) has_unreadable: bool,
+    pub(super) has_unreadable_event: bool,
 }
 
 impl WorkerProcess {
@@ -124,9 +124,9 @@ impl WorkerProcess {
         // Lines beyond the pipe's capacity stay in `requests`, where lines of other clients can pass them.
         while is_open
             && input.is_empty()
-            && written < PIECE
+            && written < MAX_PIECE
             && self.ready
-            && self.sent < self.received + MAX_AHEAD
+            && self.sent < self.received + MAX_LINES_AHEAD
             && let Some(piece) = requests.next_piece()
         {
             written += piece.marked.len();
@@ -138,13 +138,13 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns true while the process is ready and fewer than [`MAX_AHEAD`] sent lines are not reported as received.
+    /// Returns true while the process is ready and fewer than [`MAX_LINES_AHEAD`] sent lines are not reported as received.
     pub(super) fn takes_lines(&self) -> bool {
-        self.ready && self.sent < self.received + MAX_AHEAD
+        self.ready && self.sent < self.received + MAX_LINES_AHEAD
     }
 
     /// Records that the process has reported `lines` lines as received.
-    pub(super) fn report_received(&mut self, lines: u64) {
+    pub(super) fn record_received(&mut self, lines: u64) {
         self.received = self.received.max(lines.min(self.sent));
     }
 
@@ -153,12 +153,12 @@ impl WorkerProcess {
         self.buffer.drain(..self.start);
         self.start = 0;
         if self.buffer.is_empty() {
-            self.buffer.shrink_to(KEEP);
+            self.buffer.shrink_to(MAX_IDLE_CAPACITY);
         }
-        self.buffer.reserve(CHUNK);
+        self.buffer.reserve(MIN_READ_CAPACITY);
         match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
-            Ok(0) => self.open = false,
-            Ok(read) => self.read += read as u64,
+            Ok(0) => self.is_output_open = false,
+            Ok(read) => self.bytes_read += read as u64,
             // The descriptor does not block: an error means that there is nothing to read now.
             Err(_) => {}
         }
@@ -167,29 +167,31 @@ impl WorkerProcess {
     /// Returns the next complete frame, or the next answer that came in parts; `None` until more is read.
     ///
     /// # Errors
-    /// Returns [`Malformed`] for bytes that the worker's own code does not write, and for an answer that is too long.
-    pub(super) fn next_frame(&mut self) -> Result<Option<Received<'_>>, Malformed> {
+    /// Returns [`MalformedFrame`] for bytes that the worker's own code does not write, and for an answer that is too long.
+    pub(super) fn next_frame(&mut self) -> Result<Option<ReceivedFrame<'_>>, MalformedFrame> {
         loop {
             let Some(((kind, line, payload), length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
             self.start += length;
-            let is_last = kind == FrameKind::Answer && self.large_line == Some(line);
+            let is_last = kind == FrameKind::Answer && self.partial_answer_line == Some(line);
             if kind != FrameKind::Part && !is_last {
                 return Ok(Some((kind, line, Cow::Borrowed(payload))));
             }
-            if *self.large_line.get_or_insert(line) != line || self.large.len() + payload.len() > MAX_LINE_PAYLOAD {
-                return Err(Malformed);
+            if *self.partial_answer_line.get_or_insert(line) != line
+                || self.partial_answer.len() + payload.len() > MAX_LINE_PAYLOAD
+            {
+                return Err(MalformedFrame);
             }
-            self.large.extend_from_slice(payload);
+            self.partial_answer.extend_from_slice(payload);
             if is_last {
-                self.large_line = None;
-                return Ok(Some((kind, line, Cow::Owned(std::mem::take(&mut self.large)))));
+                self.partial_answer_line = None;
+                return Ok(Some((kind, line, Cow::Owned(std::mem::take(&mut self.partial_answer)))));
             }
         }
     }
 
     /// Returns the number of bytes read so far, if they end within a frame or within an answer in parts.
-    pub(super) fn unfinished(&self) -> Option<u64> {
-        (self.start < self.buffer.len() || self.large_line.is_some()).then_some(self.read)
+    pub(super) fn unfinished_frame_at(&self) -> Option<u64> {
+        (self.start < self.buffer.len() || self.partial_answer_line.is_some()).then_some(self.bytes_read)
     }
 }
 
@@ -199,8 +201,8 @@ impl AsFd for WorkerProcess {
     }
 }
 
-/// Describes the end of a process, as the predicate of a sentence.
-pub(super) fn cause(status: WaitStatus) -> String {
+/// Describes the end of a worker process, as the predicate of a sentence about the Lisp image.
+pub(super) fn describe_exit(status: WaitStatus) -> String {
     if let Some(signal) = status.terminating_signal() {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
         let hint = match name {
@@ -212,7 +214,7 @@ pub(super) fn cause(status: WaitStatus) -> String {
         return format!("was killed by signal {signal} ({name}{hint})");
     }
     match status.exit_status() {
-        Some(heap::EXIT_LOST) => "could not continue: SBCL itself or foreign code aborted; see stderr".to_owned(),
+        Some(heap::EXIT_IMAGE_LOST) => "could not continue: SBCL itself or foreign code aborted; see stderr".to_owned(),
         Some(heap::EXIT_HEAP_EXHAUSTED) => "could not continue and was terminated".to_owned(),
         Some(status) => format!("exited with status {status}"),
         None => "ended".to_owned(),
@@ -221,7 +223,7 @@ pub(super) fn cause(status: WaitStatus) -> String {
 
 /// Returns true for a process killed by a signal that users and other programs send. A fault in the process itself
 /// raises none of these signals.
-pub(super) fn may_be_from_outside(status: WaitStatus) -> bool {
+pub(super) fn is_possibly_external(status: WaitStatus) -> bool {
     let sent = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
     status.terminating_signal().is_some_and(|signal| sent.iter().any(|sent| sent.as_raw() == signal))
 }

@@ -78,7 +78,7 @@ fn evaluation_output_merges_streams_and_escapes_markers(mode: Mode) {
     );
     assert_eq!(
         call_ok(&mut server, "check-evaluation", json!({"part": "output", "from": 17})),
-        "Evaluation 1, output: no characters from 17 on; there are 17."
+        "Evaluation 1, output: no characters from 17 on; the total is 17."
     );
     assert_eq!(call_ok(&mut server, "check-evaluation", json!({"part": "error"})), "Evaluation 1, error: none.");
 }
@@ -203,7 +203,7 @@ fn truncated_lists_count_the_omitted_entries_and_say_how_to_narrow_down(mode: Mo
     let history = call_ok(&mut server, "describe-last-error", json!({"list": 200}));
     let (shown, rest) = history.rsplit_once("\n... ").unwrap();
     let last: u64 = shown.lines().last().unwrap()[1..].split(' ').next().unwrap().parse().unwrap();
-    assert!(rest.contains(&format!(" older ones, E{} and before, ", last - 1)), "{rest}");
+    assert!(rest.contains(&format!(" older errors (E{} and before) ", last - 1)), "{rest}");
 }
 
 #[apply(both_modes)]
@@ -251,7 +251,7 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     for number in 1..=22 {
         server.evaluate(&format!("(print {number})"));
     }
-    let gone = "is no longer kept: only the last 20 are, up to 16 MB, until the session is reset or its image is lost.";
+    let gone = "is no longer kept: the session keeps the last 20, up to 16 MB, until it is reset or its image is lost.";
     for id in [1, 2] {
         assert_eq!(call_err(&mut server, "check-evaluation", json!({"id": id})), format!("Evaluation {id} {gone}"));
     }
@@ -279,8 +279,7 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     assert!(call_err(&mut server, "check-evaluation", json!({"id": 26})).ends_with(gone));
 }
 
-const NO_EVALUATIONS_SINCE_2: &str =
-    "No evaluations since the session was reset or its image was replaced or lost; those up to 2 are no longer kept.";
+const NO_EVALUATIONS_SINCE_2: &str = "No evaluations since the session was reset or its image was replaced or lost; evaluations up to 2 are no longer kept.";
 
 #[apply(both_modes)]
 fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {

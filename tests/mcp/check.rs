@@ -97,20 +97,20 @@ fn readable_code_has_no_findings() {
 #[test]
 fn syntax_errors_and_unknown_packages_are_reported() {
     for (text, expected) in [
-        ("(a ,b)", "1:4: a comma that is in no backquote"),
-        ("`(a ,(b ,c))", "1:9: a comma that is in no backquote"),
-        ("(list #<foo>)", "1:7: #< begins what was printed as an object that cannot be read"),
+        ("(a ,b)", "1:4: a comma outside a backquote"),
+        ("`(a ,(b ,c))", "1:9: a comma outside a backquote"),
+        ("(list #<foo>)", "1:7: #< begins the printed form of an object that cannot be read"),
         ("(list cl:a:b)", "1:7: too many colons in cl:a:b"),
-        ("(a ...)", "1:4: a token of nothing but dots"),
+        ("(a ...)", "1:4: a token that consists only of dots"),
         ("(. a)", "1:2: a dot with nothing before it in its list"),
         ("(a ')", "1:4: ' with nothing after it"),
         ("(a #+sbcl)", "1:4: a feature expression with nothing after it"),
         ("(a #+(sbcl) b)", "1:6: a list in a feature expression begins with AND, OR or NOT"),
         ("(a . )", "1:4: a dot with nothing after it in its list"),
-        ("(a\n #?b #?c)", "2:2: note: SBCL has no reader macro #?: this reads only where one is defined"),
+        ("(a\n #?b #?c)", "2:2: note: SBCL has no reader macro #?: define it before this form is read"),
         (
             "(defpackage :my-app (:use :cl)) (my-ap::f) (my-ap::g)",
-            "1:34: note: no package MY-AP is known here: what defines it must be loaded before this is read (is MY-APP meant?)",
+            "1:34: note: no package MY-AP is known here: load its definition before this form is read (is MY-APP meant?)",
         ),
     ] {
         assert_eq!(findings(text), [expected], "{text}");
@@ -191,7 +191,7 @@ fn packages_of_the_same_system_are_known() {
     write("src/main.lisp", "(in-package #:app.core)\n(app.core:run)\n(alexandria:flatten 1)\n(app.coer:run)\n");
     let main = directory.join("src/main.lisp").display().to_string();
     let expected = format!(
-        "{main}:4:2: note: no package APP.COER is known here: what defines it must be loaded before this is read (is APP.CORE \
+        "{main}:4:2: note: no package APP.COER is known here: load its definition before this form is read (is APP.CORE \
          meant?)\n"
     );
     assert_eq!(checked(&[&main], ""), (0, expected, String::new()));

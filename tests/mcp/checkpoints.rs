@@ -90,7 +90,7 @@ fn restore_brings_back_definitions_objects_and_variables() {
 
     let text = restore(&mut server, "all of it");
     assert!(text.starts_with("Restored \"all of it\" (evaluation 1, "), "{text}");
-    assert!(text.ends_with(" ago). Forgotten: the 3 evaluations since then.\nCurrent package: APP"), "{text}");
+    assert!(text.ends_with(" ago). Discarded: the 3 evaluations since then.\nCurrent package: APP"), "{text}");
     let text = server.evaluate("(list * *print-base* *count*)");
     assert_eq!(text, "=> (B 10 29)");
     let text = server.evaluate(
@@ -165,7 +165,7 @@ fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
     // A restore without the library reports it as missing and restores everything else.
     std::fs::remove_file(&library).unwrap();
     let text = restore(&mut server, "one");
-    assert!(text.contains("The shared object ") && text.contains("/lent.so is not there any more"), "{text}");
+    assert!(text.contains("The shared object ") && text.contains("/lent.so no longer exists"), "{text}");
     assert_eq!(server.evaluate(about), "=> (:BANG (F) 16 \"<1>\" 3 0)");
 }
 
@@ -222,7 +222,7 @@ fn lost_image_starts_from_the_last_checkpoint() {
     assert!(is_error);
     assert!(text.contains("Restored: the checkpoint \"b\" of "), "{text}");
     assert!(text.contains(" ago (evaluation 2) and the one defining form since then."), "{text}");
-    assert!(text.contains("Lost: values that were assigned since the checkpoint"), "{text}");
+    assert!(text.contains("Lost: values assigned to variables since the checkpoint"), "{text}");
     assert_eq!(server.evaluate("(after)"), "=> (:AFTER 3)");
 
     // After a restore, later checkpoints still exist, but a lost image does not boot from them.
@@ -276,7 +276,11 @@ fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
     let bytes = std::fs::read(&core).unwrap();
     std::fs::write(&core, &bytes[..bytes.len() - 1]).unwrap();
     let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
-    assert_eq!(text, "The checkpoint \"one\" is damaged: its file is not what was saved. It can only be deleted.");
+    assert_eq!(
+        text,
+        "The checkpoint \"one\" is damaged: its file differs from the saved core. The checkpoint can only be \
+        deleted."
+    );
     // A core with its old content and a new modification time is accepted.
     std::fs::write(&core, &bytes).unwrap();
     assert!(

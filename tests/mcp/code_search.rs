@@ -123,7 +123,7 @@ fn find_symbols_reports_omitted_matches_and_near_names() {
     assert!(many.last().unwrap().contains("more; they do not fit here"), "{:?}", many.last());
     assert_eq!(
         symbols(&mut server, json!({"query": "stirng-upcase"})),
-        ["Nothing matches \"stirng-upcase\".", "Near names: string-upcase, nstring-upcase."]
+        ["Nothing matches \"stirng-upcase\".", "Similar names: string-upcase, nstring-upcase."]
     );
     let excluded = symbols(&mut server, json!({"query": "string-upcase", "type": "variable"}));
     assert_eq!(
@@ -265,14 +265,8 @@ fn callees_exclude_functions_from_expansions_of_standard_macros() {
     assert_eq!(found(&mut server, "macros"), ["TARGET"]);
     assert_eq!(found(&mut server, "internals"), ["SB-IMPL::%PUTF"]);
     for (name, reason) in [
-        (
-            "",
-            "find-references: name must be that of a function, variable, macro or class, such as my-app:run, not \"\".",
-        ),
-        (
-            " ",
-            "find-references: name must be that of a function, variable, macro or class, such as my-app:run, not \"\".",
-        ),
+        ("", "find-references: name must be a function, variable, macro or class, such as my-app:run, not \"\"."),
+        (" ", "find-references: name must be a function, variable, macro or class, such as my-app:run, not \"\"."),
         ("#:c", "find-references: nothing can refer to #:c: the reader makes a new symbol each time."),
     ] {
         assert_eq!(call_err(&mut server, "find-references", json!({"name": name})), reason);
@@ -299,7 +293,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
             "SMALL  evaluation 1, line 24: (defun small (x) (target x))",
             "BIG  evaluation 1, line 25: (defun big (x) (small x))",
             "DATA  evaluation 1, line 26: (defun data () 'target)  (as data)",
-            "Not looked at: TARGET in quoted lists or computed for FUNCALL, calls of itself, files that are not loaded.",
+            "Not searched: TARGET in quoted lists or computed for FUNCALL, recursive calls, files that are not loaded.",
         ]
     );
     // Further relations of the same definitions.
@@ -363,7 +357,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
     let limited = ask(&mut server, "find-references", json!({"name": "target", "limit": 3}));
     assert_eq!(limited[3], "... 9 more; pass limit 12 to see them all.");
     let unknown = references(&mut server, "tragte", "callers");
-    assert_eq!(unknown[1], "Near names: TARGET, TRACE.");
+    assert_eq!(unknown[1], "Similar names: TARGET, TRACE.");
 }
 
 #[test]
@@ -375,9 +369,9 @@ fn callers_follow_redefinition_and_fmakunbound() {
     server.evaluate("(fmakunbound 'gone)");
     let found = references(&mut server, "target", "callers");
     assert_eq!(found[0], "CALLER  evaluation 2, line 2: (list (target x)))");
-    assert!(found[1].starts_with("Not looked at"), "{found:?}");
+    assert!(found[1].starts_with("Not searched"), "{found:?}");
     server.evaluate("(defun caller (x) x)");
-    assert_eq!(references(&mut server, "target", "callers")[0], "Nothing that is loaded calls TARGET.");
+    assert_eq!(references(&mut server, "target", "callers")[0], "No loaded code calls TARGET.");
     // The garbage collector moves code, which changes no result.
     server.evaluate("(defun late (x) (target x)) (dotimes (i 200) (compile nil `(lambda () ,i))) (gc :full t)");
     assert_eq!(
@@ -467,7 +461,7 @@ fn tests_relation_lists_tests_that_reach_a_function() {
         ]
     );
     assert!(found[3].starts_with("Not seen: "), "{found:?}");
-    assert_eq!(references(&mut server, "*tests*", "tests")[0], "No test that is loaded is known to call *TESTS*.");
+    assert_eq!(references(&mut server, "*tests*", "tests")[0], "No loaded test is known to call *TESTS*.");
 }
 
 /// Uses the real framework if Debian's package is installed.
@@ -542,7 +536,7 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
     (car x)
     ");
     insta::assert_snapshot!(expand(&mut server, "(wehn x)", "full"), @r"
-    WEHN is not defined: there is nothing to expand. Macros of near names: WHEN.
+    WEHN is not defined: there is nothing to expand. Macros with similar names: WHEN.
 
     (wehn x)
     ");
@@ -815,7 +809,7 @@ fn references_expansions_and_symbols_agree_with_slime() {
     ] {
         let theirs = names_from_slime(&mut server, &format!("(mapcar #'first (swank/backend:{question} '{name}))"));
         let text = call_ok(&mut server, "find-references", json!({"name": name, "relation": relation, "limit": 200}));
-        let lines = text.lines().take_while(|line| !line.starts_with("Not looked at"));
+        let lines = text.lines().take_while(|line| !line.starts_with("Not searched"));
         let ours: BTreeSet<_> = lines.map(outermost).collect();
         assert!(!theirs.is_empty() && theirs.is_subset(&ours), "{relation} of {name}:\n{theirs:?}\n{ours:?}");
         // Callers that SLIME does not report come from the constants of code and from calls by name.

@@ -119,7 +119,7 @@ fn failure_to_start_lisp_threads_is_reported() {
              (lambda (f lane) f (error \"no lane ~D\" lane))))",
             "SIMPLE-ERROR: no lane 0",
         ),
-        ("(sb-thread:abort-thread)", "what starts them was left by a non-local exit"),
+        ("(sb-thread:abort-thread)", "a non-local exit ended their start"),
     ] {
         std::fs::write(home.join(".sbclrc"), init).unwrap();
         for (arguments, status) in

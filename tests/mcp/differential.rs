@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use crate::client::{Scratch, Server};
 use sbcl::report::unescape_markers;
-use sbcl_core::{Bare, Recipe};
+use sbcl_core::{BareSbcl, Recipe};
 use serde_json::json;
 
 /// The placeholder in code for the directory that it may write to.
@@ -36,7 +36,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const ANSWER_END: char = '\u{1f}';
 
 /// The SBCL to compare with. `None` with `SBCL_MCP_PREBUILT`, which provides only a library and a core.
-static BARE: LazyLock<Option<Bare>> = LazyLock::new(|| {
+static BARE: LazyLock<Option<BareSbcl>> = LazyLock::new(|| {
     let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
     recipe.build().expect("the build of the binary is cached").bare
 });
@@ -158,7 +158,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn start(bare: &Bare, captures: &Path) -> Self {
+    fn start(bare: &BareSbcl, captures: &Path) -> Self {
         for name in ["stdout", "stderr"] {
             std::fs::write(captures.join(name), "").expect("a file to capture in");
         }
@@ -283,13 +283,13 @@ fn normalized(verdict: &str) -> String {
 /// Prefixes of the lines that the binary adds to a condition's message.
 const HINTS: [&str; 9] = [
     "The code ends at line ",
-    "The reader had come to line ",
+    "The reader stopped at line ",
     "Did you mean ",
     "By the indentation, line ",
     "In /",
-    "What there is of ",
-    "CONTINUE takes the new definition",
-    "RECKLESSLY-CONTINUE takes it as if",
+    "The existing objects and functions of ",
+    "CONTINUE installs the new definition",
+    "RECKLESSLY-CONTINUE installs it as if",
     "The object was made by an earlier definition",
 ];
 
@@ -386,7 +386,7 @@ impl SharedDirectory {
 }
 
 /// Runs cases on both sides and describes each difference.
-fn differences(cases: &[Case], bare: &Bare) -> Vec<String> {
+fn differences(cases: &[Case], bare: &BareSbcl) -> Vec<String> {
     let scratch = SharedDirectory::new();
     let mut found = Vec::new();
     // Within a stretch of cases each side keeps its state. The sides run one after the other because they share the

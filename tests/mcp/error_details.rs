@@ -179,7 +179,7 @@ fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
     let history = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     let lines: Vec<_> = history.lines().collect();
     assert_eq!(lines.len(), 21);
-    assert_eq!(lines[20], "... 5 older ones (raise `list` to see them)");
+    assert_eq!(lines[20], "... 5 older errors (raise `list` to see them)");
     for (line, number) in lines.iter().zip((6..=25).rev()) {
         let (id, rest) = line.split_once("  ").unwrap();
         assert_eq!(id, format!("E{number}"));
@@ -343,7 +343,7 @@ fn record_errors_lists_each_place_once_and_at_most_20_kinds(mode: Mode) {
     assert_eq!(text.matches("INVALID-ARRAY-INDEX-ERROR").count(), 1, "{text}");
     let text = recorded(&mut server, "(dotimes (i 30) (eval `(ignore-errors (error \"number ~a\" ,i))))");
     assert_eq!(text.matches("SIMPLE-ERROR  number ").count(), 20, "{text}");
-    assert!(text.starts_with("[notice]\nMore errors were signalled than are recorded: the first 20 kinds"), "{text}");
+    assert!(text.starts_with("[notice]\nOnly some of the signalled errors were recorded: the first 20 that"), "{text}");
     // A condition that is signalled again on its way counts once.
     let text = recorded(
         &mut server,

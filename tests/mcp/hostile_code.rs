@@ -335,7 +335,7 @@ fn heap_exhausted_report_names_the_function_and_frees_the_data(mode: Mode) {
 fn threads_that_fill_the_heap_are_ended(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     let start = format!("(loop repeat 3 do (sb-thread:make-thread (lambda () {GROWTH}) :name \"filler\"))");
-    let ended = "so these were ended: thread filler, thread filler, thread filler.";
+    let ended = "so these threads were ended: thread filler, thread filler, thread filler.";
 
     // During an unrelated evaluation.
     let (text, is_error) = session.answer(&format!("{start} (sleep 1) :rested"), 30.0);
@@ -403,7 +403,7 @@ fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
         "(progn (push (lambda () (loop)) sb-ext:*exit-hooks*) (exit))",
     ] {
         let text = session.evaluate_err(code, 5.0, refused);
-        assert!(text.contains("the server goes on"), "{text}");
+        assert!(text.contains("the server and the session continue"), "{text}");
     }
     let text = session.evaluate_err("(unwind-protect (error \"first\") (exit))", 5.0, refused);
     assert!(text.contains("reached the debugger earlier: SIMPLE-ERROR"), "{text}");

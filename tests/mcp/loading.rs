@@ -318,7 +318,10 @@ fn missing_file_or_system_is_reported_with_the_requiring_system() {
                     Component \"no-fiel\" not found, required by #<SYSTEM \"wants\">\nDid you mean no-file?\nNot found in ";
     assert!(text.starts_with(expected), "{text}");
     assert!(
-        before_backtrace(&text).ends_with("\nNeither Quicklisp nor OCICL is installed for this user, to fetch it."),
+        before_backtrace(&text).ends_with(
+            "\nIt cannot be fetched, because neither Quicklisp nor OCICL is installed for \
+            this user."
+        ),
         "{text}"
     );
 
@@ -329,7 +332,7 @@ fn missing_file_or_system_is_reported_with_the_requiring_system() {
     );
     assert!(text.contains("\nDid you mean wants?\nNot found in "), "{text}");
     assert!(
-        text.contains(&format!("{}, above it and one level below", project.path("").display()).replace("/,", ",")),
+        text.contains(&format!("{}, its parent directories", project.path("").display()).replace("/,", ",")),
         "{text}"
     );
 
@@ -439,7 +442,7 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     spoil(&project.path("one.fasl"));
     project.write("one.lisp", "(defun one () :anew)");
     let text = load(&mut server, json!({"path": "one.fasl"}));
-    assert!(text.contains("one.fasl was made by another SBCL: its source was loaded in its place."), "{text}");
+    assert!(text.contains("one.fasl was made by another SBCL: its source was loaded instead."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");
 
     app(&project);
@@ -528,8 +531,8 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
 APP::*LIMIT* keeps its value: its DEFVAR in app/a.lisp has changed, but DEFVAR does not reassign a bound variable. \
-                    (setf APP::*LIMIT* (* 2                    10)) does.
-app/a.lisp no longer defines these, but the image still has them: function APP::GONE, function APP::OLD-NAME, macro \
+                    To assign it: (setf APP::*LIMIT* (* 2                    10)).
+The image still has definitions that app/a.lisp no longer contains: function APP::GONE, function APP::OLD-NAME, macro \
                     APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.
 
 Loaded app: 2 files, 2 compiled, T s";
@@ -546,7 +549,7 @@ Loaded app: 2 files, 2 compiled, T s";
     let text = load(&mut server, json!({"path": "f.lisp"}));
     insta::assert_snapshot!(text, @r"
     [notice]
-    f.lisp no longer defines these, but the image still has them: function F.
+    The image still has definitions that f.lisp no longer contains: function F.
 
     Loaded f.lisp: 1 file, T s
     ");

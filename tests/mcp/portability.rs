@@ -245,14 +245,14 @@ fn check_contribs(server: &mut Server) {
     }
     for code in ["(require :sb-gmp)", "(asdf:load-system \"sb-gmp\")", "(asdf:find-system :sb-gmp)"] {
         let report = evaluate_err(server, code);
-        let reason = "\nSB-GMP is a contrib of SBCL that this image does not carry: it needs the foreign library GMP. Those \
-                      it carries: sb-bsd-sockets, ";
+        let reason = "\nSB-GMP is a contrib of SBCL that this image does not contain: it needs the foreign library GMP. The \
+                      image contains: sb-bsd-sockets, ";
         assert!(report.contains(reason.trim_start()), "{report}");
     }
     for code in ["(require :sb-manual)", "(require \"SB-MANUAL\")", "(asdf:load-system :sb-manual)"] {
         let report = evaluate_err(server, code);
         let reason =
-            format!("SB-MANUAL is no contrib of SBCL {}. This image carries: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
+            format!("SB-MANUAL is no contrib of SBCL {}. The image contains: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
         assert!(report.contains(&reason), "{report}");
     }
     assert_eq!(server.evaluate("(asdf:find-system :sb-gmp nil)"), "=> NIL");

@@ -45,7 +45,7 @@ impl Recording {
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(
-            text.starts_with("Recorded 20") && text.ends_with(&format!("\n{answers} answers, all the same.\n")),
+            text.starts_with("Recorded 20") && text.ends_with(&format!("\n{answers} answers, all as recorded.\n")),
             "{text}"
         );
     }
@@ -129,7 +129,10 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     let output = recording.replay();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains(" is not a record: the recording ends before it\n6 answers, all the same.\n"), "{text}");
+    assert!(
+        text.contains(" is not a record: the replay ends before this line\n6 answers, all as recorded.\n"),
+        "{text}"
+    );
 }
 
 #[apply(both_modes)]

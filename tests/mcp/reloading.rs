@@ -440,7 +440,7 @@ fn all_kinds() -> String {
 
 /// Returns the sorted names in the notice of a load.
 fn names_in_notice(text: &str) -> Vec<String> {
-    let Some((_, names)) = text.split_once(" no longer defines these, but the image still has them: ") else {
+    let Some((_, names)) = text.split_once(" no longer contains: ") else {
         assert!(!text.contains("[notice]"), "{text}");
         return Vec::new();
     };
@@ -569,10 +569,10 @@ fn definitions_removed_from_an_included_file_are_named() {
     project.write("included.lisp", "(defun other () 1)\n");
     project.write("main.lisp", "(defun another () 1)\n");
     let text = load_with(&mut server, json!({"path": "main.lisp"}));
-    assert!(text.contains("main.lisp no longer defines"), "{text}");
+    assert!(text.contains("main.lisp no longer contains"), "{text}");
     assert_eq!(names_in_notice(&text), ["function BOTH"], "{text}");
     let text = load_with(&mut server, json!({"path": "included.lisp"}));
-    assert!(text.contains("included.lisp no longer defines"), "{text}");
+    assert!(text.contains("included.lisp no longer contains"), "{text}");
     assert_eq!(names_in_notice(&text), ["function INCLUDED"], "{text}");
 }
 

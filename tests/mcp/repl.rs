@@ -320,7 +320,10 @@ fn colon_commands_load_describe_checkpoint_reset_and_quit() {
     assert!(terminal.evaluate(":restore", "CL-USER>").contains("Restored \"repl\""));
     assert_eq!(terminal.evaluate("*x*", "CL-USER>"), "=> 1");
     assert!(terminal.evaluate(":lod square", "CL-USER>").contains("There is no command :lod. Did you mean :load?"));
-    assert_eq!(terminal.evaluate(":tset", "CL-USER>"), "=> :TSET\n; That was read as a keyword. The command is :test.");
+    assert_eq!(
+        terminal.evaluate(":tset", "CL-USER>"),
+        "=> :TSET\n; :tset is a keyword, not a command. Did you mean :test?"
+    );
     assert_eq!(terminal.evaluate(":something", "CL-USER>"), "=> :SOMETHING");
     terminal.clear();
     assert!(terminal.evaluate(":help", "CL-USER>").contains(":checkpoint [NAME]"));
@@ -535,13 +538,13 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     assert!(text.contains("0.1 s") && status == Some(1), "{text}");
     let (_, reason, status) = test(&["few", "few::one"]);
     assert!(
-        reason.contains("few::one is not a system: several names must all be systems") && status == Some(2),
+        reason.contains("few::one is not a system. Several names must all be systems") && status == Some(2),
         "{reason}"
     );
     let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
     assert_eq!(
         terminal.evaluate(":test few few::one", "CL-USER>"),
-        "; few::one is not a system: several names must all be systems; give a test or package alone."
+        "; few::one is not a system. Several names must all be systems: name a test or package alone."
     );
     server.evaluate("(sb-rt:deftest few::|two words| 1 1)");
     for (name, count) in [("few::|two words|", 1), ("FEW::one", 1), ("few:", 2), ("few, few", 2)] {

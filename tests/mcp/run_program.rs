@@ -74,6 +74,24 @@ fn interrupted_evaluation_kills_the_process_groups_of_its_programs(mode: Mode) {
     server.assert_works();
 }
 
+/// A thread may be about to start a program when its evaluation is interrupted. SBCL lists the program among its
+/// processes only after the program has begun to run.
+#[apply(both_modes)]
+fn interrupted_evaluation_kills_a_program_that_is_being_started(mode: Mode) {
+    let mut server = mode.ready();
+    let sleep = format!("sleep {}", seconds());
+    server.evaluate(
+        "(sb-int:encapsulate 'sb-impl::wait-for-exec 'slow
+                             (lambda (wait &rest arguments) (sleep 3) (apply wait arguments)))",
+    );
+    let program = shell(&format!("{sleep}; echo"), "");
+    let code = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {program})))");
+    let (_, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+    assert!(is_error);
+    await_running(&sleep, 0);
+    server.assert_works();
+}
+
 #[test]
 fn run_program_without_wait_survives_interrupts_and_ends_on_reset() {
     let mut server = Server::ready();

@@ -186,14 +186,14 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
     let mut server = state.serve("idle");
     let text = server.evaluate("(list *x* (f))");
     assert!(text.contains("the checkpoint \"mine\" of "), "{text}");
-    let rest = "and the one defining form since then.\n  Lost: values that were assigned since the checkpoint, \
+    let rest = "and the one defining form since then.\n  Lost: values assigned to variables since the checkpoint, \
                 threads and open files.\n\n=> (3 :F)";
     assert!(text.ends_with(rest), "{text}");
     // Evaluations without definitions count as well.
     assert!(call_ok(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 4"));
     // The named checkpoint still exists, and restoring it forgets the later definitions.
     let text = call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
-    assert!(text.contains("Forgotten: the 2 evaluations since then."), "{text}");
+    assert!(text.contains("Discarded: the 2 evaluations since then."), "{text}");
     assert_eq!(server.evaluate("(list *x* (fboundp 'f))"), "=> (3 NIL)");
     call_ok(&mut server, "reset-session", json!({}));
     assert!(server.finish().status.success());
@@ -364,7 +364,7 @@ fn session_starts_when_its_status_page_cannot_be_written() {
     let mut server = state.serve("odd");
     assert!(server.evaluate("(list (f) *x*)").ends_with("=> (1 2)"));
     let end = server.finish();
-    assert!(end.stderr.contains("the status page is only kept in memory"), "{}", end.stderr);
+    assert!(end.stderr.contains("the status page is only in memory"), "{}", end.stderr);
 }
 
 #[test]
@@ -753,10 +753,10 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     let mut server = start();
     server.evaluate("(defun before () 1)");
     limit_file_size(server.pid(), Some(10));
-    server.evaluate("(defun during () 2)");
+    // The notice comes with this answer or the next one.
     let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). Until it can, ";
-    let text = server.evaluate("(defun later () 3)");
-    assert!(text.starts_with(notice), "{text}");
+    let texts = ["(defun during () 2)", "(defun later () 3)"].map(|form| server.evaluate(form));
+    assert!(texts.iter().any(|text| text.starts_with(notice)), "{texts:?}");
     assert_eq!(server.evaluate("(later)"), "=> 3");
     // A client that attaches meanwhile is notified, too.
     let mut client = Client::connect(&state.directory.join("sbcl-mcp/full.sock"));
@@ -781,13 +781,16 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     // The server is killed while the log cannot be written: the next server reports once that definitions may be
     // missing.
     limit_file_size(server.pid(), Some(10));
-    server.evaluate("(defun lost () 4)");
-    wait_until("the log cannot be written", || server.evaluate("1").contains("The session's log cannot be written"));
+    let mut text = server.evaluate("(defun lost () 4)");
+    wait_until("the log cannot be written", || {
+        let answer = std::mem::replace(&mut text, server.evaluate("1"));
+        answer.contains("The session's log cannot be written")
+    });
     kill_all(&state);
     drop(server);
     let mut server = start();
     let text = server.evaluate("(list (before) (fboundp 'lost))");
-    assert!(text.contains("\nThe session \"full\" continues. Its last server could not write the log from "), "{text}");
+    assert!(text.contains("\nThe session \"full\" continues. Its last server could no longer write the log"), "{text}");
     assert!(text.ends_with("=> (1 NIL)"), "{text}");
     kill_all(&state);
     drop(server);

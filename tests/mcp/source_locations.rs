@@ -435,11 +435,11 @@ fn reader_errors_have_line_and_column(mode: Mode) {
     let mut server = mode.ready();
     for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
         let text = evaluate_err(&mut server, code);
-        let position = "\nThe reader had come to line 2, column ";
+        let position = "\nThe reader stopped at line 2, column ";
         assert!(text.contains(position) && text.contains("begins at line 1, column 1."), "{code}: {text}");
     }
     let text = evaluate_err(&mut server, "(list 1\n  (no-such:thing))");
-    assert!(text.contains("Line: 2, Column: ") && !text.contains("had come to"), "{text}");
+    assert!(text.contains("Line: 2, Column: ") && !text.contains("reader stopped"), "{text}");
 }
 
 // ---- Internal frames
@@ -613,7 +613,7 @@ fn near_name_search_is_bounded_for_long_names_and_large_packages(mode: Mode) {
         evaluate_err(&mut server, "(funcall (quote large::frobnicat))").contains("\nDid you mean LARGE::FROBNICATE?\n")
     );
     let text = call_ok(&mut server, "describe-symbol", json!({"name": "large::frobnica"}));
-    assert!(text.ends_with("\nNear names: FROBNICAT, FROBNICATE."), "{text}");
+    assert!(text.ends_with("\nSimilar names: FROBNICAT, FROBNICATE."), "{text}");
 }
 
 #[apply(both_modes)]
@@ -621,7 +621,7 @@ fn redefined_structure_errors_mention_the_earlier_definition(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
     let text = evaluate_err(&mut server, "(defstruct m a b)");
-    assert!(text.contains("made by the old definition, with the slots (A).\nCONTINUE takes the new"), "{text}");
+    assert!(text.contains("have the old definition, with the slots (A).\nCONTINUE installs the new"), "{text}");
     server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
     for code in ["(m-b *m*)", "(progn (defmethod area ((x m)) x) (area *m*))"] {
         let text = evaluate_err(&mut server, code);

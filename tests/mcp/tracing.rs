@@ -267,18 +267,22 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
     for (arguments, expected) in [
         (
             json!({"code": "1"}),
-            "trace-calls needs either functions (a list of names) or trace-package (a package whose functions to trace).",
+            "trace-calls needs either functions (a list of names) or trace-package (a package whose functions are traced).",
         ),
         (json!({"code": "1", "functions": ["car"], "trace-package": "cl-user"}), "trace-calls needs either functions"),
         (json!({"code": "1", "functions": [1]}), "trace-calls: functions must be an array of strings, not 1."),
         (json!({"code": "1", "functions": ["fact"], "depth": 0}), "depth must be a whole number from 1 to 100"),
         (
             json!({"code": "1", "functions": ["fakt"]}),
-            "There is no function FAKT in package COMMON-LISP-USER. Near names: FACT. Local functions are named as (labels",
+            "There is no function FAKT in package COMMON-LISP-USER. Similar names: \
+            FACT. Local functions are named as (labels",
         ),
         (json!({"code": "1", "functions": ["twice"]}), "twice is a macro: only functions can be traced."),
         (json!({"code": "1", "functions": ["if"]}), "if is a special operator: only functions can be traced."),
-        (json!({"code": "1", "trace-package": "cl"}), "Package COMMON-LISP is SBCL's own (it is locked)"),
+        (
+            json!({"code": "1", "trace-package": "cl"}),
+            "Package COMMON-LISP is locked, so it cannot be traced as a whole",
+        ),
         (json!({"code": "1", "trace-package": "no-such"}), "There is no package named \"no-such\"."),
     ] {
         let text = call_err(&mut server, "trace-calls", arguments.clone());
@@ -497,7 +501,7 @@ fn profiling_stops_after_errors_and_timeouts() {
     }
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:start-profiling)"}));
     let text = call_err(&mut server, "profile", json!({"code": "1"}));
-    assert!(text.contains("SB-SPROF is profiling already, in mode :CPU"), "{text}");
+    assert!(text.contains("SB-SPROF is already profiling, in mode :CPU"), "{text}");
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
 }
 

@@ -479,7 +479,7 @@ fn describe_symbol_in_an_unknown_package_suggests_similar_names() {
     assert_eq!(not_found("car", Some("no-such-package")), "There is no package named \"no-such-package\".");
     assert_eq!(not_found("asfd:foo", None), "There is no package named \"asfd\". Did you mean ASDF?");
     let text = not_found("asfd", None);
-    assert!(text.ends_with("\nPackages of near names: ASDF."), "{text}");
+    assert!(text.ends_with("\nPackages with similar names: ASDF."), "{text}");
 }
 
 #[test]

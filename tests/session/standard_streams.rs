@@ -34,7 +34,7 @@ fn sb_sys_stdout_and_stdin_set_by_the_user_stay_set_with_one_notice() {
     let outcome = lisp.eval("(princ :kept)");
     assert_eq!(
         outcome.notices,
-        ["SB-SYS:*STDOUT* stays set to another stream, so that answers do not show what is printed. To undo that: \
+        ["SB-SYS:*STDOUT* stays set to another stream, so answers do not show its output. To undo that: \
           (sbcl-host::install-standard-streams)"]
     );
     assert_eq!(outcome.stdout.text, "");
@@ -45,7 +45,7 @@ fn sb_sys_stdout_and_stdin_set_by_the_user_stay_set_with_one_notice() {
     lisp.values("(setf sb-sys:*stdin* (make-string-input-stream \"1 2\"))");
     let outcome = lisp.eval("(read)");
     assert_eq!(outcome.result.as_ref().unwrap()[0].text, "1");
-    assert!(outcome.notices[0].starts_with("SB-SYS:*STDIN* stays set to another stream, from which is read."));
+    assert!(outcome.notices[0].starts_with("SB-SYS:*STDIN* stays set to another stream, so input is read from there."));
     lisp.values("(close sb-sys:*stdin*)");
     let notices = lisp.eval("(close sb-sys:*stdin*)").notices;
     assert_eq!(notices, ["*STDIN* no longer held an open stream and was reset to its initial value."]);

@@ -7,7 +7,7 @@ use crate::error::{Error, IoContext};
 use crate::progress::Progress;
 
 /// Takes the lock of this file, after waiting for another build if necessary. Dropping the result releases the lock.
-pub(crate) fn take(path: &Path, progress: &Progress) -> Result<File, Error> {
+pub(crate) fn acquire(path: &Path, progress: &Progress) -> Result<File, Error> {
     let file = File::create(path).context("making the lock", path)?;
     match file.try_lock() {
         Ok(()) => {}

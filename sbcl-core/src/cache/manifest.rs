@@ -1,5 +1,6 @@
-//! The manifest of a stage: a list of its files. A stage without a manifest, or without one of the files listed there,
-//! is incomplete: the build was killed, the machine crashed, or a person changed it.
+//! The manifest of a stage: a list of its files with their sizes. A stage is incomplete if it has no manifest, or if a
+//! file listed there is missing or has another size. This happens if the build was killed, the machine crashed, or
+//! someone changed the files.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,9 +8,9 @@ use std::path::Path;
 use crate::error::{Error, IoContext};
 use crate::files;
 
-const NAME: &str = ".manifest";
+const FILE_NAME: &str = ".manifest";
 
-/// Writes the directory's manifest, with sizes, after all files have been synced to the disk.
+/// Syncs all files of the directory to the disk, then writes its manifest.
 pub(crate) fn write(directory: &Path) -> Result<(), Error> {
     let mut lines = String::new();
     for name in files::list(directory, |_| true)? {
@@ -19,15 +20,15 @@ pub(crate) fn write(directory: &Path) -> Result<(), Error> {
         let size = file.metadata().context("reading", &path)?.len();
         lines.push_str(&format!("{size} {}\n", name.display()));
     }
-    let path = directory.join(NAME);
+    let path = directory.join(FILE_NAME);
     std::fs::write(&path, lines).context("writing", &path)?;
     let file = File::open(&path).context("opening", &path)?;
     file.sync_all().context("writing", &path)
 }
 
-/// Returns true if the directory has a manifest and every file listed there in full length.
+/// Returns true if the directory has a manifest, and every file that the manifest lists with the size given there.
 pub(crate) fn is_complete(directory: &Path) -> bool {
-    let Ok(lines) = std::fs::read_to_string(directory.join(NAME)) else {
+    let Ok(lines) = std::fs::read_to_string(directory.join(FILE_NAME)) else {
         return false;
     };
     lines.lines().all(|line| {

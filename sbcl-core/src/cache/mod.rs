@@ -22,7 +22,7 @@ use crate::process::Log;
 use crate::progress::Progress;
 
 /// A file whose modification time is the time of the stage's last use.
-const USED: &str = ".used";
+const LAST_USED_FILE: &str = ".used";
 
 /// A cache in the directory `root`.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub(crate) struct Cache {
 pub(crate) struct StageContext<'a> {
     /// An empty directory that becomes the finished stage.
     pub(crate) result: PathBuf,
-    /// An empty directory for temporary files, removed afterwards.
+    /// An empty directory for temporary files, removed after the build of the stage.
     pub(crate) scratch: PathBuf,
     /// The log for the output of programs.
     pub(crate) log: Log,
@@ -49,13 +49,13 @@ impl Cache {
     }
 
     /// Creates the directory of fetched sources, and returns it.
-    pub(crate) fn sources(&self) -> Result<PathBuf, Error> {
-        self.folder("sources")
+    pub(crate) fn create_sources_directory(&self) -> Result<PathBuf, Error> {
+        self.create_directory("sources")
     }
 
-    /// Returns the directory of a finished stage, which `make` fills if it does not exist. If several builds need the
-    /// stage at the same time, one of them makes it and the others wait.
-    pub(crate) fn stage(
+    /// Returns the directory of a finished stage. If the stage is missing or incomplete, calls `make` to build it. If
+    /// several processes need the stage at the same time, one process builds it while the others wait.
+    pub(crate) fn get_or_build(
         &self,
         stage: &str,
         key: &Key,
@@ -65,10 +65,10 @@ impl Cache {
         let name = format!("{stage}-{key}");
         let entry = self.root.join(&name);
         if !manifest::is_complete(&entry) {
-            let _lock = lock::take(&self.folder("locks")?.join(&name), progress)?;
+            let _lock = lock::acquire(&self.create_directory("locks")?.join(&name), progress)?;
             // Another build may have made the stage during the wait.
             if !manifest::is_complete(&entry) {
-                self.make(&name, &entry, progress, make)?;
+                self.build_stage(&name, &entry, progress, make)?;
             }
         }
         mark_used(&entry)?;
@@ -89,25 +89,25 @@ impl Cache {
         }
     }
 
-    fn make(
+    fn build_stage(
         &self,
         name: &str,
         entry: &Path,
         progress: &Progress,
         make: impl FnOnce(&StageContext<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // This build holds the lock, so no other build is still using what was left here.
+        // An existing stage is incomplete. This build holds the lock, so no other build is working on it.
         if entry.exists() {
             self.discard(entry)?;
         }
         self.clear_leftovers(name);
         // Programs of a killed build may still run in its directory, so this build's directory has a different name.
-        let temporary = self.folder("tmp")?.join(format!("{name}.{}", std::process::id()));
+        let temporary = self.create_directory("tmp")?.join(format!("{name}.{}", std::process::id()));
         remove(&temporary)?;
         let context = StageContext {
             result: temporary.join("result"),
             scratch: temporary.join("scratch"),
-            log: Log::create(self.folder("logs")?.join(format!("{name}.log")))?,
+            log: Log::create(self.create_directory("logs")?.join(format!("{name}.log")))?,
             progress,
         };
         for directory in [&context.result, &context.scratch] {
@@ -132,15 +132,15 @@ impl Cache {
         }
     }
 
-    /// Removes a stage. It is renamed first, so that no other build sees a part of it.
+    /// Removes a stage. Its directory is renamed first, so that no other build sees a partly removed stage.
     fn discard(&self, entry: &Path) -> Result<(), Error> {
         let name = entry.file_name().unwrap_or_default().to_string_lossy();
-        let aside = self.folder("tmp")?.join(format!("{name}.discarded-{}", std::process::id()));
+        let aside = self.create_directory("tmp")?.join(format!("{name}.discarded-{}", std::process::id()));
         std::fs::rename(entry, &aside).context("removing", entry)?;
         remove(&aside)
     }
 
-    fn folder(&self, name: &str) -> Result<PathBuf, Error> {
+    fn create_directory(&self, name: &str) -> Result<PathBuf, Error> {
         let folder = self.root.join(name);
         std::fs::create_dir_all(&folder).context("making", &folder)?;
         Ok(folder)
@@ -154,8 +154,8 @@ fn remove(directory: &Path) -> Result<(), Error> {
     }
 }
 
-/// Sets the files' modification times to long before any build. Cargo reruns a build script if a file is newer than the
-/// start of its last run, which would include files that this run made.
+/// Sets the files' modification times to long before any build. Cargo reruns a build script if one of its inputs is
+/// newer than the start of its last run, and the files of a stage that this run built would be newer.
 fn backdate(directory: &Path) -> Result<(), Error> {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for name in files::list(directory, |name| !directory.join(name).is_symlink())? {
@@ -167,12 +167,12 @@ fn backdate(directory: &Path) -> Result<(), Error> {
 }
 
 fn mark_used(entry: &Path) -> Result<(), Error> {
-    let path = entry.join(USED);
+    let path = entry.join(LAST_USED_FILE);
     std::fs::write(&path, "").context("writing", &path)
 }
 
 fn last_used(entry: &Path) -> SystemTime {
-    let modified = std::fs::metadata(entry.join(USED)).and_then(|data| data.modified());
+    let modified = std::fs::metadata(entry.join(LAST_USED_FILE)).and_then(|data| data.modified());
     modified.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 

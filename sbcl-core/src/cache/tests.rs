@@ -1,4 +1,4 @@
-//! Tests of the cache, with stages that take no time to build.
+//! Tests of the cache, with fake stages that are built in a moment.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +23,7 @@ fn build(cache: &Cache, key: &Key, made: &AtomicU32) -> PathBuf {
         std::thread::sleep(Duration::from_millis(100));
         Ok(())
     };
-    cache.stage("fake", key, &Progress::silent(), make).unwrap()
+    cache.get_or_build("fake", key, &Progress::silent(), make).unwrap()
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn stage_files_are_dated_before_the_build_began() {
     let entry = build(&cache(&directory), &key("a"), &AtomicU32::new(0));
     let modified = |name: &str| entry.join(name).metadata().unwrap().modified().unwrap();
     assert!(modified("file") < begin && modified("file") > SystemTime::UNIX_EPOCH);
-    // Pruning goes by this file's time, so it is not dated back.
-    assert!(modified(USED) > begin);
+    // `prune` compares the modification times of these files, so they are not backdated.
+    assert!(modified(LAST_USED_FILE) > begin);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_failed_build_publishes_nothing_and_can_be_tried_again() {
         let mut command = crate::process::clean_command("sh");
         context.log.run("failing", command.args(["-c", "echo why; false"]), context.progress)
     };
-    let error = cache.stage("fake", &key("a"), &Progress::silent(), fail).unwrap_err();
+    let error = cache.get_or_build("fake", &key("a"), &Progress::silent(), fail).unwrap_err();
     let Error::Step { log, output, .. } = error else {
         panic!("not the step's error: {error}");
     };

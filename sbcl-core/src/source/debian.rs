@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Outcome, Provider, Source, verify};
+use super::{LookupOutcome, Provider, Source, verify};
 use crate::progress::Progress;
 use crate::{files, pin, process};
 
 /// Time limit for apt to list its mirrors.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const MIRROR_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time limit for the download of the archive.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
@@ -18,18 +18,18 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 
 /// The provider that downloads from Debian's pool.
-pub(super) struct Debian {
+pub(super) struct DebianProvider {
     sources: PathBuf,
 }
 
-impl Debian {
+impl DebianProvider {
     /// Creates the provider, which downloads into this directory.
     pub(super) fn new(sources: &Path) -> Self {
         Self { sources: sources.to_owned() }
     }
 
     fn fetch(&self, mirror: &str, progress: &Progress) -> Result<PathBuf, String> {
-        let address = address(mirror);
+        let address = archive_address(mirror);
         progress.say(format_args!("fetching {address}"));
         let partial = self.sources.join(format!("{}.part-{}", pin::ARCHIVE, std::process::id()));
         let accepted = download(&address, &partial).and_then(|()| accept(&partial, &self.sources));
@@ -38,27 +38,27 @@ impl Debian {
     }
 }
 
-impl Provider for Debian {
+impl Provider for DebianProvider {
     fn name(&self) -> String {
         "Debian's pool".to_owned()
     }
 
-    fn find(&self, progress: &Progress) -> Outcome {
+    fn find(&self, progress: &Progress) -> LookupOutcome {
         let mirrors = match mirrors() {
             Ok(mirrors) if mirrors.is_empty() => {
-                return Outcome::Missing("apt is configured with no mirror".to_owned());
+                return LookupOutcome::Missing("no mirror is configured for apt".to_owned());
             }
             Ok(mirrors) => mirrors,
-            Err(reason) => return Outcome::Missing(format!("asking apt for its mirror: {reason}")),
+            Err(reason) => return LookupOutcome::Missing(format!("asking apt for its mirror: {reason}")),
         };
         let mut reasons = Vec::new();
         for mirror in mirrors {
             match self.fetch(&mirror, progress) {
-                Ok(archive) => return Outcome::Found(Source::Archive(archive)),
+                Ok(archive) => return LookupOutcome::Found(Source::Archive(archive)),
                 Err(reason) => reasons.push(reason),
             }
         }
-        Outcome::Missing(reasons.join("; "))
+        LookupOutcome::Missing(reasons.join("; "))
     }
 }
 
@@ -69,11 +69,11 @@ fn mirrors() -> Result<Vec<String>, String> {
     }
     let mut ask = Command::new("apt-get");
     ask.args(["indextargets", "--format", "$(REPO_URI)"]);
-    process::output_within(ANSWER_TIMEOUT, &mut ask).map(|listed| bases(&listed))
+    process::run_with_timeout(MIRROR_LIST_TIMEOUT, &mut ask).map(|listed| mirror_addresses(&listed))
 }
 
-/// Returns the distinct network addresses in apt's output, in the same order.
-fn bases(listed: &str) -> Vec<String> {
+/// Returns the distinct HTTP and HTTPS addresses in apt's output, in the same order.
+fn mirror_addresses(listed: &str) -> Vec<String> {
     let mut bases = Vec::new();
     for line in listed.lines().map(|line| line.trim().to_owned()) {
         if (line.starts_with("http://") || line.starts_with("https://")) && !bases.contains(&line) {
@@ -83,7 +83,7 @@ fn bases(listed: &str) -> Vec<String> {
     bases
 }
 
-fn address(mirror: &str) -> String {
+fn archive_address(mirror: &str) -> String {
     format!("{}/{}/{}", mirror.trim_end_matches('/'), pin::ARCHIVE_POOL, pin::ARCHIVE)
 }
 
@@ -105,7 +105,7 @@ fn download(address: &str, target: &Path) -> Result<(), String> {
     } else {
         return Err("neither apt-helper nor curl nor wget is installed".to_owned());
     };
-    process::output_within(TRANSFER_TIMEOUT, &mut command).map(|_| ())
+    process::run_with_timeout(TRANSFER_TIMEOUT, &mut command).map(|_| ())
 }
 
 /// Moves a downloaded file to its final name if it is the pinned archive.
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn mirror_list_keeps_http_addresses_without_duplicates() {
         let listed = "http://a.example/debian/\ncdrom:[x]/\nhttp://a.example/debian/\nhttps://b.example/d\n";
-        assert_eq!(bases(listed), ["http://a.example/debian/", "https://b.example/d"]);
+        assert_eq!(mirror_addresses(listed), ["http://a.example/debian/", "https://b.example/d"]);
     }
 
     #[test]
     fn archive_address_is_in_the_pool_under_the_base_url() {
         let expected = format!("http://a.example/debian/pool/main/s/sbcl/{}", pin::ARCHIVE);
-        assert_eq!(address("http://a.example/debian/"), expected);
-        assert_eq!(address("http://a.example/debian"), expected);
+        assert_eq!(archive_address("http://a.example/debian/"), expected);
+        assert_eq!(archive_address("http://a.example/debian"), expected);
     }
 
     #[test]

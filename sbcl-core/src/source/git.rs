@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Outcome, Provider, Source};
+use super::{LookupOutcome, Provider, Source};
 use crate::progress::Progress;
 use crate::{files, pin, process};
 
 /// Time limit for a repository to report the commit that the tag names.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
+const LS_REMOTE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Time limit for fetching the commit.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
@@ -17,8 +17,9 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time limit of a local command.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Variables that make git use another repository. They are set, for instance, if a git hook runs this program.
-const FOREIGN_VARIABLES: [&str; 6] = [
+/// Environment variables that make git use another repository. They are set, for instance, if a git hook runs this
+/// program.
+const REPOSITORY_VARIABLES: [&str; 6] = [
     "GIT_DIR",
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
@@ -28,7 +29,7 @@ const FOREIGN_VARIABLES: [&str; 6] = [
 ];
 
 /// The provider that fetches from upstream's repository or its mirror.
-pub(super) struct Git {
+pub(super) struct GitProvider {
     sources: PathBuf,
     remotes: Vec<String>,
     commit: String,
@@ -39,20 +40,20 @@ pub(super) fn repository(sources: &Path) -> PathBuf {
     sources.join(format!("{}.git", pin::GIT_TAG))
 }
 
-/// Checks that a bare repository has this commit and all of its contents; the error says why not. A commit's name is
-/// the hash of its contents, and `fsck` computes the hashes again.
+/// Checks that the pinned tag of a bare repository names this commit, and that the repository has all of the commit's
+/// contents; the error says why not. A commit's name is the hash of its contents, and `fsck` computes the hashes again.
 pub(super) fn check(repository: &Path, commit: &str) -> Result<(), String> {
-    let found = local(repository, &["rev-parse", "--verify", &tag_commit()])?;
+    let found = run_git(repository, &["rev-parse", "--verify", &tag_commit()])?;
     if found != commit {
         return Err(format!("tag {} is commit {found}, not {commit}", pin::GIT_TAG));
     }
-    local(repository, &["fsck", "--full", "--no-dangling", "--no-progress"]).map(|_| ())
+    run_git(repository, &["fsck", "--full", "--no-dangling", "--no-progress"]).map(|_| ())
 }
 
 /// Writes the commit's files into a tar archive.
 pub(super) fn export(repository: &Path, commit: &str, archive: &Path) -> Result<(), String> {
     let output = format!("--output={}", archive.display());
-    local(repository, &["archive", "--format=tar", &output, commit]).map(|_| ())
+    run_git(repository, &["archive", "--format=tar", &output, commit]).map(|_| ())
 }
 
 fn tag_ref() -> String {
@@ -63,9 +64,9 @@ fn tag_commit() -> String {
     format!("{}^{{commit}}", tag_ref())
 }
 
-fn git() -> Command {
+fn git_command() -> Command {
     let mut command = Command::new("git");
-    for name in FOREIGN_VARIABLES {
+    for name in REPOSITORY_VARIABLES {
         command.env_remove(name);
     }
     command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C.UTF-8");
@@ -74,11 +75,11 @@ fn git() -> Command {
     command
 }
 
-fn local(repository: &Path, arguments: &[&str]) -> Result<String, String> {
-    process::output_within(LOCAL_TIMEOUT, git().arg("--git-dir").arg(repository).args(arguments))
+fn run_git(repository: &Path, arguments: &[&str]) -> Result<String, String> {
+    process::run_with_timeout(LOCAL_TIMEOUT, git_command().arg("--git-dir").arg(repository).args(arguments))
 }
 
-impl Git {
+impl GitProvider {
     /// Creates the provider, which fetches into this directory.
     pub(super) fn new(sources: &Path) -> Self {
         Self {
@@ -90,7 +91,8 @@ impl Git {
 
     fn fetch(&self, remote: &str, progress: &Progress) -> Result<PathBuf, String> {
         let (tag, peeled) = (tag_ref(), format!("{}^{{}}", tag_ref()));
-        let listed = process::output_within(ANSWER_TIMEOUT, git().args(["ls-remote", remote, &tag, &peeled]))?;
+        let listed =
+            process::run_with_timeout(LS_REMOTE_TIMEOUT, git_command().args(["ls-remote", remote, &tag, &peeled]))?;
         if !listed.lines().any(|line| line.starts_with(&self.commit)) {
             return Err(format!("its tag {} is not commit {}: {listed:?}", pin::GIT_TAG, self.commit));
         }
@@ -99,7 +101,7 @@ impl Git {
         let fetched = self.fetch_into(&temporary, remote, &tag);
         let published = fetched.and_then(|()| {
             let target = repository(&self.sources);
-            // If a repository exists there, it has been found unusable before.
+            // `CacheProvider` has found an existing repository unusable, so replace it.
             let _ = std::fs::remove_dir_all(&target);
             let renamed = std::fs::rename(&temporary, &target);
             renamed.map(|()| target).map_err(|error| error.to_string())
@@ -109,33 +111,33 @@ impl Git {
     }
 
     fn fetch_into(&self, directory: &Path, remote: &str, tag: &str) -> Result<(), String> {
-        process::output_within(LOCAL_TIMEOUT, git().args(["init", "--quiet", "--bare"]).arg(directory))?;
+        process::run_with_timeout(LOCAL_TIMEOUT, git_command().args(["init", "--quiet", "--bare"]).arg(directory))?;
         let refspec = format!("{tag}:{tag}");
-        let mut fetch = git();
+        let mut fetch = git_command();
         fetch.arg("--git-dir").arg(directory);
         fetch.args(["fetch", "--quiet", "--no-tags", "--depth", "1", remote, &refspec]);
-        process::output_within(TRANSFER_TIMEOUT, &mut fetch)?;
+        process::run_with_timeout(TRANSFER_TIMEOUT, &mut fetch)?;
         check(directory, &self.commit)
     }
 }
 
-impl Provider for Git {
+impl Provider for GitProvider {
     fn name(&self) -> String {
         "upstream's git repository".to_owned()
     }
 
-    fn find(&self, progress: &Progress) -> Outcome {
+    fn find(&self, progress: &Progress) -> LookupOutcome {
         if !files::is_program("git") {
-            return Outcome::Missing("git is not installed".to_owned());
+            return LookupOutcome::Missing("git is not installed".to_owned());
         }
         let mut reasons = Vec::new();
         for remote in &self.remotes {
             match self.fetch(remote, progress) {
-                Ok(repository) => return Outcome::Found(Source::Repository(repository)),
+                Ok(repository) => return LookupOutcome::Found(Source::Repository(repository)),
                 Err(reason) => reasons.push(format!("{remote}: {reason}")),
             }
         }
-        Outcome::Missing(reasons.join("; "))
+        LookupOutcome::Missing(reasons.join("; "))
     }
 }
 
@@ -148,9 +150,9 @@ mod tests {
     fn upstream(directory: &Path) -> String {
         let run = |arguments: &[&str]| {
             let identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-            let mut command = git();
+            let mut command = git_command();
             command.arg("-C").arg(directory).args(identity).args(arguments);
-            process::output_within(LOCAL_TIMEOUT, &mut command).unwrap()
+            process::run_with_timeout(LOCAL_TIMEOUT, &mut command).unwrap()
         };
         run(&["init", "--quiet"]);
         std::fs::write(directory.join("make.sh"), "echo built\n").unwrap();
@@ -160,8 +162,8 @@ mod tests {
         run(&["rev-parse", "HEAD"])
     }
 
-    fn find(commit: &str, remotes: Vec<String>, sources: &Path) -> Outcome {
-        let git = Git { sources: sources.to_owned(), remotes, commit: commit.to_owned() };
+    fn find(commit: &str, remotes: Vec<String>, sources: &Path) -> LookupOutcome {
+        let git = GitProvider { sources: sources.to_owned(), remotes, commit: commit.to_owned() };
         git.find(&Progress::silent())
     }
 
@@ -171,7 +173,7 @@ mod tests {
         let commit = upstream(&origin);
         let remotes = vec!["file:///no/such/repository".to_owned(), format!("file://{}", origin.display())];
         let found = find(&commit, remotes, &sources);
-        assert_eq!(found, Outcome::Found(Source::Repository(repository(&sources))));
+        assert_eq!(found, LookupOutcome::Found(Source::Repository(repository(&sources))));
         let archive = sources.join("source.tar");
         export(&repository(&sources), &commit, &archive).unwrap();
         let tar = std::fs::read(&archive).unwrap();
@@ -184,7 +186,7 @@ mod tests {
         let commit = upstream(&origin);
         let outcome = find(pin::GIT_COMMIT, vec![format!("file://{}", origin.display())], &sources);
         match outcome {
-            Outcome::Missing(reason) => assert!(reason.contains(&commit), "{reason}"),
+            LookupOutcome::Missing(reason) => assert!(reason.contains(&commit), "{reason}"),
             other => panic!("used: {other:?}"),
         }
         assert_eq!(sources.read_dir().unwrap().count(), 0);

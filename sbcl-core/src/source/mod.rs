@@ -1,5 +1,5 @@
-//! SBCL's source: the providers that may have it, in order, and how it is unpacked. Each provider compares its source
-//! with the pin.
+//! Finds SBCL's source by asking several providers in order, and unpacks it. Each provider compares its source with the
+//! pin.
 
 mod cached;
 mod debian;
@@ -39,7 +39,7 @@ impl fmt::Display for Source {
 
 /// The result of asking a provider.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum LookupOutcome {
     /// The provider has the source.
     Found(Source),
     /// The provider does not have the source, for this reason. The next provider is asked.
@@ -53,12 +53,12 @@ trait Provider {
     /// Returns the provider's name for messages.
     fn name(&self) -> String;
     /// Looks for the source and, if necessary, downloads it.
-    fn find(&self, progress: &Progress) -> Outcome;
+    fn find(&self, progress: &Progress) -> LookupOutcome;
 }
 
 /// Returns the source from the first provider that has it.
 pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> Result<Source, Error> {
-    first(&providers(settings, &cache.sources()?), progress)
+    first(&providers(settings, &cache.create_sources_directory()?), progress)
 }
 
 /// Returns a string that distinguishes stages built from different sources: `pinned` for every source that agrees with
@@ -66,7 +66,7 @@ pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> R
 /// even if the cache has all stages.
 pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<String, Error> {
     if settings.source.is_some() {
-        let named: Box<dyn Provider> = Box::new(named::Named::new(settings.source.clone()));
+        let named: Box<dyn Provider> = Box::new(named::NamedProvider::new(settings.source.clone()));
         if let Source::Directory(path) = first(&[named], progress)? {
             return crate::key::directory_digest(&path, &unpack::directory_files(&path)?);
         }
@@ -76,10 +76,10 @@ pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<Strin
 
 fn providers(settings: &Settings, sources: &Path) -> Vec<Box<dyn Provider>> {
     vec![
-        Box::new(named::Named::new(settings.source.clone())),
-        Box::new(cached::Cached::new(sources)),
-        Box::new(git::Git::new(sources)),
-        Box::new(debian::Debian::new(sources)),
+        Box::new(named::NamedProvider::new(settings.source.clone())),
+        Box::new(cached::CacheProvider::new(sources)),
+        Box::new(git::GitProvider::new(sources)),
+        Box::new(debian::DebianProvider::new(sources)),
     ]
 }
 
@@ -87,12 +87,12 @@ fn first(providers: &[Box<dyn Provider>], progress: &Progress) -> Result<Source,
     let mut tried = Vec::new();
     for provider in providers {
         match provider.find(progress) {
-            Outcome::Found(source) => {
+            LookupOutcome::Found(source) => {
                 return Ok(source);
             }
-            Outcome::Missing(outcome) => tried.push(Attempt { way: provider.name(), outcome }),
-            Outcome::Refused(reason) => {
-                return Err(Error::SourceRefused { way: provider.name(), reason });
+            LookupOutcome::Missing(reason) => tried.push(Attempt { provider: provider.name(), reason }),
+            LookupOutcome::Refused(reason) => {
+                return Err(Error::SourceRefused { provider: provider.name(), reason });
             }
         }
     }

@@ -2,23 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Outcome, Provider, Source, verify};
+use super::{LookupOutcome, Provider, Source, verify};
 use crate::progress::Progress;
 use crate::settings;
 
 /// The provider of the directory or archive that the user names.
-pub(super) struct Named {
+pub(super) struct NamedProvider {
     path: Option<PathBuf>,
 }
 
-impl Named {
-    /// Creates the provider from the variable's value, if it is set.
+impl NamedProvider {
+    /// Creates the provider. `path` is the value of `SBCL_MCP_SOURCE`, or `None` if that environment variable is not set.
     pub(super) fn new(path: Option<PathBuf>) -> Self {
         Self { path }
     }
 }
 
-impl Provider for Named {
+impl Provider for NamedProvider {
     fn name(&self) -> String {
         match &self.path {
             Some(path) => format!("{} {}", settings::SOURCE, path.display()),
@@ -26,13 +26,13 @@ impl Provider for Named {
         }
     }
 
-    fn find(&self, _: &Progress) -> Outcome {
+    fn find(&self, _: &Progress) -> LookupOutcome {
         let Some(path) = &self.path else {
-            return Outcome::Missing("not set".to_owned());
+            return LookupOutcome::Missing("not set".to_owned());
         };
         match check(path) {
-            Ok(source) => Outcome::Found(source),
-            Err(reason) => Outcome::Refused(reason),
+            Ok(source) => LookupOutcome::Found(source),
+            Err(reason) => LookupOutcome::Refused(reason),
         }
     }
 }
@@ -55,13 +55,13 @@ mod tests {
     use crate::pin;
     use crate::scratch::Scratch;
 
-    fn find(path: &Path) -> Outcome {
-        Named::new(Some(path.to_owned())).find(&Progress::silent())
+    fn find(path: &Path) -> LookupOutcome {
+        NamedProvider::new(Some(path.to_owned())).find(&Progress::silent())
     }
 
-    fn reason(outcome: Outcome) -> String {
+    fn reason(outcome: LookupOutcome) -> String {
         match outcome {
-            Outcome::Refused(reason) => reason,
+            LookupOutcome::Refused(reason) => reason,
             other => panic!("not refused: {other:?}"),
         }
     }
@@ -85,7 +85,7 @@ mod tests {
         // `version.lisp-expr`, which SBCL's build reads, takes precedence over NEWS.
         let version = format!(";;; \"1.0\"\n\"{}\"\n", pin::VERSION);
         std::fs::write(directory.join("version.lisp-expr"), version).unwrap();
-        assert_eq!(find(&directory), Outcome::Found(Source::Directory(directory.to_path_buf())));
+        assert_eq!(find(&directory), LookupOutcome::Found(Source::Directory(directory.to_path_buf())));
     }
 
     #[test]
@@ -95,8 +95,8 @@ mod tests {
     }
 
     #[test]
-    fn unset_sbcl_mcp_source_lets_the_next_way_be_tried() {
-        let outcome = Named::new(None).find(&Progress::silent());
-        assert_eq!(outcome, Outcome::Missing("not set".to_owned()));
+    fn unset_sbcl_mcp_source_lets_the_next_provider_be_tried() {
+        let outcome = NamedProvider::new(None).find(&Progress::silent());
+        assert_eq!(outcome, LookupOutcome::Missing("not set".to_owned()));
     }
 }

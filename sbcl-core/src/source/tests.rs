@@ -1,4 +1,4 @@
-//! Tests of the order of providers, and of the messages if none has the source.
+//! Tests of the order of providers, and of the messages if no provider has the source.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use crate::scratch::Scratch;
 
 struct FakeProvider {
     name: &'static str,
-    outcome: fn() -> Outcome,
+    outcome: fn() -> LookupOutcome,
     lookups: Rc<Cell<u32>>,
 }
 
@@ -18,16 +18,16 @@ impl Provider for FakeProvider {
         self.name.to_owned()
     }
 
-    fn find(&self, _: &Progress) -> Outcome {
+    fn find(&self, _: &Progress) -> LookupOutcome {
         self.lookups.set(self.lookups.get() + 1);
         (self.outcome)()
     }
 }
 
-/// A fake provider: its name and the result of asking it.
-type FakeSpec = (&'static str, fn() -> Outcome);
+/// The name of a fake provider, and a function that returns the result of its lookup.
+type FakeSpec = (&'static str, fn() -> LookupOutcome);
 
-/// Asks fake providers with these results. Also returns the number of providers asked.
+/// Looks for the source with these fake providers. Also returns the number of providers that were asked.
 fn try_providers(outcomes: &[FakeSpec]) -> (Result<Source, Error>, u32) {
     let lookups = Rc::new(Cell::new(0));
     let providers: Vec<Box<dyn Provider>> = outcomes
@@ -40,12 +40,12 @@ fn try_providers(outcomes: &[FakeSpec]) -> (Result<Source, Error>, u32) {
     (first(&providers, &Progress::silent()), lookups.get())
 }
 
-fn missing() -> Outcome {
-    Outcome::Missing("not there".to_owned())
+fn missing() -> LookupOutcome {
+    LookupOutcome::Missing("not there".to_owned())
 }
 
-fn found() -> Outcome {
-    Outcome::Found(Source::Archive("a".into()))
+fn found() -> LookupOutcome {
+    LookupOutcome::Found(Source::Archive("a".into()))
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn lookup_order_is_variable_cache_git_then_debian() {
 }
 
 #[test]
-fn search_stops_at_the_first_way_that_finds_the_source() {
+fn search_stops_at_the_first_provider_that_has_the_source() {
     let (source, lookups) = try_providers(&[("one", missing), ("two", found), ("three", missing)]);
     assert_eq!(source.unwrap(), Source::Archive("a".into()));
     assert_eq!(lookups, 2);
@@ -68,7 +68,7 @@ fn search_stops_at_the_first_way_that_finds_the_source() {
 
 #[test]
 fn refused_source_ends_the_search_with_an_error() {
-    let refused = || Outcome::Refused("of version 1".to_owned());
+    let refused = || LookupOutcome::Refused("of version 1".to_owned());
     let (source, lookups) = try_providers(&[("one", refused), ("two", found)]);
     assert_eq!(lookups, 1);
     let message = source.unwrap_err().to_string();
@@ -77,7 +77,7 @@ fn refused_source_ends_the_search_with_an_error() {
 }
 
 #[test]
-fn error_for_a_missing_source_lists_every_way_and_the_remedies() {
+fn error_for_a_missing_source_lists_every_provider_and_the_remedies() {
     let (source, lookups) = try_providers(&[("one", missing), ("two", missing)]);
     assert_eq!(lookups, 2);
     let message = source.unwrap_err().to_string();

@@ -14,7 +14,7 @@ pub(crate) fn unpack(source: &Source, tree: &Path, context: &StageContext<'_>) -
         Source::Repository(repository) => {
             let archive = context.scratch.join("source.tar");
             git::export(repository, pin::GIT_COMMIT, &archive)
-                .map_err(|reason| Error::SourceRefused { way: repository.display().to_string(), reason })?;
+                .map_err(|reason| Error::SourceRefused { provider: repository.display().to_string(), reason })?;
             untar(&archive, tree, context)?;
         }
         Source::Directory(directory) => files::copy(directory, tree, &directory_files(directory)?)?,
@@ -24,7 +24,7 @@ pub(crate) fn unpack(source: &Source, tree: &Path, context: &StageContext<'_>) -
     std::fs::write(&version, format!("\"{}\"\n", pin::VERSION)).context("writing", &version)
 }
 
-/// Returns the files of a source directory, without those that a build or git left there.
+/// Returns the files of a source directory, except git's data and the results of earlier builds.
 pub(super) fn directory_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     files::list(directory, |name| ![".git", "obj", "output"].iter().any(|skipped| name == Path::new(skipped)))
 }

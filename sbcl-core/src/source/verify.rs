@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::{key, pin};
 
-/// Checks by its SHA-256 that a file is the pinned archive; the error says why not.
+/// Checks that a file has the SHA-256 of the pinned archive; the error says why not.
 pub(super) fn archive(path: &Path) -> Result<(), String> {
     let found = key::file_sha256(path).map_err(|error| error.to_string())?;
     if found == pin::ARCHIVE_SHA256 {
@@ -17,7 +17,7 @@ pub(super) fn archive(path: &Path) -> Result<(), String> {
 /// Checks that a directory is SBCL's source of the pinned version; the error says why not.
 pub(super) fn directory(path: &Path) -> Result<(), String> {
     if !path.join("make.sh").is_file() {
-        return Err(format!("{} has no make.sh: not SBCL's source", path.display()));
+        return Err(format!("{} is not SBCL's source: it has no make.sh", path.display()));
     }
     match version(path) {
         Some(version) if version == pin::VERSION => Ok(()),

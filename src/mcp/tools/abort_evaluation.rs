@@ -11,13 +11,14 @@ use super::arguments::{EvaluationNumber, Flag};
 use super::check_evaluation::{StatusContent, status_of, wait};
 use super::debugger::handle_with_job;
 use super::{
-    Call, CallHandler, CallPolicy, Fault, Finding, Refused, ToolSpec, evaluation_hints, handle_with, reply_with,
+    ArgumentRefusal, Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with,
+    reply_with,
 };
 use crate::Progress;
 use crate::schema::json;
 
 /// Maximum time that a call waits for the end of the evaluation that it interrupts.
-const WAIT: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The tool abort-evaluation.
 pub(super) struct AbortEvaluation;
@@ -26,7 +27,7 @@ pub(super) struct AbortEvaluation;
 pub(super) struct Arguments {
     /// Number of a running or waiting evaluation. Default: the held one.
     id: Option<EvaluationNumber>,
-    /// The default is the newest, as it was for the tool evaluation of version 0.1.
+    /// True to abort the newest evaluation if `id` is missing, as the tool evaluation of version 0.1 did.
     #[serde(default)]
     #[schemars(skip)]
     newest: Flag,
@@ -34,7 +35,7 @@ pub(super) struct Arguments {
 
 /// Structured content: the end of the held evaluation, or the progress of another evaluation.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "the schema of two contents")]
+#[allow(dead_code, reason = "the type only describes the schema of two kinds of content")]
 pub(super) struct Content {
     aborted: Option<bool>,
     evaluation: Option<StatusContent>,
@@ -73,22 +74,23 @@ impl ToolSpec for AbortEvaluation {
 
 /// Aborts the evaluation that the client holds.
 fn abort_held() -> Result<CallHandler, Fault> {
-    handle_with_job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| Aborted))))
+    handle_with_job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| AbortResult))))
 }
 
-/// Interrupts an evaluation, and aborts it if it is held afterwards. Answers with its progress once it has ended.
+/// Interrupts evaluation `id`, and aborts it if it is held afterwards. Answers with the evaluation's progress once the
+/// evaluation has ended, or after [`ABORT_TIMEOUT`].
 fn interrupt(call: Call, id: u64) {
     let session = call.session().clone();
     if let Err(error) = session.cancel_evaluation(id) {
         return call.refuse(error);
     }
-    let report = move || status_of(&session, id).unwrap_or_else(|error| Refused(error.to_string()).into());
-    wait(call, id, WAIT, move |session, answer| {
+    let report = move || status_of(&session, id).unwrap_or_else(|error| ArgumentRefusal(error.to_string()).into());
+    wait(call, id, ABORT_TIMEOUT, move |session, answer| {
         let ended = session.clone();
         session.when_ended(id, move || {
-            // The interrupted code was to resume a held evaluation, which is now held as before.
+            // If the interrupted code was about to resume a held evaluation, the evaluation is now held as before.
             if ended.held_evaluation() == Some(id) {
-                ended.abort_held(move |result| answer(result.map_or_else(|_| report(), |()| Aborted.into())));
+                ended.abort_held(move |result| answer(result.map_or_else(|_| report(), |()| AbortResult.into())));
             } else {
                 answer(report());
             }
@@ -98,14 +100,14 @@ fn interrupt(call: Call, id: u64) {
 
 /// The result of aborting the held evaluation.
 #[derive(Debug)]
-pub(super) struct Aborted;
+pub(super) struct AbortResult;
 
 #[derive(Serialize)]
 struct AbortedContent {
     aborted: bool,
 }
 
-impl Finding for Aborted {
+impl ToolResult for AbortResult {
     fn text(&self, _: usize) -> String {
         "Evaluation aborted.".to_owned()
     }

@@ -21,22 +21,22 @@ use crate::{Limits, TimeLimit};
 /// # Errors
 /// Returns a sentence for the model if an argument is missing, unknown, or has a wrong value.
 pub(super) fn read<T: DeserializeOwned>(tool: &Tool, map: JsonObject) -> Result<T, Fault> {
-    T::deserialize(Arguments { tool, map }).map_err(|Wrong(reason)| Fault::Value(reason))
+    T::deserialize(Arguments { tool, map }).map_err(|ArgumentError(reason)| Fault::Value(reason))
 }
 
 /// An error in the arguments: a sentence, or, for the value of one argument, the end of a sentence.
 #[derive(Debug)]
-struct Wrong(String);
+struct ArgumentError(String);
 
-impl Display for Wrong {
+impl Display for ArgumentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for ArgumentError {}
 
-impl serde::de::Error for Wrong {
+impl serde::de::Error for ArgumentError {
     fn custom<T: Display>(text: T) -> Self {
         Self(text.to_string())
     }
@@ -52,7 +52,7 @@ pub(super) fn mismatch(allowed: &str, value: &Value) -> String {
 }
 
 /// Returns the error for a value that is not allowed.
-fn wrong<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
+fn value_error<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
     E::custom(mismatch(&allowed.to_string(), value))
 }
 
@@ -70,7 +70,7 @@ impl<'a> Arguments<'a> {
 
     /// Checks the names of the arguments, and replaces underscores in them by hyphens. `known` has all accepted names,
     /// including names that the tool does not list.
-    fn check_names(&mut self, known: &[&str]) -> Result<(), Wrong> {
+    fn check_names(&mut self, known: &[&str]) -> Result<(), ArgumentError> {
         let known_name = |name: String| {
             let hyphenated = name.replace('_', "-");
             if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
@@ -84,7 +84,7 @@ impl<'a> Arguments<'a> {
         let tool = &self.tool.name;
         let mut reason = missing.map_or_else(String::new, |name| format!("{tool} needs the argument {name}. "));
         if let Some(name) = unknown {
-            reason += &format!("{tool} has no argument {}. ", abbreviated(name));
+            reason += &format!("{tool} has no argument {}. ", quoted_excerpt(name));
         }
         let listed = self.tool.input_schema.get("properties").and_then(Value::as_object);
         let listed: Vec<_> =
@@ -93,19 +93,19 @@ impl<'a> Arguments<'a> {
             [] => "It takes no arguments.".to_owned(),
             listed => format!("It takes: {}.", listed.join(", ")),
         };
-        Err(Wrong(reason))
+        Err(ArgumentError(reason))
     }
 }
 
 impl<'de> Deserializer<'de> for Arguments<'_> {
-    type Error = Wrong;
+    type Error = ArgumentError;
 
     fn deserialize_struct<V: Visitor<'de>>(
         mut self,
         _: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Wrong> {
+    ) -> Result<V::Value, ArgumentError> {
         self.check_names(fields)?;
         let required: Vec<_> = self.required().map(str::to_owned).collect();
         // An empty string is a valid value of a required argument, but counts as absent for an optional one.
@@ -113,10 +113,10 @@ impl<'de> Deserializer<'de> for Arguments<'_> {
             !value.is_null() && (value != "" || required.iter().any(|required| required == name))
         };
         let given: Vec<_> = self.map.into_iter().filter(|(name, value)| is_given(name, value)).collect();
-        visitor.visit_map(Given { tool: &self.tool.name, given: given.into_iter(), value: None })
+        visitor.visit_map(GivenArguments { tool: &self.tool.name, given: given.into_iter(), value: None })
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ArgumentError> {
         self.deserialize_struct("", &[], visitor)
     }
 
@@ -127,27 +127,27 @@ impl<'de> Deserializer<'de> for Arguments<'_> {
 }
 
 /// The given arguments, in the form that serde visits.
-struct Given<'a> {
+struct GivenArguments<'a> {
     tool: &'a str,
     given: std::vec::IntoIter<(String, Value)>,
     value: Option<(String, Value)>,
 }
 
-impl<'de> MapAccess<'de> for Given<'_> {
-    type Error = Wrong;
+impl<'de> MapAccess<'de> for GivenArguments<'_> {
+    type Error = ArgumentError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Wrong> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ArgumentError> {
         self.value = self.given.next();
         let Some((name, _)) = &self.value else { return Ok(None) };
-        let name: StringDeserializer<Wrong> = name.clone().into_deserializer();
+        let name: StringDeserializer<ArgumentError> = name.clone().into_deserializer();
         seed.deserialize(name).map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Wrong> {
-        let (name, value) = self.value.take().ok_or_else(|| Wrong("no value is left".to_owned()))?;
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ArgumentError> {
+        let (name, value) = self.value.take().ok_or_else(|| ArgumentError("a value without a name".to_owned()))?;
         let tool = self.tool;
         seed.deserialize(ArgumentValue(value))
-            .map_err(|Wrong(allowed)| Wrong(format!("{tool}: {name} must be {allowed}.")))
+            .map_err(|ArgumentError(allowed)| ArgumentError(format!("{tool}: {name} must be {allowed}.")))
     }
 }
 
@@ -155,13 +155,13 @@ impl<'de> MapAccess<'de> for Given<'_> {
 struct ArgumentValue(Value);
 
 impl<'de> Deserializer<'de> for ArgumentValue {
-    type Error = Wrong;
+    type Error = ArgumentError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
-        self.0.deserialize_any(visitor).map_err(|error| Wrong(error.to_string()))
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ArgumentError> {
+        self.0.deserialize_any(visitor).map_err(|error| ArgumentError(error.to_string()))
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ArgumentError> {
         visitor.visit_some(self)
     }
 
@@ -170,13 +170,13 @@ impl<'de> Deserializer<'de> for ArgumentValue {
         _: &'static str,
         words: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Wrong> {
+    ) -> Result<V::Value, ArgumentError> {
         match self.0 {
             Value::String(word) if words.contains(&word.as_str()) => {
-                let word: StringDeserializer<Wrong> = word.into_deserializer();
+                let word: StringDeserializer<ArgumentError> = word.into_deserializer();
                 visitor.visit_enum(word)
             }
-            other => Err(wrong(format!("one of {}", words.join(", ")), &other)),
+            other => Err(value_error(format!("one of {}", words.join(", ")), &other)),
         }
     }
 
@@ -194,7 +194,7 @@ macro_rules! argument {
                 let value = Value::deserialize(deserializer)?;
                 let from: fn(&mut Value) -> Result<Self, String> = $from;
                 let mut taken = value;
-                from(&mut taken).map_err(|allowed| wrong(allowed, &taken))
+                from(&mut taken).map_err(|allowed| value_error(allowed, &taken))
             }
         }
 
@@ -277,8 +277,8 @@ argument!(Names, {"type": "array", "items": {"type": "string"}}, |value| {
 /// Reads an integer in a range. The integer may be written as 10.0, or as a string.
 fn integer_in(value: &Value, range: RangeInclusive<u64>) -> Option<u64> {
     let number = match value {
-        Value::String(text) => integer(text),
-        Value::Number(number) => integer(&number.to_string()),
+        Value::String(text) => parse_integer(text),
+        Value::Number(number) => parse_integer(&number.to_string()),
         _ => None,
     };
     number.filter(|number| range.contains(number))
@@ -299,7 +299,7 @@ impl<'de, const MAX: u64, const DEFAULT: u64> Deserialize<'de> for Count<MAX, DE
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let number = integer_in(&value, 1..=MAX);
-        number.map(Self).ok_or_else(|| wrong(format!("a whole number from 1 to {MAX}"), &value))
+        number.map(Self).ok_or_else(|| value_error(format!("a whole number from 1 to {MAX}"), &value))
     }
 }
 
@@ -330,7 +330,7 @@ macro_rules! whole_number {
                 let value = Value::deserialize(deserializer)?;
                 let max: Option<u64> = $max;
                 let number = integer_in(&value, $min..=max.unwrap_or(u64::MAX));
-                number.map(Self).ok_or_else(|| wrong($allowed, &value))
+                number.map(Self).ok_or_else(|| value_error($allowed, &value))
             }
         }
 
@@ -373,25 +373,25 @@ whole_number!(
 );
 
 /// Describes the allowed numbers of characters.
-fn characters(range: &RangeInclusive<u64>) -> String {
+fn character_count_range(range: &RangeInclusive<u64>) -> String {
     format!("a whole number of characters from {} to {}", range.start(), range.end())
 }
 
 whole_number!(
     /// Maximum number of characters of an evaluation's output.
     OutputCharacters, *Limits::MAX_OUTPUT_RANGE.start(), Some(*Limits::MAX_OUTPUT_RANGE.end()),
-    characters(&Limits::MAX_OUTPUT_RANGE)
+    character_count_range(&Limits::MAX_OUTPUT_RANGE)
 );
 whole_number!(
     /// Maximum number of characters of an answer.
     AnswerCharacters, *Limits::MAX_ANSWER_RANGE.start(), Some(*Limits::MAX_ANSWER_RANGE.end()),
-    characters(&Limits::MAX_ANSWER_RANGE)
+    character_count_range(&Limits::MAX_ANSWER_RANGE)
 );
 /// Upper limit of a page's length, in characters.
 const MAX_PAGE: u64 = 1_000_000;
 whole_number!(
     /// Number of characters of a page.
-    PageCharacters, 1, Some(MAX_PAGE), characters(&(1..=MAX_PAGE))
+    PageCharacters, 1, Some(MAX_PAGE), character_count_range(&(1..=MAX_PAGE))
 );
 whole_number!(
     /// Maximum number of suspects for each failing test; 0 to look for none.
@@ -400,12 +400,12 @@ whole_number!(
 );
 
 /// Reads a number of seconds in a range. The number may be written as a string.
-pub(super) fn seconds_of<E: serde::de::Error>(
+pub(super) fn parse_seconds<E: serde::de::Error>(
     value: &Value,
     range: &RangeInclusive<f64>,
     allowed: impl Display,
 ) -> Result<f64, E> {
-    float(value).filter(|number| range.contains(number)).ok_or_else(|| wrong(allowed, value))
+    parse_float(value).filter(|number| range.contains(number)).ok_or_else(|| value_error(allowed, value))
 }
 
 /// Time limit of an evaluation, in seconds. 0 is no limit.
@@ -413,7 +413,7 @@ pub(super) fn seconds_of<E: serde::de::Error>(
 pub(super) struct Timeout(pub(super) TimeLimit);
 
 argument!(Timeout, {"type": "number", "minimum": 0}, |value| {
-    let seconds = float(value).filter(|seconds| (0.0..=Limits::MAX_TIMEOUT_SECONDS).contains(seconds));
+    let seconds = parse_float(value).filter(|seconds| (0.0..=Limits::MAX_TIMEOUT_SECONDS).contains(seconds));
     let limit = seconds.and_then(|seconds| Limits::timeout_from_seconds(seconds).ok());
     let limit = limit.ok_or_else(|| format!("a number of seconds from 0 (no limit) to {}", Limits::MAX_TIMEOUT_SECONDS))?;
     Ok(Self(limit.map_or(TimeLimit::None, TimeLimit::Of)))
@@ -439,7 +439,7 @@ pub(crate) fn split_names(text: &str) -> Vec<&str> {
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Quotes a string from the client and truncates it, for use in a message.
-pub(super) fn abbreviated(text: &str) -> String {
+pub(super) fn quoted_excerpt(text: &str) -> String {
     abbreviate(format!("{text:?}"))
 }
 
@@ -452,12 +452,12 @@ fn abbreviate(mut text: String) -> String {
 }
 
 /// Reads a number, which may be written as a string.
-fn float(value: &Value) -> Option<f64> {
+fn parse_float(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
 /// Reads an integer written as 10 or 10.0.
-pub(super) fn integer(text: &str) -> Option<u64> {
+pub(super) fn parse_integer(text: &str) -> Option<u64> {
     let text = text.trim();
     // The conversion is exact: the float is an integer of at most 10^15.
     let float =

@@ -12,11 +12,11 @@ use super::{Call, CallHandler, Fault, ToolContext, handle_with};
 use crate::mcp::peer::Peer;
 use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
-use crate::session::recovery::{UserQuestion, failed};
+use crate::session::recovery::{UserQuestion, failed_outcome};
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};
 
 /// Key of the question among the inputs of a call.
-const QUESTION: &str = "restart";
+const QUESTION_KEY: &str = "restart";
 /// Maximum number of questions within one call.
 const MAX_ROUNDS: usize = 20;
 /// Maximum number of characters of the condition's report in a question.
@@ -42,12 +42,12 @@ struct PendingQuestion {
 impl Questions {
     /// Returns the request state with which a client answers question `number` about a call. `arguments` is the hash of
     /// the call's arguments.
-    fn state(&self, number: u64, arguments: u64) -> String {
+    fn request_state(&self, number: u64, arguments: u64) -> String {
         format!("{number}-{:016x}", self.key.hash_one((number, arguments)))
     }
 }
 
-/// The state of asking within one call.
+/// The state of the questions to the user within one call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AskState {
     /// Hash of the call's arguments.
@@ -88,16 +88,16 @@ enum Choice {
 }
 
 /// Asks the user for restarts as long as the evaluation is held, then answers the call.
-pub(super) fn settle(call: Call, outcome: Arc<Outcome>) {
+pub(super) fn answer_after_asking(call: Call, outcome: Arc<Outcome>) {
     match call.ask_state {
-        Some(ask_state) => settle_round(call, ask_state, outcome),
+        Some(ask_state) => ask_or_answer(call, ask_state, outcome),
         None => call.reply(outcome),
     }
 }
 
-fn settle_round(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
+fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
     let question = match &outcome.result {
-        Err(error) if outcome.held && ask_state.rounds < MAX_ROUNDS => question(error),
+        Err(error) if outcome.held && ask_state.rounds < MAX_ROUNDS => restart_question(error),
         _ => return call.reply(outcome),
     };
     let question = match question {
@@ -113,13 +113,15 @@ fn settle_round(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
                 let number = questions.last;
                 let user_question = call.session().begin_user_question();
                 questions.pending = Some(PendingQuestion { number, outcome, user_question });
-                questions.state(number, ask_state.arguments)
+                questions.request_state(number, ask_state.arguments)
             };
             let request = InputRequest::Elicitation(ElicitRequest::new(question));
-            let requests = InputRequests::from([(QUESTION.to_owned(), request)]);
+            let requests = InputRequests::from([(QUESTION_KEY.to_owned(), request)]);
             call.request_input(InputRequiredResult::new(Some(requests), Some(state)));
         }
-        Channel::Request => request(call, AskState { rounds: ask_state.rounds + 1, ..ask_state }, outcome, question),
+        Channel::Request => {
+            ask_by_request(call, AskState { rounds: ask_state.rounds + 1, ..ask_state }, outcome, question)
+        }
     }
 }
 
@@ -135,7 +137,7 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     let known = {
         let mut questions = call.context.questions.lock();
         let number = state.split_once('-').and_then(|(number, _)| number.parse().ok());
-        if number.is_none_or(|number| questions.state(number, ask_state.arguments) != state) {
+        if number.is_none_or(|number| questions.request_state(number, ask_state.arguments) != state) {
             let reason = "unknown requestState for these arguments: call again without it";
             return Err(Fault::Protocol(ErrorData::invalid_params(reason, None)));
         }
@@ -145,14 +147,14 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
         known.filter(|pending| is_held(call.session(), &pending.outcome))
     else {
         return Err(Fault::Value(
-            "The evaluation that this answer is for is no longer held. Evaluate the code again.".to_owned(),
+            "The evaluation to which this answer belongs is no longer held. Evaluate the code again.".to_owned(),
         ));
     };
-    let response = responses.and_then(|mut responses| responses.remove(QUESTION));
+    let response = responses.and_then(|mut responses| responses.remove(QUESTION_KEY));
     let result = response.and_then(|response| serde_json::from_value(response).ok());
     handle_with(move |call| match result {
         Some(result) => apply_choice(call, ask_state, outcome, &result, user_question),
-        None => settle_round(call, ask_state, outcome),
+        None => ask_or_answer(call, ask_state, outcome),
     })
 }
 
@@ -162,13 +164,13 @@ pub(super) fn withdraw(context: &ToolContext, reason: &str) {
     context.inflight.withdraw_all(reason);
 }
 
-/// Returns true if the evaluation with this outcome is the held one.
+/// Returns true if the evaluation with this outcome is still held.
 fn is_held(session: &Session, outcome: &Outcome) -> bool {
     let last = session.last_error();
     session.is_held() && outcome.result.as_ref().err().map(|error| error.id) == last.map(|error| error.id)
 }
 
-fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
+fn restart_question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     let mut message: String = error.message.text.chars().take(MAX_SHOWN_MESSAGE).collect();
     if message.len() < error.message.text.len() {
         message.push('…');
@@ -192,7 +194,7 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
 }
 
 /// Asks the user through a request to the client.
-fn request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: ElicitRequestParams) {
+fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: ElicitRequestParams) {
     let params = serde_json::to_value(ElicitRequest::new(question)).unwrap_or_default()["params"].take();
     let (session, pending) = (call.session().clone(), call.pending());
     let (user_question, hold) = (session.begin_user_question(), session.limits().hold);
@@ -208,10 +210,10 @@ fn request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: Eli
             Ok(Ok(result)) => return apply_choice(call, ask_state, outcome, &result, user_question),
             Ok(Err(_)) => "the client's answer does not fit the question".to_owned(),
             Err(NoAnswer::Refused(reason)) => reason,
-            Err(NoAnswer::TimedOut) => "no answer came in time".to_owned(),
+            Err(NoAnswer::TimedOut) => "the client did not answer in time".to_owned(),
             Err(NoAnswer::Withdrawn) => {
                 let text = "The session was reset while the user was asked how the evaluation should continue.";
-                return call.reply(failed(CANCELLED, text.to_owned()));
+                return call.reply(failed_outcome(CANCELLED, text.to_owned()));
             }
         };
         let mut outcome = Arc::unwrap_or_clone(outcome);
@@ -221,7 +223,7 @@ fn request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: Eli
     });
 }
 
-fn choice(result: &ElicitResult) -> Option<Choice> {
+fn parse_choice(result: &ElicitResult) -> Option<Choice> {
     if result.action != ElicitationAction::Accept {
         return Some(Choice::Decline);
     }
@@ -241,7 +243,7 @@ fn apply_choice(
 ) {
     let (session, pending) = (call.session().clone(), call.pending());
     let mut before = Arc::unwrap_or_clone(before);
-    let job = match choice(result) {
+    let job = match parse_choice(result) {
         None => {
             // Asking again would get the same answer.
             before.notices.push("The client's answer names no restart.".to_owned());
@@ -258,7 +260,7 @@ fn apply_choice(
         Some(Choice::Restart { number, values }) => {
             session.invoke_restart(&RestartDesignator::Number(number), &values, move |after| {
                 drop(user_question);
-                after_restart(call, ask_state, before, number, after);
+                continue_after_restart(call, ask_state, before, number, after);
             })
         }
     };
@@ -266,7 +268,13 @@ fn apply_choice(
 }
 
 /// Asks again if the evaluation is still held after the chosen restart, otherwise answers the call.
-fn after_restart(call: Call, ask_state: AskState, mut before: Outcome, number: u64, after: Result<Resumed, HoldError>) {
+fn continue_after_restart(
+    call: Call,
+    ask_state: AskState,
+    mut before: Outcome,
+    number: u64,
+    after: Result<Resumed, HoldError>,
+) {
     let error = before.result.as_ref().err();
     let kind = error.map_or_else(String::new, |error| error.kind.clone());
     let restart = error.and_then(|error| error.restarts.iter().find(|restart| restart.number == number));
@@ -293,5 +301,5 @@ fn after_restart(call: Call, ask_state: AskState, mut before: Outcome, number: u
     } else {
         after.notices.push(format!("After {kind} the evaluation continued as the user chose: {number}. {name}."));
     }
-    settle_round(call, ask_state, Arc::new(before.followed_by(after)));
+    ask_or_answer(call, ask_state, Arc::new(before.followed_by(after)));
 }

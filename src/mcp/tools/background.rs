@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::arguments::{Flag, seconds_of};
+use super::arguments::{Flag, parse_seconds};
 use super::{Call, Fault};
 use crate::session::Operation;
 use crate::session::PostProcessing;
@@ -23,8 +23,11 @@ pub(super) struct Wait(Duration);
 impl<'de> Deserialize<'de> for Wait {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let seconds =
-            seconds_of(&value, &(0.0..=MAX_WAIT_SECONDS), format!("a number of seconds from 0 to {MAX_WAIT_SECONDS}"))?;
+        let seconds = parse_seconds(
+            &value,
+            &(0.0..=MAX_WAIT_SECONDS),
+            format!("a number of seconds from 0 to {MAX_WAIT_SECONDS}"),
+        )?;
         Ok(Self(Duration::from_secs_f64(seconds)))
     }
 }
@@ -48,9 +51,12 @@ pub(super) fn wait_limit(background: Flag, wait: Option<Wait>) -> Option<Duratio
     if background.0 { Some(Duration::ZERO) } else { wait.map(|wait| wait.0) }
 }
 
-/// Returns the reaction to a failure: the argument, or the session's setting. An evaluation that may run in the
-/// background is never held.
-pub(super) fn on_error(
+/// Returns the reaction to a failure: the argument `asked`, or else the session's setting. An evaluation that may run in
+/// the background is never held: without `asked`, its reaction is to abort.
+///
+/// # Errors
+/// Returns an error if the evaluation may run in the background and `asked` is a reaction other than to abort.
+pub(super) fn resolve_on_error(
     session: &Session,
     asked: Option<OnError>,
     wait_limit: Option<Duration>,
@@ -87,7 +93,7 @@ impl Job {
     }
 
     /// Adds post-processing, which runs before the job is over.
-    pub(super) fn before_end(self, post_processing: PostProcessing) -> Self {
+    pub(super) fn with_post_processing(self, post_processing: PostProcessing) -> Self {
         Self { post_processing: Some(post_processing), ..self }
     }
 
@@ -112,7 +118,8 @@ pub(super) fn evaluate(
     {
         return call.refuse(error);
     }
-    let submit = |evaluation, reply| session.submit_as(None, evaluation, operation.as_ref(), post_processing, reply);
+    let submit =
+        |evaluation, reply| session.submit_with_options(None, evaluation, operation.as_ref(), post_processing, reply);
     if wait_limit == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
@@ -133,7 +140,7 @@ pub(super) fn evaluate(
     pending.report_job(&session, job, progress_text);
     if let Some(time) = wait_limit {
         let session = session.clone();
-        pending.after(time, move || {
+        pending.set_deadline(time, move || {
             if let Some(outcome) = session.leave_foreground(job)
                 && let Some(call) = call.take()
             {

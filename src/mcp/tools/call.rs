@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::ask::AskState;
-use super::{Fault, Refused, Reply, ToolContext, with_package};
-use crate::mcp::peer::{PACKAGE, Peer, for_revision};
+use super::{ArgumentRefusal, Fault, Reply, ToolContext, with_package};
+use crate::mcp::peer::{PACKAGE_KEY, Peer, adapt_to_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{JobId, Session};
 
@@ -51,7 +51,7 @@ impl Call {
     /// Answers with the reason why the tool has no result.
     pub(super) fn refuse(self, fault: impl Into<Fault>) {
         match fault.into() {
-            Fault::Value(sentence) => self.reply(Refused(sentence)),
+            Fault::Value(sentence) => self.reply(ArgumentRefusal(sentence)),
             Fault::Protocol(error) => self.responder.fail(error),
         }
     }
@@ -67,13 +67,13 @@ impl Call {
         let (for_person, structured) = (self.peer.is_for_person(), self.is_structured());
         result.structured_content = structured.then(|| reply.content(max));
         if !for_person {
-            return self.responder.answer(for_revision(ServerResult::CallToolResult(result), &self.peer));
+            return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.peer));
         }
         let session = self.session().clone();
         with_package(&session, move |package| {
             result.meta =
-                package.map(|package| MetaObject([(PACKAGE.to_owned(), package.into())].into_iter().collect()));
-            self.responder.answer(for_revision(ServerResult::CallToolResult(result), &self.peer));
+                package.map(|package| MetaObject([(PACKAGE_KEY.to_owned(), package.into())].into_iter().collect()));
+            self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.peer));
         });
     }
 
@@ -102,7 +102,7 @@ impl Call {
         }
     }
 
-    /// Wraps the call so that several callbacks can try to answer, and only the first does.
+    /// Wraps the call so that several callbacks can try to answer it, and only the first callback does so.
     pub(super) fn shared(self) -> SharedCall {
         SharedCall(Arc::new(Mutex::new(Some(self))))
     }
@@ -138,12 +138,12 @@ impl PendingCall {
     }
 
     /// Calls `on_deadline` if the call is not answered within `time`.
-    pub(super) fn after(&self, time: Duration, on_deadline: impl FnOnce() + Send + 'static) {
-        self.inflight.after(self.request, time, on_deadline);
+    pub(super) fn set_deadline(&self, time: Duration, on_deadline: impl FnOnce() + Send + 'static) {
+        self.inflight.set_deadline(self.request, time, on_deadline);
     }
 
-    /// Reports progress, if the client asked for it. `printed` returns the output from a byte index on, if there is
-    /// more.
+    /// Reports progress, if the client asked for progress. `printed` returns the output from a byte index on, or `None` if
+    /// there is no further output.
     pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, || None);
@@ -157,7 +157,8 @@ impl PendingCall {
         }
     }
 
-    /// Reports the progress of a job: the text of `reports`, or the evaluation that the job waits for.
+    /// Reports the progress of a job: the text that `reports` returns, or, while the job waits, the evaluation that it
+    /// waits for.
     pub(super) fn report_job(
         &self,
         session: &Session,

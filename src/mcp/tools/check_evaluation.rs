@@ -9,8 +9,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::arguments::{CharacterNumber, EvaluationNumber, PageCharacters, seconds_of};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, Reply, ToolSpec, handle_with, inspection, reply_with};
+use super::arguments::{CharacterNumber, EvaluationNumber, PageCharacters, parse_seconds};
+use super::{
+    Call, CallHandler, CallPolicy, Fault, Reply, ToolResult, ToolSpec, handle_with, inspection_hints, reply_with,
+};
 use crate::report::{self, EvaluationPart, Page};
 use crate::schema::{Tests, json};
 use crate::{EvaluationError, EvaluationStatus, Outcome, Progress, Session, WaitId};
@@ -70,7 +72,7 @@ impl<'de> Deserialize<'de> for WaitSeconds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let allowed = format!("a number of seconds from 0 to {MAX_WAIT_SECONDS}");
-        seconds_of(&value, &(0.0..=MAX_WAIT_SECONDS), allowed).map(Self)
+        parse_seconds(&value, &(0.0..=MAX_WAIT_SECONDS), allowed).map(Self)
     }
 }
 
@@ -90,7 +92,7 @@ impl JsonSchema for WaitSeconds {
 
 /// Structured content: the evaluation's progress, or a page; with `wait` the content of run-tests or evaluate-lisp.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "the schema of several contents")]
+#[allow(dead_code, reason = "the type only describes the schema of several kinds of content")]
 pub(super) struct Content {
     #[schemars(flatten)]
     outcome: Tests,
@@ -109,7 +111,7 @@ impl ToolSpec for CheckEvaluation {
     type Content = Content;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
@@ -137,7 +139,7 @@ impl ToolSpec for CheckEvaluation {
         handle_with(move |call| {
             wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
                 let of = session.clone();
-                session.when_over(id, move |outcome| answer(Reply::from(EvaluationResult::new(&of, outcome))))
+                session.when_over(id, move |outcome| answer(Reply::from(AwaitedResult::new(&of, outcome))))
             });
         })
     }
@@ -145,29 +147,30 @@ impl ToolSpec for CheckEvaluation {
 
 /// The result of an evaluation that another call began.
 #[derive(Debug)]
-struct EvaluationResult {
+struct AwaitedResult {
     /// Identifier of the evaluation's error in this client's history.
     error: Option<u64>,
     reply: Reply,
 }
 
-impl EvaluationResult {
-    /// Creates the result for the client of `session`, whose history has no error of another client's evaluation.
+impl AwaitedResult {
+    /// Creates the result for the client of `session`. The client's history lacks errors of other clients' evaluations,
+    /// so such an error gets no identifier.
     fn new(session: &Session, outcome: Arc<Outcome>) -> Self {
         let error = outcome.result.as_ref().err().map(|error| error.id).filter(|id| session.error(*id).is_some());
         Self { error, reply: outcome.into() }
     }
 }
 
-impl Finding for EvaluationResult {
+impl ToolResult for AwaitedResult {
     fn text(&self, max: usize) -> String {
-        let Some(id) = self.error else { return self.reply.part(max) };
-        let line = report::error_id(id);
-        format!("{}\n\n{line}", self.reply.part(max.saturating_sub(line.len() + 2)))
+        let Some(id) = self.error else { return self.reply.untruncated_text(max) };
+        let line = report::error_id_line(id);
+        format!("{}\n\n{line}", self.reply.untruncated_text(max.saturating_sub(line.len() + 2)))
     }
 
     fn fit(&mut self, max: usize) {
-        let line = self.error.map_or(0, |id| report::error_id(id).len() + 2);
+        let line = self.error.map_or(0, |id| report::error_id_line(id).len() + 2);
         self.reply.fit(max.saturating_sub(line));
     }
 
@@ -209,7 +212,7 @@ struct StatusOnly {
     evaluation: StatusContent,
 }
 
-impl Finding for EvaluationStatus {
+impl ToolResult for EvaluationStatus {
     fn text(&self, _: usize) -> String {
         report::evaluation_status(self)
     }
@@ -252,7 +255,7 @@ struct PageOnly {
     page: PageContent,
 }
 
-impl Finding for Page {
+impl ToolResult for Page {
     fn text(&self, _: usize) -> String {
         report::evaluation_page(self)
     }
@@ -279,7 +282,7 @@ impl Finding for Page {
 #[derive(Debug)]
 struct NoEvaluations(EvaluationError);
 
-impl Finding for NoEvaluations {
+impl ToolResult for NoEvaluations {
     fn text(&self, _: usize) -> String {
         self.0.to_string()
     }
@@ -295,14 +298,15 @@ pub(super) fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationE
 }
 
 /// A function that answers a waiting call.
-pub(super) type Answer = Box<dyn FnOnce(Reply) + Send>;
+pub(super) type AnswerCallback = Box<dyn FnOnce(Reply) + Send>;
 
-/// Answers a call when the `Answer` given to `begin` is called, or, after `time`, with the progress of evaluation `id`.
+/// Calls `begin` with a callback that answers the call. If the callback is not called within `time`, answers with the
+/// progress of evaluation `id`.
 pub(super) fn wait(
     call: Call,
     id: u64,
     time: Duration,
-    begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>,
+    begin: impl FnOnce(&Session, AnswerCallback) -> Result<WaitId, EvaluationError>,
 ) {
     let (session, pending) = (call.session().clone(), call.pending());
     let call = call.shared();
@@ -322,7 +326,7 @@ pub(super) fn wait(
             let waiting_session = session.clone();
             pending.on_cancel(move || waiting_session.wait_no_longer(wait));
             pending.report(|_| None);
-            pending.after(time, move || {
+            pending.set_deadline(time, move || {
                 session.wait_no_longer(wait);
                 if let Some(call) = call.take() {
                     call.answer(status_of(&session, id));

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Text, text};
-use super::{Call, CallHandler, Fault, Finding, ToolSpec, handle_with, reply_with, with_package};
+use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, handle_with, reply_with, with_package};
 use crate::recovery::checkpoint::save::NewCheckpoint;
-use crate::recovery::checkpoint::store::{self, MAX_NAME};
+use crate::recovery::checkpoint::store::{self, MAX_NAME_CHARS};
 use crate::recovery::text;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
@@ -17,7 +17,7 @@ use crate::schema::json;
 const WITHDRAWAL_REASON: &str = "a checkpoint was restored";
 
 /// The tool checkpoint.
-pub(super) struct Checkpoint;
+pub(super) struct CheckpointTool;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
@@ -39,7 +39,7 @@ enum Action {
     Delete,
 }
 
-impl ToolSpec for Checkpoint {
+impl ToolSpec for CheckpointTool {
     const NAME: &'static str = "checkpoint";
     const TITLE: &'static str = "Checkpoint";
     const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded \
@@ -63,15 +63,15 @@ impl ToolSpec for Checkpoint {
         let Some(name) = text(name) else {
             return Err(Fault::Value("checkpoint needs the argument name for this action.".to_owned()));
         };
-        if name.chars().count() > MAX_NAME || name.contains(char::is_control) {
+        if name.chars().count() > MAX_NAME_CHARS || name.contains(char::is_control) {
             return Err(Fault::Value(format!(
-                "A checkpoint's name must be one line of at most {MAX_NAME} characters."
+                "A checkpoint's name must be one line of at most {MAX_NAME_CHARS} characters."
             )));
         }
         if action == Action::Save {
             return handle_with(move |call| save(call, name));
         }
-        let Some(checkpoint) = checkpoints.get(&name).or_else(|| checkpoints.damaged(&name)) else {
+        let Some(checkpoint) = checkpoints.find_by_name(&name).or_else(|| checkpoints.find_damaged(&name)) else {
             let names = checkpoints.list().into_iter().map(|checkpoint| format!("{:?}", checkpoint.name));
             let names: Vec<_> = names.collect();
             let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -80,7 +80,8 @@ impl ToolSpec for Checkpoint {
         if action == Action::Restore {
             if !checkpoints.is_bootable(&checkpoint) {
                 return Err(Fault::Value(format!(
-                    "The checkpoint {name:?} is damaged: its file is not what was saved. It can only be deleted."
+                    "The checkpoint {name:?} is damaged: its file differs from the saved core. The checkpoint can only be \
+                    deleted."
                 )));
             }
             return handle_with(move |call| restore(call, checkpoint));
@@ -151,15 +152,13 @@ impl CheckpointSummary {
     }
 }
 
-impl Finding for CheckpointReply {
+impl ToolResult for CheckpointReply {
     fn text(&self, _: usize) -> String {
         match self {
-            Self::List(all) => text::checkpoints(all),
-            Self::Saved(saved) => {
-                text::checkpoint_saved(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers)
-            }
+            Self::List(all) => text::checkpoint_list(all),
+            Self::Saved(saved) => text::save_report(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers),
             Self::Restored { checkpoint, forgotten, package, notices } => {
-                text::checkpoint_restored(checkpoint, *forgotten, package, notices)
+                text::restore_report(checkpoint, *forgotten, package, notices)
             }
             Self::Deleted(name) => format!("Deleted {name:?}."),
         }

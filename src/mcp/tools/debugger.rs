@@ -4,8 +4,8 @@ use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::abort_evaluation::Aborted;
-use super::arguments::{FrameNumber, Text, Timeout, abbreviated, integer, text};
+use super::abort_evaluation::AbortResult;
+use super::arguments::{FrameNumber, Text, Timeout, parse_integer, quoted_excerpt, text};
 use super::{Call, CallHandler, Fault, Reply, ToolSpec, evaluation_hints, handle_with};
 use crate::schema;
 use crate::{JobId, RestartDesignator, Resumed, Session};
@@ -41,11 +41,11 @@ pub(super) struct RestartArguments {
 
 /// Structured content of invoke-restart: the resumed evaluation's result, or a note that the evaluation was aborted.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "it is one of two contents: this is the schema of both")]
+#[allow(dead_code, reason = "the type only describes the schema of two kinds of content")]
 pub(super) struct RestartContent {
     #[schemars(flatten)]
     evaluation: schema::Evaluation,
-    #[schemars(extend("says" = "Present alone: the restart was ABORT."))]
+    #[schemars(extend("says" = "True after ABORT; the only field."))]
     aborted: Option<bool>,
 }
 
@@ -63,13 +63,13 @@ impl ToolSpec for InvokeRestart {
     }
 
     fn call(_: &Call, arguments: RestartArguments) -> Result<CallHandler, Fault> {
-        let restart = designator(arguments.restart.0)?;
+        let restart = restart_designator(arguments.restart.0)?;
         let values = text(arguments.values).unwrap_or_default();
         handle_with_job(move |session, call| {
             session.invoke_restart(&restart, &values, move |outcome| {
                 call.answer(outcome.map(|resumed| match resumed {
                     Resumed::Outcome(outcome) => Reply::from(outcome),
-                    Resumed::Aborted => Aborted.into(),
+                    Resumed::Aborted => AbortResult.into(),
                 }));
             })
         })
@@ -77,14 +77,14 @@ impl ToolSpec for InvokeRestart {
 }
 
 /// Parses the argument `restart`: a number, or a name.
-fn designator(restart: String) -> Result<RestartDesignator, Fault> {
-    match (restart.trim().parse::<f64>(), integer(&restart)) {
+fn restart_designator(restart: String) -> Result<RestartDesignator, Fault> {
+    match (restart.trim().parse::<f64>(), parse_integer(&restart)) {
         (_, Some(number @ 1..)) => Ok(RestartDesignator::Number(number)),
         (Err(_), _) => Ok(RestartDesignator::Name(restart)),
         (Ok(_), _) => Err(Fault::Value(format!(
             "{}: restart must be a number from 1, or a name, not {}.",
             InvokeRestart::NAME,
-            abbreviated(&restart)
+            quoted_excerpt(&restart)
         ))),
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, handle_with, inspection};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, inspection_hints};
 use crate::mcp::recovery_context::RecoveryContext;
 use crate::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions};
 use crate::report;
@@ -37,7 +37,7 @@ impl ToolSpec for ListDefinitions {
     type Content = Content;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
@@ -48,7 +48,8 @@ impl ToolSpec for ListDefinitions {
         handle_with(move |call| {
             let session = call.session().clone();
             session.definitions(&query, move |definitions| {
-                let unrestored = call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored);
+                let unrestored =
+                    call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored_lines);
                 let unrestored = unrestored.unwrap_or_default();
                 call.answer(definitions.map(|definitions| Definitions { unrestored, ..definitions }));
             });
@@ -64,7 +65,7 @@ pub(super) struct Content {
     not_restored: Vec<String>,
 }
 
-impl Finding for Definitions {
+impl ToolResult for Definitions {
     fn text(&self, max: usize) -> String {
         report::definitions(self, max)
     }

@@ -7,11 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Count, Flag, FrameNumber, PositiveNumber, Text, abbreviated};
+use super::arguments::{Count, Flag, FrameNumber, PositiveNumber, Text, quoted_excerpt};
 use super::debugger::submit_job;
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, Reply, ToolSpec, handle_with, inspection};
+use super::{Call, CallHandler, CallPolicy, Fault, Reply, ToolResult, ToolSpec, handle_with, inspection_hints};
 use crate::report::{self, FrameRange};
-use crate::schema::{Failure, Summary, json};
+use crate::schema::{ErrorDetails, ErrorSummary, json};
 use crate::tool_names;
 use crate::{ErrorRecord, HoldError, Session};
 
@@ -25,8 +25,8 @@ pub(super) const DEFAULT_LISTED: u64 = 20;
 const POLICY: CallPolicy =
     CallPolicy { repeatable: true, during_restore: true, reads_error_state: true, ..CallPolicy::NONE };
 
-/// Returns a handler that answers with the result of `find`. If an evaluation was cancelled, the answer waits a short
-/// time until the error state includes it.
+/// Returns a handler that answers with the result of `find`. If an evaluation was cancelled and has not ended, the answer
+/// first waits a short time, so that the error state can include the cancellation.
 fn handle_settled(find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) -> Result<CallHandler, Fault> {
     handle_with(move |call| find_settled(call, find))
 }
@@ -36,29 +36,30 @@ fn find_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> 
     session.when_settled(move |unended| {
         let found = find(call.session());
         call.answer(found.map(|reply| match unended {
-            Some(evaluation) => Unsettled { evaluation, reply }.into(),
+            Some(evaluation) => UnsettledReply { evaluation, reply }.into(),
             None => reply,
         }));
     });
 }
 
 /// Returns the error with the identifier `id`, or the last error if there is no `id`.
-fn error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>, Fault> {
+fn find_error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>, Fault> {
     let Some(Text(id)) = id else { return Ok(session.last_error()) };
     let number = id.trim().trim_start_matches(['E', 'e']).parse().unwrap_or(0);
     session.error(number).map(Some).ok_or_else(|| {
         let known = session.error_history();
         Fault::Value(if known.is_empty() {
-            format!("There is no error {}: no errors in this session.", abbreviated(&id))
+            format!("There is no error {}: no errors in this session.", quoted_excerpt(&id))
         } else {
-            let see = tool_names::with(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
-            format!("There is no error {}. The history has {}{see}.", abbreviated(&id), range(&known))
+            let see =
+                tool_names::if_listed(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
+            format!("There is no error {}. The history has {}{see}.", quoted_excerpt(&id), id_range(&known))
         })
     })
 }
 
 /// Describes the range of the identifiers of `errors`, which are sorted newest first.
-fn range(errors: &[Arc<ErrorRecord>]) -> String {
+fn id_range(errors: &[Arc<ErrorRecord>]) -> String {
     match errors {
         [newest, .., oldest] => format!("E{} to E{}", oldest.id, newest.id),
         [one] => format!("E{}", one.id),
@@ -70,7 +71,7 @@ fn range(errors: &[Arc<ErrorRecord>]) -> String {
 #[derive(Default, Serialize, JsonSchema)]
 pub(super) struct ErrorContent {
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
+    error: Option<ErrorDetails>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(extend("says" = "The evaluation is held, and the local variables have their current values."))]
     live: bool,
@@ -94,12 +95,12 @@ pub(super) struct DescribeArguments {
 
 /// Structured content of describe-last-error: an error, or a list of errors.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "the schema of two contents")]
+#[allow(dead_code, reason = "the type only describes the schema of two kinds of content")]
 pub(super) struct DescribedContent {
     #[schemars(flatten)]
     error: ErrorContent,
     #[schemars(extend("says" = "With `list`."))]
-    errors: Option<Vec<Summary>>,
+    errors: Option<Vec<ErrorSummary>>,
     #[schemars(extend("says" = "Number of errors that are not listed."))]
     older: Option<usize>,
 }
@@ -115,7 +116,7 @@ impl ToolSpec for DescribeLastError {
     type Content = DescribedContent;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: DescribeArguments) -> Result<CallHandler, Fault> {
@@ -128,16 +129,16 @@ impl ToolSpec for DescribeLastError {
                 let older = errors.split_off(shown).len();
                 Ok(ErrorList { errors, older }.into())
             }),
-            (error_id, None) => handle_settled(|session| Ok(Described(error(session, error_id)?).into())),
+            (error_id, None) => handle_settled(|session| Ok(ErrorDescription(find_error(session, error_id)?).into())),
         }
     }
 }
 
 /// The result of describe-last-error for one error.
 #[derive(Debug)]
-struct Described(Option<Arc<ErrorRecord>>);
+struct ErrorDescription(Option<Arc<ErrorRecord>>);
 
-impl Finding for Described {
+impl ToolResult for ErrorDescription {
     fn text(&self, _: usize) -> String {
         report::last_error(self.0.as_deref())
     }
@@ -147,7 +148,8 @@ impl Finding for Described {
     }
 
     fn content(&self, _: usize) -> Value {
-        let first = |error: &ErrorRecord| Failure::new(error, error.frames.iter().take(report::PREVIEW_FRAMES), true);
+        let first =
+            |error: &ErrorRecord| ErrorDetails::new(error, error.frames.iter().take(report::PREVIEW_FRAMES), true);
         json(&ErrorContent { error: self.0.as_deref().map(first), ..ErrorContent::default() })
     }
 }
@@ -187,27 +189,27 @@ impl ToolSpec for GetBacktrace {
     type Content = ErrorContent;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: BacktraceArguments) -> Result<CallHandler, Fault> {
         let BacktraceArguments { max_frames, from, locals, error_id } = arguments;
         let range = FrameRange { from: from.0, max_frames: max_frames.0, locals: locals.0 };
         let is_last = error_id.is_none();
-        let snapshot = move |session: &Session| Ok(Backtrace { error: error(session, error_id)?, range }.into());
+        let snapshot = move |session: &Session| Ok(Backtrace { error: find_error(session, error_id)?, range }.into());
         if !(is_last && range.locals) {
             return handle_settled(snapshot);
         }
         handle_with(move |call| match call.session().held_error() {
-            Some(error) => live(call, error, range, snapshot),
+            Some(error) => answer_with_live_frames(call, error, range, snapshot),
             None => find_settled(call, snapshot),
         })
     }
 }
 
-/// Answers a call with frames of the held error and the present values of their variables, or with `snapshot` if the
-/// evaluation is no longer held.
-fn live(
+/// Answers a call with frames of the held error and the present values of the frames' variables, or with the result of
+/// `snapshot` if the evaluation is no longer held.
+fn answer_with_live_frames(
     call: Call,
     held: Arc<ErrorRecord>,
     range: FrameRange,
@@ -229,13 +231,14 @@ struct Backtrace {
     range: FrameRange,
 }
 
-impl Finding for Backtrace {
+impl ToolResult for Backtrace {
     fn text(&self, max: usize) -> String {
         report::frames(self.error.as_deref(), &self.range, max)
     }
 
     fn content(&self, max: usize) -> Value {
-        let frames = |error: &ErrorRecord| Failure::new(error, self.range.within(error, max), self.range.locals);
+        let frames =
+            |error: &ErrorRecord| ErrorDetails::new(error, self.range.fitting_frames(error, max), self.range.locals);
         json(&ErrorContent { error: self.error.as_deref().map(frames), ..ErrorContent::default() })
     }
 }
@@ -247,13 +250,13 @@ struct LiveBacktrace {
     range: FrameRange,
 }
 
-impl Finding for LiveBacktrace {
+impl ToolResult for LiveBacktrace {
     fn text(&self, max: usize) -> String {
         report::live_frames(&self.error, &self.range, max)
     }
 
     fn content(&self, max: usize) -> Value {
-        let failure = Failure::new(&self.error, self.range.within(&self.error, max), true);
+        let failure = ErrorDetails::new(&self.error, self.range.fitting_frames(&self.error, max), true);
         json(&ErrorContent { error: Some(failure), live: true, ..ErrorContent::default() })
     }
 }
@@ -267,32 +270,32 @@ struct ErrorList {
 
 #[derive(Serialize)]
 struct ListContent {
-    errors: Vec<Summary>,
+    errors: Vec<ErrorSummary>,
     older: usize,
 }
 
-impl Finding for ErrorList {
+impl ToolResult for ErrorList {
     fn text(&self, max: usize) -> String {
         report::error_list(&self.errors, self.older, max)
     }
 
     fn content(&self, _: usize) -> Value {
-        let errors = self.errors.iter().map(|error| Summary::new(error)).collect();
+        let errors = self.errors.iter().map(|error| ErrorSummary::new(error)).collect();
         json(&ListContent { errors, older: self.older })
     }
 }
 
 /// A reply about errors, with a notice that a cancelled evaluation has not ended.
 #[derive(Debug)]
-struct Unsettled {
+struct UnsettledReply {
     evaluation: u64,
     reply: Reply,
 }
 
-impl Finding for Unsettled {
+impl ToolResult for UnsettledReply {
     fn text(&self, max: usize) -> String {
         let notice = report::pending_cancellation(self.evaluation);
-        format!("{notice}\n\n{}", self.reply.part(max.saturating_sub(notice.len() + 2)))
+        format!("{notice}\n\n{}", self.reply.untruncated_text(max.saturating_sub(notice.len() + 2)))
     }
 
     fn content(&self, max: usize) -> Value {

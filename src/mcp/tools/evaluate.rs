@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::arguments::{Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, ask, evaluation_hints, handle_with};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, ask, evaluation_hints, handle_with};
 use crate::schema::{self, json};
 use crate::session::Operation;
 use crate::{OnError, Outcome, report};
@@ -49,7 +49,7 @@ impl ToolSpec for EvaluateLisp {
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code in the persistent SBCL session: any number of forms, \
         one by one. Send functions that call each other together. Definitions, variables and `*package*` persist; `*`, \
         `**`, `***` hold the last values. Answers with [stdout], [stderr], [warnings], then `=> value` for each value \
-        of the last form. A failure answers with [ERROR], type and message, and a [Backtrace][[describe-last-error|; \
+        of the last form. If the code fails: [ERROR] with type and message, and a [Backtrace][[describe-last-error|; \
         describe-last-error has details]].";
     const POLICY: CallPolicy = CallPolicy { asks_user: true, core: true, always_loaded: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
@@ -67,17 +67,17 @@ impl ToolSpec for EvaluateLisp {
         evaluation.capture_time = arguments.capture_time.0;
         evaluation.record_errors = arguments.record_errors.0;
         let wait_limit = background::wait_limit(arguments.background, arguments.wait);
-        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), wait_limit)?;
+        let on_error = background::resolve_on_error(&session, OnErrorChoice::value_of(arguments.on_error), wait_limit)?;
         evaluation.hold = on_error != OnError::Abort;
         let asks = on_error == OnError::Ask;
-        let form_by_form = call.peer.is_form_by_form();
+        let form_by_form = call.peer.wants_one_form();
         handle_with(move |call| {
             let job = match form_by_form {
                 true => Job::operation(evaluation, Operation::new("evaluate-form")),
                 false => Job::new(evaluation),
             };
             background::evaluate(call, job, wait_limit, move |call, outcome| {
-                if asks { ask::settle(call, outcome) } else { call.reply(outcome) }
+                if asks { ask::answer_after_asking(call, outcome) } else { call.reply(outcome) }
             });
         })
     }
@@ -85,9 +85,9 @@ impl ToolSpec for EvaluateLisp {
 
 /// The result of an evaluation.
 #[derive(Debug)]
-pub(super) struct Evaluated(pub(super) Arc<Outcome>);
+pub(super) struct EvaluationResult(pub(super) Arc<Outcome>);
 
-impl Finding for Evaluated {
+impl ToolResult for EvaluationResult {
     fn text(&self, _: usize) -> String {
         report::evaluation(&self.0)
     }

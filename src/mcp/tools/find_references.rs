@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, inspection, query};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspection_hints, query};
 use crate::outcome::References;
 use crate::report;
 use crate::schema::json;
@@ -53,15 +53,15 @@ impl ToolSpec for FindReferences {
     type Content = References;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let name = arguments.name.0;
         let named = name.trim();
         if named.is_empty() {
-            let reason = "find-references: name must be that of a function, variable, macro or class, such as my-app:run, not \
-                 \"\".";
+            let reason =
+                "find-references: name must be a function, variable, macro or class, such as my-app:run, not \"\".";
             return Err(Fault::Value(reason.to_owned()));
         }
         if named.starts_with("#:") {
@@ -72,14 +72,14 @@ impl ToolSpec for FindReferences {
         let relation = arguments.relation.and_then(|relation| json(&relation).as_str().map(str::to_owned));
         let operation = Operation::new(Self::NAME)
             .with("name", name)
-            .maybe("relation", relation)
-            .maybe("package", text(arguments.package))
+            .with_optional("relation", relation)
+            .with_optional("package", text(arguments.package))
             .with("limit", arguments.limit.0);
         query::<References>(operation)
     }
 }
 
-impl Finding for References {
+impl ToolResult for References {
     fn text(&self, max: usize) -> String {
         report::references_found(self, max)
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::arguments::{Count, Flag, Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, inspection, query};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspection_hints, query};
 use crate::outcome::FoundSymbols;
 use crate::report;
 use crate::schema::json;
@@ -67,21 +67,21 @@ impl ToolSpec for FindSymbols {
     type Content = FoundSymbols;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let operation = Operation::new(Self::NAME)
             .with("query", arguments.query.0)
-            .maybe("package", text(arguments.package))
-            .maybe("kind", arguments.kind.map(Kind::name))
+            .with_optional("package", text(arguments.package))
+            .with_optional("kind", arguments.kind.map(Kind::name))
             .with("external", arguments.external.0)
             .with("limit", arguments.limit.0);
         query::<FoundSymbols>(operation)
     }
 }
 
-impl Finding for FoundSymbols {
+impl ToolResult for FoundSymbols {
     fn text(&self, max: usize) -> String {
         report::symbols_found(self, max)
     }

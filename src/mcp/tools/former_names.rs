@@ -8,10 +8,10 @@ use super::check_evaluation::CheckEvaluation;
 use super::debugger::ResumeFromFrame;
 use super::errors::{DEFAULT_LISTED, DescribeLastError, GetBacktrace};
 use super::load_system::LoadSystem;
-use super::{ToolSpec, find};
+use super::{ToolSpec, find_tool};
 
 /// The former names of tools, each with its successors.
-const NAMES: [(&str, &[&str]); 6] = [
+const FORMER_NAMES: [(&str, &[&str]); 6] = [
     ("load", &[LoadSystem::NAME]),
     ("error-history", &[DescribeLastError::NAME]),
     ("frame-locals", &[GetBacktrace::NAME]),
@@ -22,7 +22,7 @@ const NAMES: [(&str, &[&str]); 6] = [
 
 /// Returns the present tools for a name, which may be a former name.
 pub(super) fn successors(name: &str) -> Vec<&str> {
-    match NAMES.iter().find(|(former, _)| *former == name) {
+    match FORMER_NAMES.iter().find(|(former, _)| *former == name) {
         Some((_, successors)) => successors.to_vec(),
         None => vec![name],
     }
@@ -31,45 +31,49 @@ pub(super) fn successors(name: &str) -> Vec<&str> {
 /// Translates a call that may use a former name to the present name and arguments. Unknown arguments are kept, so that
 /// the present tool refuses them.
 pub(in crate::mcp) fn translate_former_call(name: String, mut arguments: JsonObject) -> (String, JsonObject) {
-    if find(&name).is_some() {
+    if find_tool(&name).is_some() {
         return (name, arguments);
     }
     let arguments = &mut arguments;
     let (tool, arguments) = match &*name {
         "error-history" => {
-            let list = take(arguments, "limit").unwrap_or_else(|| json!(DEFAULT_LISTED));
-            (DescribeLastError::NAME, with(arguments, [("list", Some(list))]))
+            let list = take_argument(arguments, "limit").unwrap_or_else(|| json!(DEFAULT_LISTED));
+            (DescribeLastError::NAME, extend_arguments(arguments, [("list", Some(list))]))
         }
-        "frame-locals" => match take(arguments, "frame") {
+        "frame-locals" => match take_argument(arguments, "frame") {
             None => return (name, std::mem::take(arguments)),
             frame => {
                 let shown = [("from", frame), ("max-frames", Some(json!(1))), ("locals", Some(json!(true)))];
-                (GetBacktrace::NAME, with(arguments, shown))
+                (GetBacktrace::NAME, extend_arguments(arguments, shown))
             }
         },
-        // Without `return`, the call would restart the frame, so it is made invalid instead.
-        "return-from-frame" => match take(arguments, "code") {
-            None => return (ResumeFromFrame::NAME.to_owned(), with(arguments, [("code", Some(Value::Null))])),
-            code => (ResumeFromFrame::NAME, with(arguments, [("return", code)])),
+        // Without `code`, the translated call would have no `return` and so restart the frame. It gets the unknown argument
+        // `code` instead, and is refused.
+        "return-from-frame" => match take_argument(arguments, "code") {
+            None => {
+                return (ResumeFromFrame::NAME.to_owned(), extend_arguments(arguments, [("code", Some(Value::Null))]));
+            }
+            code => (ResumeFromFrame::NAME, extend_arguments(arguments, [("return", code)])),
         },
         "evaluation" => {
-            let action = take(arguments, "action");
-            let [seconds, part, characters] = ["seconds", "part", "characters"].map(|name| take(arguments, name));
+            let action = take_argument(arguments, "action");
+            let [seconds, part, characters] =
+                ["seconds", "part", "characters"].map(|name| take_argument(arguments, name));
             match action.as_ref().map_or("status", |action| action.as_str().unwrap_or_default()) {
-                "status" => (CheckEvaluation::NAME, with(arguments, [])),
+                "status" => (CheckEvaluation::NAME, extend_arguments(arguments, [])),
                 "wait" => {
                     let wait = seconds.unwrap_or_else(|| json!(25));
-                    (CheckEvaluation::NAME, with(arguments, [("wait", Some(wait))]))
+                    (CheckEvaluation::NAME, extend_arguments(arguments, [("wait", Some(wait))]))
                 }
                 "output" => {
                     let part = part.unwrap_or_else(|| json!("output"));
-                    (CheckEvaluation::NAME, with(arguments, [("part", Some(part)), ("limit", characters)]))
+                    (CheckEvaluation::NAME, extend_arguments(arguments, [("part", Some(part)), ("limit", characters)]))
                 }
                 "cancel" => {
                     arguments.remove("from");
-                    (AbortEvaluation::NAME, with(arguments, [("newest", Some(json!(true)))]))
+                    (AbortEvaluation::NAME, extend_arguments(arguments, [("newest", Some(json!(true)))]))
                 }
-                _ => (CheckEvaluation::NAME, with(arguments, [("action", action)])),
+                _ => (CheckEvaluation::NAME, extend_arguments(arguments, [("action", action)])),
             }
         }
         other => (successors(other)[0], std::mem::take(arguments)),
@@ -78,12 +82,12 @@ pub(in crate::mcp) fn translate_former_call(name: String, mut arguments: JsonObj
 }
 
 /// Removes and returns an argument. Null and the empty string count as absent.
-fn take(arguments: &mut JsonObject, name: &str) -> Option<Value> {
+fn take_argument(arguments: &mut JsonObject, name: &str) -> Option<Value> {
     arguments.remove(name).filter(|value| !value.is_null() && value != "")
 }
 
 /// Takes the arguments and adds the arguments in `more` that have a value.
-fn with<const N: usize>(arguments: &mut JsonObject, more: [(&str, Option<Value>); N]) -> JsonObject {
+fn extend_arguments<const N: usize>(arguments: &mut JsonObject, more: [(&str, Option<Value>); N]) -> JsonObject {
     let mut arguments = std::mem::take(arguments);
     arguments.extend(more.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     arguments
@@ -130,9 +134,9 @@ mod tests {
 
     #[test]
     fn former_names_are_not_tools_and_their_successors_are() {
-        for (former, successors) in NAMES {
-            assert!(find(former).is_none(), "{former}");
-            assert!(successors.iter().all(|name| find(name).is_some()), "{former}");
+        for (former, successors) in FORMER_NAMES {
+            assert!(find_tool(former).is_none(), "{former}");
+            assert!(successors.iter().all(|name| find_tool(name).is_some()), "{former}");
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::arguments::{AnswerCharacters, OutputCharacters, Timeout};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, reply_with};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, reply_with};
 use crate::schema::json;
 use crate::tool_names;
 use crate::{Limits, OnError, TimeLimit, report};
@@ -80,7 +80,7 @@ pub(super) struct Content {
     on_error: OnErrorChoice,
 }
 
-impl Finding for Limits {
+impl ToolResult for Limits {
     fn text(&self, _: usize) -> String {
         report::limits(self)
     }
@@ -100,7 +100,7 @@ impl Finding for Limits {
 pub(super) struct OnErrorChoice(pub(super) OnError);
 
 impl OnErrorChoice {
-    pub(super) fn of(given: Option<Self>) -> Option<OnError> {
+    pub(super) fn value_of(given: Option<Self>) -> Option<OnError> {
         given.map(|choice| choice.0)
     }
 }
@@ -108,7 +108,8 @@ impl OnErrorChoice {
 impl<'de> Deserialize<'de> for OnErrorChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let offered = |choice: &OnError| *choice != OnError::Debug || tool_names::has(tool_names::DEBUGGER);
+        let offered =
+            |choice: &OnError| *choice != OnError::Debug || tool_names::is_listed(tool_names::ANY_DEBUGGER_TOOL);
         let offered = || OnError::ALL.into_iter().filter(offered);
         offered().find(|choice| value == choice.name()).map(Self).ok_or_else(|| {
             let names: Vec<_> = offered().map(OnError::name).collect();

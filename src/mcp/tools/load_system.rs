@@ -61,7 +61,7 @@ enum Force {
 }
 
 impl Force {
-    /// Returns the name by which Lisp knows the choice; `None` if nothing is reloaded.
+    /// Returns the name by which Lisp knows the choice; `None` if up-to-date files are not reloaded.
     fn name(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -71,9 +71,9 @@ impl Force {
     }
 }
 
-/// The result of an evaluation, with a report of what it loaded.
+/// The result of an evaluation, with a report about the loaded system or file.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "the content of any evaluation has what was loaded: this is its schema")]
+#[allow(dead_code, reason = "the type only describes the schema: the content is that of any evaluation")]
 pub(super) struct Content {
     #[schemars(flatten)]
     evaluation: schema::Evaluation,
@@ -101,7 +101,7 @@ impl ToolSpec for LoadSystem {
         let session = call.session().clone();
         let force = arguments.force.name();
         let [system, path, directory] = [arguments.system, arguments.path, arguments.directory].map(text);
-        let target = Target::of(system.as_deref(), path.as_deref(), directory.as_deref())?;
+        let target = Target::from_arguments(system.as_deref(), path.as_deref(), directory.as_deref())?;
         let mut evaluation = Evaluation::new(target.code(force));
         let operation = target.operation(force);
         evaluation.package = text(arguments.package);
@@ -110,14 +110,14 @@ impl ToolSpec for LoadSystem {
             TimeLimit::Default if wait_limit.is_none() => TimeLimit::Of(DEFAULT_TIMEOUT),
             limit => limit,
         };
-        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), wait_limit)?;
+        let on_error = background::resolve_on_error(&session, OnErrorChoice::value_of(arguments.on_error), wait_limit)?;
         evaluation.hold = on_error != OnError::Abort;
         let asks = on_error == OnError::Ask;
         let job = background::Job::operation(evaluation, operation).with_progress_text(Session::progress_so_far);
         handle_with(move |call| {
             background::evaluate(call, job, wait_limit, move |call, outcome| {
                 let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
-                if asks { ask::settle(call, outcome) } else { call.reply(outcome) }
+                if asks { ask::answer_after_asking(call, outcome) } else { call.reply(outcome) }
             });
         })
     }
@@ -131,7 +131,7 @@ enum Target {
 }
 
 impl Target {
-    fn of(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
+    fn from_arguments(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
         match (system, path, directory) {
             (Some(_), Some(_), _) => Err(Fault::Value(format!("{} takes system or path, not both.", LoadSystem::NAME))),
             (Some(system), None, _) => System::find(system, directory, &DefinitionCache::default()).map(Self::System),
@@ -168,7 +168,7 @@ impl Target {
     fn operation(&self, force: Option<&str>) -> Operation {
         let load = Operation::new("load");
         match self {
-            Self::System(system) => system.add_to(load.maybe("force", force)),
+            Self::System(system) => system.add_to(load.with_optional("force", force)),
             Self::File(path) => load.with("path", path.display().to_string()),
         }
     }

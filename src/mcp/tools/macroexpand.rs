@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, inspection, query};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspection_hints, query};
 use crate::outcome::{Expansion, ExpansionError, ExpansionStep};
 use crate::report;
 use crate::schema::json;
@@ -46,7 +46,7 @@ impl ToolSpec for MacroExpand {
     type Content = Content;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
@@ -58,7 +58,7 @@ impl ToolSpec for MacroExpand {
         let operation = Operation::new(Self::NAME)
             .with("form", arguments.form.0)
             .with("depth", depth)
-            .maybe("package", text(arguments.package));
+            .with_optional("package", text(arguments.package));
         query::<Expansion>(operation)
     }
 }
@@ -74,7 +74,7 @@ pub(super) struct Content {
     error: Option<ExpansionError>,
 }
 
-impl Finding for Expansion {
+impl ToolResult for Expansion {
     fn text(&self, _: usize) -> String {
         report::expansion(self)
     }

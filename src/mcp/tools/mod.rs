@@ -35,7 +35,7 @@ use serde::de::DeserializeOwned;
 
 use super::ToolOptions;
 use super::recovery_context::RecoveryContext;
-use super::reply::{Finding, Refused, Reply};
+use super::reply::{ArgumentRefusal, Reply, ToolResult};
 use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
@@ -165,7 +165,7 @@ impl<T: std::error::Error> From<T> for Fault {
     }
 }
 
-/// A function that answers a call, now or later. The arguments of the call are valid.
+/// A function that answers a call, now or later. The arguments of the call have been validated.
 type CallHandler = Box<dyn FnOnce(Call) + Send>;
 
 /// Wraps `work`, which answers a call now or later, as a handler.
@@ -180,7 +180,7 @@ fn reply_with(reply: impl Into<Reply>) -> Result<CallHandler, Fault> {
 }
 
 /// Returns a handler that answers with the result of a query to Lisp.
-fn query<F: From<Vec<Record>> + Finding + 'static>(operation: Operation) -> Result<CallHandler, Fault> {
+fn query<F: From<Vec<Record>> + ToolResult + 'static>(operation: Operation) -> Result<CallHandler, Fault> {
     handle_with(move |call| {
         let session = call.session().clone();
         session.query(&operation, move |found| call.answer(found.map(F::from)));
@@ -251,15 +251,15 @@ impl CallPolicy {
 }
 
 /// A row in the table of tools.
-struct Entry {
+struct ToolEntry {
     name: &'static str,
     policy: CallPolicy,
     define: fn() -> Tool,
     call: fn(&Call, &Tool, JsonObject) -> Result<CallHandler, Fault>,
 }
 
-const fn entry<T: ToolSpec>() -> Entry {
-    Entry {
+const fn tool_entry<T: ToolSpec>() -> ToolEntry {
+    ToolEntry {
         name: T::NAME,
         policy: T::POLICY,
         define: define::<T>,
@@ -284,53 +284,53 @@ fn define<T: ToolSpec>() -> Tool {
 }
 
 /// All tools in the order of the list: evaluation, loading, tests, lookup, errors, debugger, others.
-static TOOLS: [Entry; 20] = [
-    entry::<evaluate::EvaluateLisp>(),
-    entry::<load_system::LoadSystem>(),
-    entry::<run_tests::RunTests>(),
-    entry::<definitions::ListDefinitions>(),
-    entry::<symbol::DescribeSymbol>(),
-    entry::<find_symbols::FindSymbols>(),
-    entry::<find_references::FindReferences>(),
-    entry::<macroexpand::MacroExpand>(),
-    entry::<errors::DescribeLastError>(),
-    entry::<errors::GetBacktrace>(),
-    entry::<debugger::InvokeRestart>(),
-    entry::<debugger::EvalInFrame>(),
-    entry::<debugger::ResumeFromFrame>(),
-    entry::<abort_evaluation::AbortEvaluation>(),
-    entry::<check_evaluation::CheckEvaluation>(),
-    entry::<tracing::TraceCalls>(),
-    entry::<profile::ProfileCode>(),
-    entry::<checkpoint::Checkpoint>(),
-    entry::<reset::ResetSession>(),
-    entry::<limits::ConfigureLimits>(),
+static TOOLS: [ToolEntry; 20] = [
+    tool_entry::<evaluate::EvaluateLisp>(),
+    tool_entry::<load_system::LoadSystem>(),
+    tool_entry::<run_tests::RunTests>(),
+    tool_entry::<definitions::ListDefinitions>(),
+    tool_entry::<symbol::DescribeSymbol>(),
+    tool_entry::<find_symbols::FindSymbols>(),
+    tool_entry::<find_references::FindReferences>(),
+    tool_entry::<macroexpand::MacroExpand>(),
+    tool_entry::<errors::DescribeLastError>(),
+    tool_entry::<errors::GetBacktrace>(),
+    tool_entry::<debugger::InvokeRestart>(),
+    tool_entry::<debugger::EvalInFrame>(),
+    tool_entry::<debugger::ResumeFromFrame>(),
+    tool_entry::<abort_evaluation::AbortEvaluation>(),
+    tool_entry::<check_evaluation::CheckEvaluation>(),
+    tool_entry::<tracing::TraceCalls>(),
+    tool_entry::<profile::ProfileCode>(),
+    tool_entry::<checkpoint::CheckpointTool>(),
+    tool_entry::<reset::ResetSession>(),
+    tool_entry::<limits::ConfigureLimits>(),
 ];
 
 /// The definitions of [`TOOLS`], in the same order.
 static DEFINITIONS: LazyLock<Vec<Tool>> = LazyLock::new(|| TOOLS.iter().map(|tool| (tool.define)()).collect());
 
 /// Returns the definitions of all tools.
-fn all() -> Vec<Tool> {
+fn all_definitions() -> Vec<Tool> {
     DEFINITIONS.clone()
 }
 
 /// Finds a tool and its definition by name.
-fn find(name: &str) -> Option<(&'static Entry, &'static Tool)> {
+fn find_tool(name: &str) -> Option<(&'static ToolEntry, &'static Tool)> {
     TOOLS.iter().zip(&*DEFINITIONS).find(|(tool, _)| tool.name == name)
 }
 
 fn policy(name: &str) -> CallPolicy {
-    find(name).map_or(CallPolicy::NONE, |(tool, _)| tool.policy)
+    find_tool(name).map_or(CallPolicy::NONE, |(tool, _)| tool.policy)
 }
 
 /// Returns the reply for an outcome, chosen by the kinds of its records.
 pub(super) fn reply_of(outcome: Arc<Outcome>) -> Reply {
     match () {
-        () if tracing::is_traced(&outcome) => tracing::Traced(outcome).into(),
-        () if profile::is_profiled(&outcome) => profile::Profiled(outcome).into(),
-        () if run_tests::is_tested(&outcome) => run_tests::Tested(outcome).into(),
-        () => evaluate::Evaluated(outcome).into(),
+        () if tracing::is_traced(&outcome) => tracing::TraceResult(outcome).into(),
+        () if profile::is_profiled(&outcome) => profile::ProfileResult(outcome).into(),
+        () if run_tests::is_tested(&outcome) => run_tests::TestRunResult(outcome).into(),
+        () => evaluate::EvaluationResult(outcome).into(),
     }
 }
 
@@ -352,11 +352,12 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         // of its client is not recorded in that state yet.
         Some(recovery)
             if recovery.is_restoring()
-                && (!policy.during_restore || policy.reads_error_state && recovery.has_cancelled(call.session())) =>
+                && (!policy.during_restore
+                    || policy.reads_error_state && recovery.has_unended_cancellation(call.session())) =>
         {
             let progress = recovery.clone();
             call.pending().report_waiting(move || progress.progress());
-            recovery.when_restored(move |end| match end {
+            recovery.when_replay_ended(move |end| match end {
                 // The call was cancelled meanwhile.
                 _ if !call.is_awaited() => {}
                 ReplayEnd::Complete => call_now(call, request),
@@ -377,15 +378,15 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
             return call.refuse(Fault::Value(lost));
         }
         let returns =
-            name == checkpoint::Checkpoint::NAME && recovery.restore_outcome(call_of_job(call.first_job)).is_some();
-        if !policy(&name).repeatable && !returns && recovery.has_begun(call.first_job) {
+            name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call_of_job(call.first_job)).is_some();
+        if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
             let lost = recovery.lost_outcome(&session);
             return call.reply(lost);
         }
         session.number_jobs_from(call.first_job);
     }
     let arguments = arguments.unwrap_or_default();
-    let handler = match find(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
+    let handler = match find_tool(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
         None => Err(call.context.no_such_tool(&name)),
         Some((tool, definition)) => {
             if tool.policy.asks_user {
@@ -403,7 +404,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
     }
 }
 
-/// Moves an evaluation that another client holds to this client: evaluation `id`, or the only held evaluation.
+/// Transfers a held evaluation from another client to this client: evaluation `id`, or the only held evaluation.
 pub(super) fn adopt_held(call: Call, id: Option<u64>) {
     let adopted = call.session().take_over(id);
     call.answer(adopted);
@@ -421,7 +422,7 @@ fn no_such_tool(name: &str, all: &[Tool]) -> String {
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
     let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
-    format!("There is no tool {}.{near} Tools: {}.", arguments::abbreviated(name), all.join(", "))
+    format!("There is no tool {}.{near} Tools: {}.", arguments::quoted_excerpt(name), all.join(", "))
 }
 
 /// Returns the hints of a tool that evaluates any code.
@@ -430,6 +431,6 @@ fn evaluation_hints() -> ToolAnnotations {
 }
 
 /// Returns the hints of a tool that changes nothing.
-fn inspection() -> ToolAnnotations {
+fn inspection_hints() -> ToolAnnotations {
     ToolAnnotations::new().read_only(true).open_world(false)
 }

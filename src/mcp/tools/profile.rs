@@ -1,4 +1,4 @@
-//! The tool profile: where an evaluation spends its time or allocates.
+//! The tool profile, which finds the functions in which an evaluation spends time or allocates memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::arguments::{Count, Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
-use super::{Call, CallHandler, Fault, Finding, ToolSpec, evaluation_hints, handle_with};
+use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
 use crate::schema::{self, json};
 use crate::session::Operation;
@@ -108,13 +108,13 @@ impl ToolSpec for ProfileCode {
         let mut job = Job::operation(evaluation, operation);
         if let Some(path) = path {
             let work = move |mut outcome: Outcome| {
-                outcome.notices.push(match flame_graph(&outcome, mode, &path) {
+                outcome.notices.push(match write_flame_graph(&outcome, mode, &path) {
                     Ok(()) => format!("Flame graph: {}", path.display()),
                     Err(reason) => format!("No flame graph was written to {}: {reason}", path.display()),
                 });
                 Ok(outcome)
             };
-            job = job.before_end(PostProcessing::new(work, || ()));
+            job = job.with_post_processing(PostProcessing::new(work, || ()));
         }
         handle_with(move |call| background::evaluate(call, job, wait_limit, |call, outcome| call.reply(outcome)))
     }
@@ -127,9 +127,9 @@ pub(super) fn is_profiled(outcome: &Outcome) -> bool {
 
 /// The result of an evaluation, with its profile.
 #[derive(Debug)]
-pub(super) struct Profiled(pub(super) Arc<Outcome>);
+pub(super) struct ProfileResult(pub(super) Arc<Outcome>);
 
-impl Finding for Profiled {
+impl ToolResult for ProfileResult {
     fn text(&self, max: usize) -> String {
         report::profile(&self.0, max)
     }
@@ -151,7 +151,7 @@ impl Finding for Profiled {
 }
 
 /// Writes the flame graph of a profile. Returns the reason if no graph was written.
-fn flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), String> {
+fn write_flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), String> {
     use inferno::flamegraph::{Options, from_lines};
     let stacks =
         of_kind(&outcome.records).map(|stack: &Stack| format!("{} {}", stack.frames.replace('\n', " "), stack.count));

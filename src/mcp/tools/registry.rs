@@ -15,7 +15,7 @@ pub(in crate::mcp) trait ToolListObserver: Send + Sync {
     fn tools_changed(&self);
 }
 
-/// The tools of a process. Clones share them.
+/// The tools that a process offers. Clones share the tools.
 #[derive(Debug, Clone)]
 pub(crate) struct Registry(Arc<Shared>);
 
@@ -68,10 +68,10 @@ impl Registry {
 
     /// Makes all texts of this process name only the tools of this registry.
     pub(in crate::mcp) fn publish_tool_names(&self) {
-        tool_names::set(self.tools().names());
+        tool_names::set_listed(self.tools().names());
     }
 
-    /// Notifies `observer` of changes until it is dropped.
+    /// Registers `observer`, which is notified of changes until it is dropped.
     pub(in crate::mcp) fn subscribe(&self, observer: Weak<dyn ToolListObserver>) {
         if self.0.may_change {
             let mut observers = self.0.observers.lock();

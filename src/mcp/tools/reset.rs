@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, ask, handle_with};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, ask, handle_with};
 use crate::report;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
@@ -37,11 +37,11 @@ impl ToolSpec for ResetSession {
             let session = call.session().clone();
             let answer = |call: Call, ended: Vec<String>| {
                 let notices = ended.into_iter().chain(call.session().take_notices()).collect();
-                call.reply(Reset { notices });
+                call.reply(ResetResult { notices });
             };
             if let Some(recovery) = call.context.recovery.clone() {
                 let number = call_of_job(call.first_job);
-                if recovery.is_fresh_for(number) {
+                if recovery.was_requested_by(number) {
                     return answer(call, Vec::new());
                 }
                 // The next worker answers the call.
@@ -69,7 +69,7 @@ impl ToolSpec for ResetSession {
 
 /// The result of a reset. `notices` include a notice about the evaluations that the reset ended.
 #[derive(Debug)]
-struct Reset {
+struct ResetResult {
     notices: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Content {
     notices: Vec<String>,
 }
 
-impl Finding for Reset {
+impl ToolResult for ResetResult {
     fn text(&self, _: usize) -> String {
         report::reset(&self.notices)
     }

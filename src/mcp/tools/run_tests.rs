@@ -10,10 +10,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Flag, Names, SuspectCount, Text, seconds_of, text};
+use super::arguments::{Flag, Names, SuspectCount, Text, parse_seconds, text};
 use super::background::{self, Wait};
 use super::system::{DefinitionCache, System};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, handle_with};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with};
 use crate::mcp::fresh_image::{FreshRun, TestSelection};
 use crate::outcome::{
     Difference, Directory, NoSuspects, PassingImage, Record, RunCounts, Suspect, Suspects, SystemToLoad, TestCounts,
@@ -21,7 +21,7 @@ use crate::outcome::{
 };
 use crate::schema::{self, json};
 use crate::session::PostProcessing;
-use crate::session::recovery::failed;
+use crate::session::recovery::failed_outcome;
 use crate::{Limits, Outcome, report};
 
 /// The notice if a test operation failed: its single verdict allows no comparison.
@@ -29,10 +29,10 @@ const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation has a 
     no passing test to compare with.";
 /// The end of the notice if coverage marked no code of the tested systems. It follows "There are no suspects: " and the
 /// failed tests.
-const NOTHING_MARKED: &str = "ran no code of the tested systems, apart from tests and code that is not in their files.";
+const NOTHING_MARKED: &str = "ran no code of the tested systems, apart from tests and code outside the systems' files.";
 /// Maximum number of test names in a notice.
 const MAX_NAMED_TESTS: usize = 10;
-/// Maximum number of suspects for each failing test: functions that the test, but few passing tests, ran.
+/// Maximum number of suspects for each failing test: functions that the failing test ran, but few passing tests did.
 pub(crate) const MAX_SUSPECTS: u64 = 20;
 
 /// Maximum number of systems in one call.
@@ -94,7 +94,8 @@ impl<'de> Deserialize<'de> for TestSeconds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let range = TEST_TIMEOUT_RANGE;
-        seconds_of(&value, &range, format!("a number of seconds from {} to {}", range.start(), range.end())).map(Self)
+        parse_seconds(&value, &range, format!("a number of seconds from {} to {}", range.start(), range.end()))
+            .map(Self)
     }
 }
 
@@ -118,7 +119,7 @@ impl JsonSchema for TestSeconds {
 
 impl Arguments {
     /// Returns the selected tests.
-    fn tests(&self) -> Result<TestSelection, Fault> {
+    fn test_selection(&self) -> Result<TestSelection, Fault> {
         let name = RunTests::NAME;
         let given = [!self.system.0.is_empty(), self.test_package.is_some(), self.name.is_some()];
         if given.iter().filter(|given| **given).count() != 1 {
@@ -158,7 +159,7 @@ impl ToolSpec for RunTests {
     }
 
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
-        let tests = arguments.tests()?;
+        let tests = arguments.test_selection()?;
         let options = FreshRunOptions { fresh: arguments.fresh.0, suspects: arguments.suspects.0 };
         let uses_fresh_image = options.fresh || options.suspects > 0;
         let wait_limit = background::wait_limit(arguments.background, arguments.wait);
@@ -177,7 +178,7 @@ impl ToolSpec for RunTests {
                     Ok(outcome)
                 }
             };
-            job = job.before_end(PostProcessing::new(work, move || cancelled.end()));
+            job = job.with_post_processing(PostProcessing::new(work, move || cancelled.end()));
         }
         handle_with(move |call: Call| {
             background::evaluate(call, job, wait_limit, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
@@ -185,16 +186,16 @@ impl ToolSpec for RunTests {
     }
 }
 
-/// Returns true for an outcome of a test run.
+/// Returns true for the outcome of a test run that has results, whether or not the tests passed.
 pub(super) fn is_tested(outcome: &Outcome) -> bool {
     !outcome.is_error() && TestCounts::of(outcome).is_some()
 }
 
 /// The result of a test run.
 #[derive(Debug)]
-pub(super) struct Tested(pub(super) Arc<Outcome>);
+pub(super) struct TestRunResult(pub(super) Arc<Outcome>);
 
-impl Finding for Tested {
+impl ToolResult for TestRunResult {
     fn text(&self, max: usize) -> String {
         report::tests(&self.0, max)
     }
@@ -224,7 +225,7 @@ fn has_failures(outcome: &Outcome) -> bool {
     TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0)
 }
 
-/// Runs the tests in fresh images, one image for each system. `here` is the outcome in the session.
+/// Runs the tests in fresh images, separately for each system. `here` is the outcome in the session.
 fn run_in_fresh_images(
     run: &FreshRun,
     tests: TestSelection,
@@ -234,17 +235,17 @@ fn run_in_fresh_images(
     if tests.systems.len() < 2 {
         return run_system_in_fresh_image(run, tests, options, here);
     }
-    let mut fresh = Outcome::of_tests(String::new());
+    let mut fresh = Outcome::from_test_output(String::new());
     let mut suspects = Vec::new();
     let mut notices: Vec<(String, Vec<String>)> = Vec::new();
-    for ((name, known), system) in here.by_system().into_iter().zip(tests.systems.clone()) {
+    for ((name, known), system) in here.split_by_system().into_iter().zip(tests.systems.clone()) {
         if !options.fresh && !report::tests_ran(name, &known.records) {
             continue;
         }
         let known_records = known.records.len();
         let outcome =
             run_system_in_fresh_image(run, TestSelection { systems: vec![system], ..tests.clone() }, options, known);
-        let mut outcome = outcome.unwrap_or_else(|reason| failed("SIMPLE-ERROR", reason));
+        let mut outcome = outcome.unwrap_or_else(|reason| failed_outcome("SIMPLE-ERROR", reason));
         for notice in std::mem::take(&mut outcome.notices) {
             match notices.iter_mut().find(|(known, _)| *known == notice) {
                 Some((_, systems)) => systems.push(name.to_owned()),
@@ -252,7 +253,7 @@ fn run_in_fresh_images(
             }
         }
         if options.fresh {
-            fresh = fresh.with_system(name, as_failed_test(name, outcome));
+            fresh = fresh.with_system_tests(name, as_failed_test(name, outcome));
             continue;
         }
         let mut added = outcome.records.split_off(known_records);
@@ -268,8 +269,8 @@ fn run_in_fresh_images(
     Ok(outcome)
 }
 
-/// Turns a run that failed into a run with one failed test, so that the results of other systems can be reported with
-/// it.
+/// Turns a run that failed as a whole into a run with one failed test, so that it can be reported together with the
+/// results of other systems.
 fn as_failed_test(name: &str, outcome: Outcome) -> Outcome {
     let Err(error) = &outcome.result else { return outcome };
     let run = RunCounts { errors: 1, ..RunCounts::default() }.into();
@@ -347,7 +348,8 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
                 if !passed.is_empty() {
                     let more = passed.len().saturating_sub(MAX_NAMED_TESTS);
                     outcome.notices.push(format!(
-                        "No suspects for tests that passed in the fresh image that looked for suspects: {}{}.",
+                        "These tests have no suspects, since they passed in the fresh image that searched for suspects: \
+                        {}{}.",
                         passed[..passed.len() - more].join(", "),
                         if more > 0 { format!(" and {more} more") } else { String::new() }
                     ));

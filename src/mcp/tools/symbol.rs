@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Flag, Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, handle_with, inspection};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, inspection_hints};
 use crate::outcome::{Role, SymbolDescription};
 use crate::report;
 use crate::schema::json;
@@ -36,7 +36,7 @@ impl ToolSpec for DescribeSymbol {
     type Content = Content;
 
     fn hints() -> ToolAnnotations {
-        inspection()
+        inspection_hints()
     }
 
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
@@ -77,7 +77,7 @@ impl RoleContent {
     }
 }
 
-impl Finding for SymbolDescription {
+impl ToolResult for SymbolDescription {
     fn text(&self, _: usize) -> String {
         report::symbol(self)
     }

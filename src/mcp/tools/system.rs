@@ -15,16 +15,16 @@ use crate::session::{Operation, quoted};
 /// Maximum number of entries read in one directory.
 const MAX_ENTRIES: usize = 2_000;
 /// Maximum size of an .asd file that is read, in bytes.
-const MAX_DEFINITION: u64 = 1 << 20;
+const MAX_ASD_FILE_BYTES: u64 = 1 << 20;
 /// Maximum size of all .asd files that one request reads, in bytes.
-const MAX_DEFINITIONS: u64 = 8 << 20;
+const MAX_TOTAL_ASD_BYTES: u64 = 8 << 20;
 
 /// An ASDF system, and the file that defines it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::mcp) struct System {
     name: String,
     /// The definition, if the search found one.
-    definition: Option<Definition>,
+    definition: Option<SystemDefinition>,
     /// True if the definition is used only when ASDF knows no system with this name.
     fallback: bool,
     /// The directories that were searched, for messages.
@@ -33,7 +33,7 @@ pub(in crate::mcp) struct System {
 
 /// The file that defines a system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-enum Definition {
+enum SystemDefinition {
     /// The file in this directory that has the system's name.
     #[serde(rename = "In")]
     InDirectory(PathBuf),
@@ -44,8 +44,8 @@ enum Definition {
 
 impl System {
     /// Finds the system with this name, which may be written as a string or symbol. If nothing defines exactly this
-    /// name, letter case is ignored. The search begins in `directory`, whose definition takes precedence
-    /// over ASDF's, or else in the working directory. `known` caches what the searches of one request read.
+    /// name, letter case is ignored. The search begins in `directory`, whose definition takes precedence over ASDF's, or
+    /// else in the working directory. `known` caches the directories and files that the searches of one request read.
     ///
     /// # Errors
     /// Returns an error if `directory` does not exist.
@@ -53,7 +53,7 @@ impl System {
         let name = system_name(name);
         let begin = directory.map_or_else(|| absolute_path("."), existing_directory)?;
         let found = find(&name, &begin, known);
-        let looked = vec![format!("{}, above it and one level below", begin.display())];
+        let looked = vec![format!("{}, its parent directories and its direct subdirectories", begin.display())];
         let (name, definition) = found.map_or((name, None), |(name, definition)| (name, Some(definition)));
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
     }
@@ -70,7 +70,7 @@ impl System {
     pub(super) fn of_definition(path: &Path) -> Self {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
-        Self { name, definition: Some(Definition::InDirectory(directory)), fallback: false, looked: Vec::new() }
+        Self { name, definition: Some(SystemDefinition::InDirectory(directory)), fallback: false, looked: Vec::new() }
     }
 
     /// Returns the system of the only .asd file in a directory.
@@ -108,11 +108,13 @@ impl System {
         };
         let known = match &self.definition {
             None => return load,
-            Some(Definition::InDirectory(directory)) => {
+            Some(SystemDefinition::InDirectory(directory)) => {
                 let directory = format!("{}/", directory.display());
                 format!("(cl:pushnew {} asdf:*central-registry* :test #'cl:equal)", pathname(&directory))
             }
-            Some(Definition::InFile(file)) => format!("(asdf:load-asd {})", pathname(&file.display().to_string())),
+            Some(SystemDefinition::InFile(file)) => {
+                format!("(asdf:load-asd {})", pathname(&file.display().to_string()))
+            }
         };
         if self.fallback {
             format!("(cl:unless (asdf:find-system {name} cl:nil)\n  {known})\n{load}")
@@ -121,18 +123,18 @@ impl System {
         }
     }
 
-    /// Adds the system's name, and where its definition is, to an operation.
+    /// Adds the system's name, and the location of its definition, to an operation.
     pub(in crate::mcp) fn add_to(&self, operation: Operation) -> Operation {
         let (directory, file) = match &self.definition {
-            Some(Definition::InDirectory(directory)) => (Some(directory), None),
-            Some(Definition::InFile(file)) => (None, Some(file)),
+            Some(SystemDefinition::InDirectory(directory)) => (Some(directory), None),
+            Some(SystemDefinition::InFile(file)) => (None, Some(file)),
             None => (None, None),
         };
         let text = |path: Option<&PathBuf>| path.map(|path| path.display().to_string());
         operation
             .with("system", self.name.as_str())
-            .maybe("directory", text(directory))
-            .maybe("definition", text(file))
+            .with_optional("directory", text(directory))
+            .with_optional("definition", text(file))
             .with("fallback", self.fallback)
             .with("looked", self.looked.clone())
     }
@@ -172,12 +174,12 @@ fn system_name(written: &str) -> String {
 }
 
 /// Finds the name and the definition of the system `written`: in `begin`, above it, or one level below.
-fn find(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, Definition)> {
+fn find(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, SystemDefinition)> {
     let lower = written.to_lowercase();
     let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
     names.into_iter().find_map(|name| find_as_written(name, begin, known)).or_else(|| {
-        // Neither spelling was found, so letter case is ignored. Above `begin` a file must have the system's name, since
-        // ASDF finds no other.
+        // Neither spelling was found, so letter case is ignored. Above `begin`, a file must have the system's name, since
+        // ASDF finds no other file.
         begin.ancestors().find_map(|directory| {
             let paths = known.asd_files(directory);
             let found = paths.iter().filter(|path| {
@@ -192,7 +194,7 @@ fn find(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String,
 }
 
 /// Finds a system whose definition, or whose .asd file, has exactly this name.
-fn find_as_written(name: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, Definition)> {
+fn find_as_written(name: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, SystemDefinition)> {
     let file = format!("{}.asd", primary_name(name));
     let in_directory = |directory: &Path| {
         let path = directory.join(&file);
@@ -201,7 +203,7 @@ fn find_as_written(name: &str, begin: &Path, known: &DefinitionCache) -> Option<
         found.then(|| {
             known
                 .defined_by(&path, name)
-                .unwrap_or_else(|| (name.to_owned(), Definition::InDirectory(directory.to_owned())))
+                .unwrap_or_else(|| (name.to_owned(), SystemDefinition::InDirectory(directory.to_owned())))
         })
     };
     let by_content = || {
@@ -278,14 +280,14 @@ impl DefinitionCache {
         let mut names = self.names.borrow_mut();
         let read = || {
             self.read.update(|read| read + fs::metadata(path).map_or(0, |file| file.len()));
-            if self.read.get() > MAX_DEFINITIONS { Vec::new() } else { defined_names(path) }.into()
+            if self.read.get() > MAX_TOTAL_ASD_BYTES { Vec::new() } else { defined_names(path) }.into()
         };
         names.entry(path.to_owned()).or_insert_with(read).clone()
     }
 
     /// Returns the name and definition of the system `written` if the .asd file at `path` seems to define this system,
     /// or defines exactly one system whose name differs only in case.
-    fn defined_by(&self, path: &Path, written: &str) -> Option<(String, Definition)> {
+    fn defined_by(&self, path: &Path, written: &str) -> Option<(String, SystemDefinition)> {
         let names = self.names(path);
         let name = if names.iter().any(|name| name == written) {
             written.to_owned()
@@ -298,8 +300,8 @@ impl DefinitionCache {
         };
         let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary_name(&name));
         let definition = match path.parent() {
-            Some(directory) if is_named_so => Definition::InDirectory(directory.to_owned()),
-            _ => Definition::InFile(path.to_owned()),
+            Some(directory) if is_named_so => SystemDefinition::InDirectory(directory.to_owned()),
+            _ => SystemDefinition::InFile(path.to_owned()),
         };
         Some((name, definition))
     }
@@ -307,7 +309,7 @@ impl DefinitionCache {
 
 /// Returns the names of the systems that the .asd file at `path` seems to define.
 fn defined_names(path: &Path) -> Vec<String> {
-    let small = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= MAX_DEFINITION);
+    let small = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= MAX_ASD_FILE_BYTES);
     let Some(text) = small.then(|| fs::read(path).ok()).flatten() else { return Vec::new() };
     let text = String::from_utf8_lossy(&text);
     // ASCII lowercase keeps the byte offsets.
@@ -335,7 +337,7 @@ pub(super) fn pathname(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Definition, DefinitionCache, System, defined_names, pathname, system_name};
+    use super::{DefinitionCache, System, SystemDefinition, defined_names, pathname, system_name};
 
     #[test]
     fn system_names_and_paths_become_lisp() {
@@ -357,7 +359,8 @@ mod tests {
         write("two.asd", "(defsystem \"Two\") (defsystem \"TWO\") (defsystem two/tests)");
         assert_eq!(defined_names(&root.join("Mixed.asd")), ["Mixed", "Mixed/Tests", "symbol"]);
         let root = root.canonicalize().expect("it is there");
-        let (directory, by) = (Definition::InDirectory(root.clone()), |file: &str| Definition::InFile(root.join(file)));
+        let (directory, by) =
+            (SystemDefinition::InDirectory(root.clone()), |file: &str| SystemDefinition::InFile(root.join(file)));
         for (written, name, definition) in [
             ("Mixed", "Mixed", Some(directory.clone())),
             ("mixed", "Mixed", Some(directory.clone())),
@@ -374,7 +377,7 @@ mod tests {
         ] {
             for begin in [&root, &root.join("inner")] {
                 let found = System::find(written, begin.to_str(), &DefinitionCache::default()).expect("a directory");
-                let near = begin == &root || !matches!(definition, Some(Definition::InFile(_)));
+                let near = begin == &root || !matches!(definition, Some(SystemDefinition::InFile(_)));
                 if near {
                     assert_eq!((&*found.name, &found.definition), (name, &definition), "{written} in {begin:?}");
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
-use super::{TOOLS, ToolSpec, all, checkpoint, former_names, no_such_tool, policy, reset};
+use super::{TOOLS, ToolSpec, all_definitions, checkpoint, former_names, no_such_tool, policy, reset};
 use crate::tool_names;
 
 /// A set of tools. Other tools are neither listed nor callable, so that the person who starts the server decides what
@@ -15,7 +15,7 @@ pub(crate) enum ToolSet {
     /// All tools.
     #[default]
     All,
-    /// The tools of the working loop.
+    /// The tools of the working loop: evaluate, load, test, inspect failures.
     Core,
     /// The tools of this set that suit the image of a program, which holds more than a session's definitions.
     Embedded(Box<Self>),
@@ -26,23 +26,23 @@ pub(crate) enum ToolSet {
 /// The server's instructions for a model.
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
-/// A sentence of the instructions, and its replacement in the image of a program.
+/// A sentence of the instructions, and its replacement if the image is embedded in a program.
 const EMBEDDED_WORDING: (&str, &str) = (
     "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates the definitions again; values assigned\n\
      later are lost.",
-    "This\nimage is part of a running program, which uses at once what is defined here: what ends its process ends the\n\
-     program.",
+    "This\nimage is part of a running program: definitions take effect in it at once, and code that ends the process ends\n\
+     the program.",
 );
 
-/// The last step of the working loop, and its replacement where commands can attach to the image.
+/// The last step of the working loop, and its replacement if commands in a shell can attach to the image.
 const LAST_STEP_WORDING: (&str, &str) = (
-    "#. Write the same to the file[[load-system|, load it]][[run-tests|, run-tests again; with `fresh` before you say that it \
+    "#. Write the code to the file[[load-system|, load it]][[run-tests|, run-tests again; with `fresh` before you say that it \
      works]].",
     "#. Write it to the file and test in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
 );
 
-/// Replaces each `#.` by the number of its list item.
-fn numbered(text: &str) -> String {
+/// Replaces each `#.` with the number of its list item.
+fn number_list_items(text: &str) -> String {
     let mut parts = text.split("#.");
     let mut numbered = parts.next().unwrap_or_default().to_owned();
     for (number, part) in (1..).zip(parts) {
@@ -52,16 +52,16 @@ fn numbered(text: &str) -> String {
 }
 
 /// Removes mentions of unlisted tools from a tool's texts, and choices that need unlisted tools.
-fn resolve(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
-    tool.description = tool.description.take().map(|text| tool_names::resolve(&text, has).into());
+fn remove_unlisted_tools(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
+    tool.description = tool.description.take().map(|text| tool_names::resolve_conditions(&text, has).into());
     let mut schema = JsonObject::clone(&tool.input_schema);
     let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
     for (name, property) in properties.into_iter().flatten() {
         if let Some(Value::String(description)) = property.get_mut("description") {
-            *description = tool_names::resolve(description, has);
+            *description = tool_names::resolve_conditions(description, has);
         }
         if let Some(Value::Array(choices)) = property.get_mut("enum").filter(|_| name == "on-error")
-            && !tool_names::is_among(tool_names::DEBUGGER, has)
+            && !tool_names::is_tool_available(tool_names::ANY_DEBUGGER_TOOL, has)
         {
             choices.retain(|choice| choice != "debug");
         }
@@ -77,10 +77,10 @@ impl ToolSet {
             _ if attachable => INSTRUCTIONS.replace(LAST_STEP_WORDING.0, LAST_STEP_WORDING.1),
             _ => INSTRUCTIONS.to_owned(),
         };
-        numbered(tool_names::resolve(&text, |tool| self.has(tool)).trim_end())
+        number_list_items(tool_names::resolve_conditions(&text, |tool| self.has(tool)).trim_end())
     }
 
-    /// Parses the option's value: `all`, `core`, or a comma-separated list of names.
+    /// Parses the value of `--tools`: `all`, `core`, or a comma-separated list of names.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.trim() {
             "all" => return Ok(Self::All),
@@ -91,9 +91,11 @@ impl ToolSet {
         let names =
             names.flat_map(|name| former_names::successors(&name).into_iter().map(str::to_owned).collect::<Vec<_>>());
         let names: Vec<String> = names.collect();
-        let known = all();
+        let known = all_definitions();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
-            Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, &known))),
+            Some(unknown) => {
+                Err(format!("{} The words all and core name sets of tools.", no_such_tool(unknown, &known)))
+            }
             None => Ok(Self::Named(names)),
         }
     }
@@ -104,7 +106,7 @@ impl ToolSet {
             Self::All => true,
             Self::Core => policy(name).core,
             Self::Embedded(tools) => {
-                ![reset::ResetSession::NAME, checkpoint::Checkpoint::NAME].contains(&name) && tools.has(name)
+                ![reset::ResetSession::NAME, checkpoint::CheckpointTool::NAME].contains(&name) && tools.has(name)
             }
             Self::Named(names) => names.iter().any(|known| known == name),
         }
@@ -122,8 +124,8 @@ impl ToolSet {
 
     /// Returns the definitions of the tools, in the order of [`TOOLS`].
     pub(super) fn tools(&self) -> Vec<Tool> {
-        let mut tools: Vec<_> = all().into_iter().filter(|tool| self.has(&tool.name)).collect();
-        tools.iter_mut().for_each(|tool| resolve(tool, &|name| self.has(name)));
+        let mut tools: Vec<_> = all_definitions().into_iter().filter(|tool| self.has(&tool.name)).collect();
+        tools.iter_mut().for_each(|tool| remove_unlisted_tools(tool, &|name| self.has(name)));
         tools
     }
 }

@@ -1,4 +1,4 @@
-//! The tool trace-calls: the calls of chosen functions during an evaluation.
+//! The tool trace-calls, which records the calls of chosen functions during an evaluation.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::arguments::{Count, Flag, Names, Text, Timeout, mismatch, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
-use super::{Call, CallHandler, Fault, Finding, ToolSpec, evaluation_hints, handle_with};
+use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{CallTree, TracedCall};
 use crate::report::{self, calls_shown};
 use crate::schema::{self, json};
@@ -85,29 +85,34 @@ impl ToolSpec for TraceCalls {
         }
         if functions.is_empty() == traced.is_none() {
             return Err(Fault::Value(format!(
-                "{} needs either functions (a list of names) or trace-package (a package whose functions to trace).",
+                "{} needs either functions (a list of names) or trace-package (a package whose functions are traced).",
                 Self::NAME
             )));
         }
         evaluation.package = package;
         evaluation.timeout = arguments.timeout.0;
-        let on_error = OnErrorChoice::of(arguments.on_error).unwrap_or(OnError::Abort);
+        let on_error = OnErrorChoice::value_of(arguments.on_error).unwrap_or(OnError::Abort);
         if on_error == OnError::Ask {
-            let choices = if tool_names::has(tool_names::DEBUGGER) { "one of abort, debug" } else { "one of abort" };
+            let choices = if tool_names::is_listed(tool_names::ANY_DEBUGGER_TOOL) {
+                "one of abort, debug"
+            } else {
+                "one of abort"
+            };
             let reason = mismatch(choices, &Value::from(on_error.name()));
             return Err(Fault::Value(format!("{}: on-error must be {reason}.", Self::NAME)));
         }
         let wait_limit = background::wait_limit(arguments.background, arguments.wait);
         let mut operation = Operation::new("trace-calls")
-            .maybe("package", traced)
+            .with_optional("package", traced)
             .with("depth", arguments.depth.0)
             .with("limit", arguments.limit.0)
             .with("foreground", wait_limit.is_none());
         if !functions.is_empty() {
             operation = operation.with("functions", functions);
         }
-        // A held evaluation stays traced until it is released, so the session's setting alone does not hold it.
-        let on_error = background::on_error(call.session(), Some(on_error), wait_limit)?;
+        // A held evaluation stays traced until it is released, so only the argument `on-error` can hold the evaluation,
+        // not the session's setting.
+        let on_error = background::resolve_on_error(call.session(), Some(on_error), wait_limit)?;
         evaluation.hold = on_error == OnError::Debug;
         if !call.is_structured() {
             operation = operation.with("shown", calls_shown(call.context.max_answer()));
@@ -124,9 +129,9 @@ pub(super) fn is_traced(outcome: &Outcome) -> bool {
 
 /// The result of an evaluation, with its calls.
 #[derive(Debug)]
-pub(super) struct Traced(pub(super) Arc<Outcome>);
+pub(super) struct TraceResult(pub(super) Arc<Outcome>);
 
-impl Finding for Traced {
+impl ToolResult for TraceResult {
     fn text(&self, max: usize) -> String {
         report::calls(&self.0, max)
     }

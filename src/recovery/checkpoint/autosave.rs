@@ -9,14 +9,14 @@ use super::save::Saver;
 use super::store::Checkpoints;
 
 /// The idle time before an automatic save.
-const QUIET: Duration = Duration::from_secs(2);
+const IDLE_TIME: Duration = Duration::from_secs(2);
 /// The shortest time between two automatic saves.
-const INTERVAL: Duration = Duration::from_secs(30);
+const MIN_SAVE_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of bytes that automatic saves write per minute.
-const RATE: u64 = 500 << 20;
+const MAX_BYTES_PER_MINUTE: u64 = 500 << 20;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Bytes of disk and of memory that must stay free beyond the size of the image.
-const RESERVE: u64 = 512 << 20;
+const MIN_FREE_BYTES: u64 = 512 << 20;
 
 /// A decision of the thread that saves automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +31,14 @@ enum SaveDecision {
 
 /// The rate limiter of automatic saves.
 #[derive(Debug, Default)]
-struct Pace {
+struct SaveRateLimiter {
     /// The earliest time of the next save; `None` before the first save.
     next: Option<Instant>,
 }
 
-impl Pace {
-    /// Decides what to do at `now`. `ended` is the end of the last unsaved evaluation, `busy` is true while an evaluation
-    /// runs or is held, and `has_room` returns true unless disk or memory is short.
+impl SaveRateLimiter {
+    /// Decides what to do at `now`. `ended` is the time at which the last unsaved evaluation ended, `busy` is true while an
+    /// evaluation runs or is held, and `has_room` returns true unless disk or memory is short.
     fn decide(
         &self,
         now: Instant,
@@ -47,30 +47,30 @@ impl Pace {
         has_room: impl FnOnce() -> bool,
     ) -> SaveDecision {
         let Some(ended) = ended else { return SaveDecision::Rest };
-        let earliest = self.next.map_or(ended + QUIET, |next| next.max(ended + QUIET));
+        let earliest = self.next.map_or(ended + IDLE_TIME, |next| next.max(ended + IDLE_TIME));
         if now < earliest {
             SaveDecision::Wait(earliest)
         } else if busy {
             // The end of a background evaluation does not wake this thread.
-            SaveDecision::Wait(now + QUIET)
+            SaveDecision::Wait(now + IDLE_TIME)
         } else if !has_room() {
-            SaveDecision::Wait(now + INTERVAL)
+            SaveDecision::Wait(now + MIN_SAVE_INTERVAL)
         } else {
             SaveDecision::Save
         }
     }
 
     /// Records that a save has written `bytes` by `now`, even if the save failed.
-    fn wrote(&mut self, now: Instant, bytes: u64) {
-        let pause = MINUTE.as_secs_f64() * bytes as f64 / RATE as f64;
-        self.next = Some(now + INTERVAL.max(Duration::from_secs_f64(pause)));
+    fn record_write(&mut self, now: Instant, bytes: u64) {
+        let pause = MINUTE.as_secs_f64() * bytes as f64 / MAX_BYTES_PER_MINUTE as f64;
+        self.next = Some(now + MIN_SAVE_INTERVAL.max(Duration::from_secs_f64(pause)));
     }
 }
 
 /// The trigger of automatic saves: the end of an evaluation wakes the thread that saves.
 #[derive(Debug, Default)]
 pub(crate) struct AutosaveTrigger {
-    /// The end of the last evaluation; `None` when that evaluation is saved.
+    /// The time at which the last evaluation ended; `None` when there is no unsaved evaluation.
     last: Mutex<Option<Instant>>,
     /// Notified when `last` changes from `None` to a time.
     changed: Condvar,
@@ -78,19 +78,20 @@ pub(crate) struct AutosaveTrigger {
 
 impl AutosaveTrigger {
     /// Records the end of an evaluation.
-    pub(crate) fn ended(&self) {
+    pub(crate) fn record_evaluation_end(&self) {
         let first = self.last.lock().replace(Instant::now()).is_none();
         if first {
             self.changed.notify_one();
         }
     }
 
-    /// Waits until `decide`, called with the time of the last unsaved evaluation, returns [`SaveDecision::Save`], and
-    /// marks that evaluation as saved. The thread sleeps while nothing is evaluated.
+    /// Calls `decide` with the time at which the last unsaved evaluation ended, until `decide` returns
+    /// [`SaveDecision::Save`]. Then marks that evaluation as saved. The thread sleeps while nothing is evaluated.
     fn wait_to_save(&self, decide: impl Fn(Option<Instant>) -> SaveDecision) {
         loop {
             let last = *self.last.lock();
-            // `decide` is called without the lock, because the caller of `ended` may hold locks that `decide` takes.
+            // `decide` is called without the lock on `last`, because a caller of `record_evaluation_end`, which takes that
+            // lock, may hold other locks that `decide` takes.
             let decision = decide(last);
             let mut last = self.last.lock();
             match decision {
@@ -109,10 +110,10 @@ impl AutosaveTrigger {
 /// Starts the thread that saves the image after the evaluations that `activity` reports, and deletes automatic
 /// checkpoints when all checkpoints together take more than `space` bytes.
 pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space: u64) {
-    // The number is read here, so that evaluations before the thread begins are saved, too.
+    // The number of evaluations is read before the thread starts, so that evaluations until then are saved, too.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {
-        let mut pace = Pace::default();
+        let mut pace = SaveRateLimiter::default();
         loop {
             activity.wait_to_save(|ended| {
                 pace.decide(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
@@ -123,12 +124,15 @@ pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space
             }
             let checkpoint = saver.save_automatically();
             // A failed save may have written as many bytes as a complete save.
-            pace.wrote(Instant::now(), checkpoint.as_ref().map_or_else(used, |checkpoint| checkpoint.bytes));
+            pace.record_write(
+                Instant::now(),
+                checkpoint.as_ref().map_or_else(used_heap_bytes, |checkpoint| checkpoint.bytes),
+            );
             if checkpoint.is_some() {
                 saved = evaluations;
                 saver.checkpoints.make_room(space);
             } else {
-                activity.ended();
+                activity.record_evaluation_end();
             }
         }
     };
@@ -137,18 +141,18 @@ pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space
 }
 
 /// Returns the number of used bytes in the heap, which is about the size of a saved image.
-fn used() -> u64 {
+fn used_heap_bytes() -> u64 {
     u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX)
 }
 
 /// Returns true while neither disk nor memory is short.
 fn has_room(checkpoints: &Checkpoints) -> bool {
-    is_enough(used(), checkpoints.free_space(), free_memory())
+    is_space_sufficient(used_heap_bytes(), checkpoints.free_space(), free_memory())
 }
 
 /// Returns true when an image of `used` bytes may be saved. `disk` and `memory` are the free bytes; `None` if unknown.
-fn is_enough(used: u64, disk: Option<u64>, memory: Option<u64>) -> bool {
-    [disk, memory].into_iter().flatten().all(|free| free > used.saturating_add(RESERVE))
+fn is_space_sufficient(used: u64, disk: Option<u64>, memory: Option<u64>) -> bool {
+    [disk, memory].into_iter().flatten().all(|free| free > used.saturating_add(MIN_FREE_BYTES))
 }
 
 /// Returns the bytes of available memory, as the kernel estimates them.
@@ -169,38 +173,46 @@ mod tests {
     #[test]
     fn an_image_is_saved_once_it_has_been_idle() {
         let begin = Instant::now();
-        let pace = Pace::default();
+        let pace = SaveRateLimiter::default();
         let decide = |now, ended| pace.decide(now, ended, false, || true);
         assert_eq!(decide(begin, None), SaveDecision::Rest);
-        assert_eq!(decide(begin + SECOND, Some(begin)), SaveDecision::Wait(begin + QUIET));
-        assert_eq!(decide(begin + QUIET, Some(begin)), SaveDecision::Save);
+        assert_eq!(decide(begin + SECOND, Some(begin)), SaveDecision::Wait(begin + IDLE_TIME));
+        assert_eq!(decide(begin + IDLE_TIME, Some(begin)), SaveDecision::Save);
     }
 
     #[test]
-    fn a_save_waits_for_running_evaluations_for_room_and_for_the_rate_limit() {
+    fn a_save_waits_for_evaluations_free_space_and_the_rate_limit() {
         let now = Instant::now() + 100 * SECOND;
-        let ended = Some(now - QUIET);
-        let mut pace = Pace::default();
+        let ended = Some(now - IDLE_TIME);
+        let mut pace = SaveRateLimiter::default();
         let room_is_not_checked = || unreachable!("it costs something");
-        assert_eq!(pace.decide(now, ended, true, room_is_not_checked), SaveDecision::Wait(now + QUIET));
-        assert_eq!(pace.decide(now, ended, false, || false), SaveDecision::Wait(now + INTERVAL));
+        assert_eq!(pace.decide(now, ended, true, room_is_not_checked), SaveDecision::Wait(now + IDLE_TIME));
+        assert_eq!(pace.decide(now, ended, false, || false), SaveDecision::Wait(now + MIN_SAVE_INTERVAL));
         // A small image is saved every 30 seconds, an image of a gigabyte every two minutes.
         for (bytes, seconds) in [(40 << 20, 30), (250 << 20, 30), (500 << 20, 60), (1000 << 20, 120)] {
-            pace.wrote(now - SECOND, bytes);
+            pace.record_write(now - SECOND, bytes);
             let next = now - SECOND + seconds * SECOND;
             assert_eq!(pace.decide(now, ended, false, room_is_not_checked), SaveDecision::Wait(next));
             assert_eq!(pace.decide(next, ended, false, || true), SaveDecision::Save);
-            assert_eq!(pace.decide(next, Some(next), false, || true), SaveDecision::Wait(next + QUIET));
+            assert_eq!(pace.decide(next, Some(next), false, || true), SaveDecision::Wait(next + IDLE_TIME));
         }
     }
 
     #[test]
     fn an_image_is_not_saved_when_disk_or_memory_is_short() {
         let used = 1 << 30;
-        let (short, enough) = (Some(used + RESERVE), Some(used + RESERVE + 1));
-        assert!(is_enough(used, enough, enough) && is_enough(used, None, None) && is_enough(used, enough, None));
-        assert!(!is_enough(used, short, enough) && !is_enough(used, enough, short) && !is_enough(used, None, short));
-        assert!(!is_enough(u64::MAX, enough, enough));
+        let (short, enough) = (Some(used + MIN_FREE_BYTES), Some(used + MIN_FREE_BYTES + 1));
+        assert!(
+            is_space_sufficient(used, enough, enough)
+                && is_space_sufficient(used, None, None)
+                && is_space_sufficient(used, enough, None)
+        );
+        assert!(
+            !is_space_sufficient(used, short, enough)
+                && !is_space_sufficient(used, enough, short)
+                && !is_space_sufficient(used, None, short)
+        );
+        assert!(!is_space_sufficient(u64::MAX, enough, enough));
     }
 
     /// Generates a moment of a session: the milliseconds since the last moment, whether an evaluation has ended,
@@ -213,7 +225,7 @@ mod tests {
         #[test]
         fn automatic_saves_keep_their_interval_and_rate(moments in prop::collection::vec(moment(), 1..200)) {
             let mut now = Instant::now();
-            let mut pace = Pace::default();
+            let mut pace = SaveRateLimiter::default();
             let mut ended = None;
             let mut saves: Vec<(Instant, u64)> = Vec::new();
             for (milliseconds, has_ended, busy, has_room, bytes) in moments {
@@ -228,17 +240,17 @@ mod tests {
                     SaveDecision::Wait(until) => {
                         prop_assert!(until > now && ended.is_some());
                         let paused = saves.last().map_or(now, |(at, bytes)| {
-                            let pause = MINUTE.as_secs_f64() * *bytes as f64 / RATE as f64;
-                            *at + INTERVAL.max(Duration::from_secs_f64(pause))
+                            let pause = MINUTE.as_secs_f64() * *bytes as f64 / MAX_BYTES_PER_MINUTE as f64;
+                            *at + MIN_SAVE_INTERVAL.max(Duration::from_secs_f64(pause))
                         });
-                        let reason = if has_room { QUIET } else { INTERVAL };
+                        let reason = if has_room { IDLE_TIME } else { MIN_SAVE_INTERVAL };
                         prop_assert!(until <= paused.max(now + reason));
                     }
                     SaveDecision::Save => {
-                        prop_assert!(!busy && has_room && ended.is_some_and(|ended| now - ended >= QUIET));
-                        prop_assert!(saves.last().is_none_or(|(at, _)| now - *at >= INTERVAL));
+                        prop_assert!(!busy && has_room && ended.is_some_and(|ended| now - ended >= IDLE_TIME));
+                        prop_assert!(saves.last().is_none_or(|(at, _)| now - *at >= MIN_SAVE_INTERVAL));
                         saves.push((now, bytes));
-                        pace.wrote(now, bytes);
+                        pace.record_write(now, bytes);
                         ended = None;
                     }
                 }
@@ -247,7 +259,7 @@ mod tests {
             for (first, (begin, _)) in saves.iter().enumerate() {
                 let mut written = 0;
                 for (at, bytes) in &saves[first..] {
-                    let allowed = (*at - *begin).as_secs_f64() * RATE as f64 / MINUTE.as_secs_f64();
+                    let allowed = (*at - *begin).as_secs_f64() * MAX_BYTES_PER_MINUTE as f64 / MINUTE.as_secs_f64();
                     prop_assert!(written as f64 <= allowed + 1.0);
                     written += bytes;
                 }

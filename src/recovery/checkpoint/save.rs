@@ -19,7 +19,7 @@ use crate::session::Operation;
 use crate::tool_names;
 
 /// Maximum time that the save at the end of the server waits for running evaluations to end.
-const LAST_SAVE: Duration = Duration::from_secs(10);
+const FINAL_SAVE_WAIT: Duration = Duration::from_secs(10);
 
 /// A new checkpoint, with the report of its save.
 #[derive(Debug)]
@@ -51,47 +51,49 @@ fn saving_process(records: &[Record]) -> Option<Pid> {
 
 /// The reports of saves to the supervisor, which boots the next image from the last checkpoint.
 #[derive(Debug, Clone)]
-pub(crate) struct SaveReports {
+pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
     /// The number of the last evaluation that is saved; `u64::MAX` while no checkpoint contains all evaluations.
     saved_through: Arc<AtomicU64>,
 }
 
-/// A guard for a save in progress. Until the guard is dropped, the status page counts a pending answer, since the
-/// client waits for the save.
+/// A guard for a save in progress. Until the guard is dropped, the status page counts a pending answer, since a client
+/// may wait for the save.
 #[derive(Debug)]
 struct SaveInProgress(StatusPage);
 
 impl Drop for SaveInProgress {
     fn drop(&mut self) {
-        self.0.count(StatusField::PendingAnswers, false);
+        self.0.adjust(StatusField::PendingAnswers, false);
     }
 }
 
-impl SaveReports {
-    /// Creates the reports of an image. `saved_through` is the number of its last saved evaluation; `None` when no
-    /// checkpoint contains all of its evaluations.
+impl SaveReporter {
+    /// Creates the reporter of an image. `saved_through` is the number of the image's last saved evaluation; `None` when
+    /// no checkpoint contains all of the image's evaluations.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
 
-    /// Returns true when nothing was evaluated since the image was saved, or since it booted with everything saved.
+    /// Returns true when nothing was evaluated since the last save or, if no form had to be replayed, since the image
+    /// booted.
     fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
     }
 
-    /// Reports that a save of the image to `file` has begun. The returned guard counts as a pending answer.
-    fn begun(&self, file: &str) -> SaveInProgress {
-        self.reporter.changed(SessionEvent::Saving { file: file.to_owned() });
-        self.status.count(StatusField::PendingAnswers, true);
+    /// Reports that a save of the image to `file` has begun. Until the returned guard is dropped, the status page counts
+    /// one more pending answer.
+    fn report_start(&self, file: &str) -> SaveInProgress {
+        self.reporter.report_change(SessionEvent::Saving { file: file.to_owned() });
+        self.status.adjust(StatusField::PendingAnswers, true);
         SaveInProgress(self.status)
     }
 
     /// Reports that the checkpoint is complete: from here on the next image may be booted from it.
-    fn completed(&self, checkpoint: &Checkpoint) {
+    fn report_completion(&self, checkpoint: &Checkpoint) {
         self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
-        self.reporter.changed(SessionEvent::Saved(Box::new(checkpoint.clone())));
+        self.reporter.report_change(SessionEvent::Saved(Box::new(checkpoint.clone())));
     }
 }
 
@@ -101,7 +103,7 @@ pub(crate) struct Saver {
     pub(crate) session: Session,
     pub(crate) checkpoints: Checkpoints,
     /// The reports to the supervisor; `None` without a supervisor.
-    pub(crate) reports: Option<SaveReports>,
+    pub(crate) reports: Option<SaveReporter>,
 }
 
 impl Saver {
@@ -116,7 +118,7 @@ impl Saver {
         if self.session.is_anything_held() {
             return done(Err(format!(
                 "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort it{} first.",
-                tool_names::with(&["abort-evaluation"], " (abort-evaluation)")
+                tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation)")
             )));
         }
         if self.session.is_evaluating() {
@@ -126,7 +128,7 @@ impl Saver {
                     .to_owned(),
             ));
         }
-        let draft = match self.checkpoints.begin(automatic) {
+        let draft = match self.checkpoints.new_draft(automatic) {
             Ok(draft) => draft,
             Err(reason) => return done(Err(reason)),
         };
@@ -141,14 +143,14 @@ impl Saver {
                 Err(error) => return done(Err(format!("Nothing was saved: {error}"))),
             };
             // The save is reported before the next evaluation begins, since the core contains no later definitions.
-            let in_progress = reports.as_ref().map(|reports| reports.begun(draft.file()));
+            let in_progress = reports.as_ref().map(|reports| reports.report_start(draft.file()));
             let Some(child) = saving_process(&records) else {
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
             let finish = move || {
                 let saved = draft.finish(child, made);
                 match (&reports, &saved) {
-                    (Some(reports), Ok(checkpoint)) => reports.completed(checkpoint),
+                    (Some(reports), Ok(checkpoint)) => reports.report_completion(checkpoint),
                     (None, Ok(checkpoint)) => checkpoints.delete_replaced(checkpoint),
                     _ => {}
                 }
@@ -190,8 +192,8 @@ impl Saver {
         Some(receiver.recv().ok()?.ok()?.checkpoint)
     }
 
-    /// Cancels running evaluations and saves the image in a process that outlives the current process. Returns the id
-    /// of the saving process; `None` when there is nothing new to save.
+    /// Cancels running evaluations, aborts held evaluations, and saves the image in a process that outlives the current
+    /// process. Returns the id of the saving process; `None` when there is nothing new to save.
     ///
     /// # Errors
     /// Returns the reason why the image cannot be saved: the directory or the errors file cannot be created, running
@@ -203,10 +205,10 @@ impl Saver {
         let mut errors = std::fs::OpenOptions::new();
         let errors = errors.write(true).create(true).truncate(true).mode(0o600);
         let errors = errors.open(&at_end.errors).map_err(|error| error.to_string())?;
-        let draft = self.checkpoints.begin(true)?;
+        let draft = self.checkpoints.new_draft(true)?;
         let name = self.checkpoints.automatic_name();
         let evaluation = self.session.evaluations_so_far();
-        let program = draft.finisher(&name, evaluation);
+        let program = draft.leak_finisher_command(&name, evaluation);
         self.session.cancel_all();
         self.session.abort_held(|_| ());
         let descriptor = |fd: &dyn AsRawFd| u64::from(fd.as_raw_fd().unsigned_abs());
@@ -218,7 +220,8 @@ impl Saver {
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
-        let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "the running evaluation does not end".to_owned())?;
+        let records =
+            receiver.recv_timeout(FINAL_SAVE_WAIT).map_err(|_| "the running evaluation does not end".to_owned())?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();

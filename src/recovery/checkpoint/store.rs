@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::build_id;
 use crate::image::fingerprint::Fingerprint;
-use crate::os::processes::wait_child;
+use crate::os::processes::wait_for_child;
 
 /// The number of automatic checkpoints that a persistent session keeps: the last checkpoint, and its predecessor in case
 /// the last checkpoint does not boot.
-pub(crate) const KEPT_AUTOMATIC: usize = 2;
+pub(crate) const KEPT_AUTOMATIC_CHECKPOINTS: usize = 2;
 
 /// The time limit for a child process to save an image.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(300);
@@ -33,7 +33,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of checkpoints. Automatic checkpoints do not count.
 const MAX_CHECKPOINTS: usize = 100;
 /// Maximum length of a checkpoint's or session's name, in characters.
-pub(crate) const MAX_NAME: usize = 100;
+pub(crate) const MAX_NAME_CHARS: usize = 100;
 
 /// The manifest of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub(crate) struct Checkpoint {
     pub(crate) build: String,
     /// True for an automatic checkpoint.
     pub(crate) automatic: bool,
-    /// True when the server of a persistent session saved the checkpoint at its end, after all evaluations.
+    /// True when the server of a persistent session saved the checkpoint as the server ended, after all evaluations.
     #[serde(default)]
     pub(crate) at_end: bool,
     /// A description of the session's definitions.
@@ -74,8 +74,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns the directory for persistent files, below XDG_STATE_HOME or, if that is not set, below `~/.local/state`. The
-/// directory need not exist. Returns `None` if XDG_STATE_HOME is not set and the user has no home directory.
+/// Returns the directory for persistent files. It is below the directory that XDG_STATE_HOME names or, if XDG_STATE_HOME is
+/// not an absolute path, below `~/.local/state`, and need not exist. Returns `None` if there is no home directory either.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os(crate::environment::STATE_HOME)
         .filter(|path| Path::new(path).is_absolute())
@@ -123,7 +123,7 @@ impl Checkpoints {
     }
 
     /// Returns the checkpoint whose core has this file name, if it can be booted.
-    pub(crate) fn of_file(&self, file: &str) -> Option<Checkpoint> {
+    pub(crate) fn find_by_file(&self, file: &str) -> Option<Checkpoint> {
         let manifest = fs::read(self.directory.join(file).with_extension("json")).ok()?;
         let found: Checkpoint = serde_json::from_slice(&manifest).ok()?;
         Some(found).filter(|checkpoint| checkpoint.file == file && self.is_bootable(checkpoint))
@@ -155,18 +155,18 @@ impl Checkpoints {
         true
     }
 
-    /// Returns the heap size of a checkpoint of this program, if it differs from the heap size of images here.
-    pub(crate) fn other_heap(&self, checkpoint: &Checkpoint) -> Option<u64> {
+    /// Returns the heap size of a checkpoint of this program, if the images of this server have another heap size.
+    pub(crate) fn differing_heap_size(&self, checkpoint: &Checkpoint) -> Option<u64> {
         Some(checkpoint.heap).filter(|heap| checkpoint.build == build_id() && *heap != self.heap)
     }
 
     /// Returns the newest bootable checkpoint of this name. During a replacement, two checkpoints have the name.
-    pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
+    pub(crate) fn find_by_name(&self, name: &str) -> Option<Checkpoint> {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
 
     /// Returns the newest checkpoint of this name that cannot be booted because its core is damaged or missing.
-    pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
+    pub(crate) fn find_damaged(&self, name: &str) -> Option<Checkpoint> {
         let is_meant = |checkpoint: &Checkpoint| {
             checkpoint.name == name && checkpoint.build == build_id() && checkpoint.heap == self.heap
         };
@@ -189,7 +189,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Returns the reason as a sentence if the directory cannot be created, or if there are too many named checkpoints.
-    pub(crate) fn begin(&self, automatic: bool) -> Result<Draft, String> {
+    pub(crate) fn new_draft(&self, automatic: bool) -> Result<Draft, String> {
         if !automatic && self.list().iter().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
             return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete one first."));
         }
@@ -215,7 +215,7 @@ impl Checkpoints {
         }
     }
 
-    /// Deletes the older checkpoints that have the same name as `by`.
+    /// Deletes the older bootable checkpoints that have the same name as `by`.
     pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
         let is_replaced = |checkpoint: &Checkpoint| {
             checkpoint.name == by.name && checkpoint.file != by.file && checkpoint.saved <= by.saved
@@ -254,8 +254,8 @@ impl Checkpoints {
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
-    /// Deletes the automatic checkpoints that are newer than `from`, the checkpoint from which the session continues. If
-    /// `from` is `None`, deletes all automatic checkpoints.
+    /// Deletes the bootable automatic checkpoints that are newer than `from`, the checkpoint from which the session
+    /// continues. If `from` is `None`, deletes all bootable automatic checkpoints.
     pub(crate) fn delete_newer(&self, from: Option<&Checkpoint>) {
         let later = |checkpoint: &Checkpoint| from.is_none_or(|from| checkpoint.saved > from.saved);
         for checkpoint in self.list().into_iter().filter(|checkpoint| checkpoint.automatic && later(checkpoint)) {
@@ -264,7 +264,7 @@ impl Checkpoints {
     }
 
     /// Deletes the oldest automatic checkpoints until all checkpoints together take at most `space` bytes. The newest
-    /// automatic checkpoint stays.
+    /// automatic checkpoint stays. Only bootable checkpoints count.
     pub(crate) fn make_room(&self, space: u64) {
         let all = self.list();
         let mut taken: u64 = all.iter().map(|checkpoint| checkpoint.bytes).sum();
@@ -284,7 +284,7 @@ impl Checkpoints {
     }
 
     /// Deletes all checkpoints and the directory.
-    pub(crate) fn remove(&self) {
+    pub(crate) fn remove_all(&self) {
         remove_directory(&self.directory);
     }
 
@@ -292,8 +292,8 @@ impl Checkpoints {
     /// Returns the image's description of its definitions.
     ///
     /// # Errors
-    /// Returns the reason, worded as a clause, if the process cannot be started, or if the image does not boot in time or
-    /// has another name.
+    /// Returns the reason, worded as a clause, if the process cannot be started, if its output cannot be read, or if the
+    /// image does not boot in time or has another name.
     pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
@@ -304,7 +304,7 @@ impl Checkpoints {
         ]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
         let mut child = child.map_err(|error| format!("the process that tests it cannot be started: {error}"))?;
-        let ended = wait_child(Pid::from_child(&child), PROBE_TIMEOUT);
+        let ended = wait_for_child(Pid::from_child(&child), PROBE_TIMEOUT);
         if !ended {
             let _ = child.kill();
         }
@@ -321,8 +321,8 @@ impl Checkpoints {
         Draft { checkpoints: self.clone(), file, finished: false }
     }
 
-    /// Deletes all automatic checkpoints except the last `count`.
-    pub(crate) fn keep_automatic(&self, count: usize) {
+    /// Deletes all bootable automatic checkpoints except the last `count`.
+    pub(crate) fn prune_automatic(&self, count: usize) {
         let automatic: Vec<_> = self.list().into_iter().filter(|checkpoint| checkpoint.automatic).collect();
         for checkpoint in automatic.iter().rev().skip(count) {
             let _ = self.delete(checkpoint);
@@ -408,15 +408,15 @@ impl Draft {
         &self.checkpoints
     }
 
-    /// Leaves the draft's files for its [finisher](Self::finisher).
+    /// Drops the draft without removing its files, which the [finisher](Self::leak_finisher_command) still needs.
     pub(crate) fn release(mut self) {
         self.finished = true;
     }
 
-    /// Returns the address of a leaked C command line, which runs the finisher: a process that turns the draft into a
-    /// checkpoint after this process has ended, once its only child has saved the core. File descriptor 3 of the
-    /// finisher is the session's lock.
-    pub(crate) fn finisher(&self, name: &str, evaluation: u64) -> u64 {
+    /// Returns the address of a leaked C command line that runs the finisher. The finisher is a process that outlives this
+    /// process: it waits until its own only child has saved the core, and then turns the draft into a checkpoint. File
+    /// descriptor 3 of the finisher is the session's lock.
+    pub(crate) fn leak_finisher_command(&self, name: &str, evaluation: u64) -> u64 {
         let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
             "/proc/self/exe".into(),
@@ -442,7 +442,7 @@ impl Draft {
     /// Returns the reason, worded as a clause, if the process failed or did not end in time, if the core does not boot, or
     /// if a file cannot be written.
     pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
-        if !wait_child(child, SAVE_TIMEOUT) {
+        if !wait_for_child(child, SAVE_TIMEOUT) {
             let _ = kill_process(child, Signal::KILL);
         }
         match waitpid(Some(child), WaitOptions::empty()) {
@@ -488,7 +488,7 @@ impl Draft {
             name,
             file: self.file.clone(),
             bytes,
-            fingerprint: Some(Fingerprint::of(&mut core, bytes).map_err(written)?),
+            fingerprint: Some(Fingerprint::compute(&mut core, bytes).map_err(written)?),
             evaluation,
             saved,
             heap: self.checkpoints.heap,
@@ -530,7 +530,7 @@ impl Drop for Draft {
 
 /// Replaces a file atomically: a reader finds either the old content or the new content, complete.
 pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
-    let draft = draft_of(path);
+    let draft = draft_path(path);
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&draft, path));
     written.inspect_err(|_| drop(fs::remove_file(&draft)))
@@ -538,7 +538,7 @@ pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// Returns the path to which the new content of a file is written first. Each file has a draft of its own, since the
 /// supervisor writes a checkpoint's `.forms` file while a worker writes the manifest.
-pub(crate) fn draft_of(path: &Path) -> PathBuf {
+pub(crate) fn draft_path(path: &Path) -> PathBuf {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".draft");
     draft.into()
@@ -575,13 +575,13 @@ pub(crate) mod tests {
 
         /// Adds a checkpoint that was saved `seconds` after 1970-01-01. Its sparse core takes no room on the disk.
         pub(crate) fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
-            let draft = self.0.begin(true).unwrap();
+            let draft = self.0.new_draft(true).unwrap();
             File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
             let checkpoint = Checkpoint {
                 name: name.to_owned(),
                 file: draft.file().to_owned(),
                 bytes,
-                fingerprint: Some(Fingerprint::of(&mut File::open(draft.path()).unwrap(), bytes).unwrap()),
+                fingerprint: Some(Fingerprint::compute(&mut File::open(draft.path()).unwrap(), bytes).unwrap()),
                 evaluation: 1,
                 saved: jiff::Timestamp::from_second(seconds).unwrap(),
                 heap: GIGABYTE,
@@ -613,7 +613,7 @@ pub(crate) mod tests {
 
     impl Drop for TestCheckpoints {
         fn drop(&mut self) {
-            self.0.remove();
+            self.0.remove_all();
         }
     }
 
@@ -634,16 +634,16 @@ pub(crate) mod tests {
         write_atomically(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();
         fs::write(test.0.directory.join("incomplete.json"), "{\"name\": \"incomplete").unwrap();
         assert_eq!(test.names(), ["intact", "elsewhere"]);
-        assert_eq!(test.0.get("intact"), Some(intact.clone()));
-        assert_eq!(test.0.get("cut"), None);
+        assert_eq!(test.0.find_by_name("intact"), Some(intact.clone()));
+        assert_eq!(test.0.find_by_name("cut"), None);
         assert_eq!((intact.other_program(), cut.other_program()), (None, None));
         assert!(other.other_program().unwrap().contains("0.0.1, with SBCL 2.0.0"));
-        assert_eq!((test.0.other_heap(&intact), test.0.other_heap(&other)), (None, None));
-        assert_eq!(test.0.other_heap(&small), Some(GIGABYTE / 2));
+        assert_eq!((test.0.differing_heap_size(&intact), test.0.differing_heap_size(&other)), (None, None));
+        assert_eq!(test.0.differing_heap_size(&small), Some(GIGABYTE / 2));
     }
 
     #[test]
-    fn the_oldest_automatic_checkpoints_are_deleted_for_room_and_named_checkpoints_stay() {
+    fn the_oldest_automatic_checkpoints_are_deleted_to_free_space() {
         let test = TestCheckpoints::new("room");
         for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "yours"].into_iter().enumerate() {
             test.add(name, seconds.try_into().unwrap(), GIGABYTE);
@@ -665,16 +665,16 @@ pub(crate) mod tests {
         for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "auto-4"].into_iter().enumerate() {
             test.add(name, seconds.try_into().unwrap(), 10);
         }
-        test.0.delete_newer(test.0.get("auto-3").as_ref());
+        test.0.delete_newer(test.0.find_by_name("auto-3").as_ref());
         assert_eq!(test.names(), ["auto-1", "mine", "auto-2", "auto-3"]);
-        test.0.keep_automatic(2);
+        test.0.prune_automatic(2);
         assert_eq!(test.names(), ["mine", "auto-2", "auto-3"]);
-        test.0.delete_newer(test.0.get("mine").as_ref());
+        test.0.delete_newer(test.0.find_by_name("mine").as_ref());
         assert_eq!(test.names(), ["mine"]);
         // A checkpoint replaces older checkpoints with its name.
         let last = test.add("mine", 10, 10);
         test.add("mine", 11, 10);
-        assert_eq!(test.0.get("mine").unwrap().saved.as_second(), 11);
+        assert_eq!(test.0.find_by_name("mine").unwrap().saved.as_second(), 11);
         test.0.delete_replaced(&last);
         assert_eq!(test.names(), ["mine", "mine"]);
         test.add("auto-1", 12, 10);
@@ -707,7 +707,7 @@ pub(crate) mod tests {
     #[test]
     fn an_unfinished_draft_leaves_no_files_and_named_checkpoints_are_limited() {
         let test = TestCheckpoints::new("draft");
-        let draft = test.0.begin(false).unwrap();
+        let draft = test.0.new_draft(false).unwrap();
         let directory = fs::metadata(&test.0.directory).unwrap();
         assert_eq!(directory.permissions().mode() & 0o777, 0o700);
         fs::write(draft.path(), "").unwrap();
@@ -717,19 +717,19 @@ pub(crate) mod tests {
         for number in 0..MAX_CHECKPOINTS {
             test.add(&number.to_string(), number.try_into().unwrap(), 0);
         }
-        assert!(test.0.begin(false).unwrap_err().contains("Checkpoint limit reached: 100."));
+        assert!(test.0.new_draft(false).unwrap_err().contains("Checkpoint limit reached: 100."));
         // The limit does not apply to automatic checkpoints.
-        assert!(test.0.begin(true).is_ok());
+        assert!(test.0.new_draft(true).is_ok());
     }
 
     #[test]
-    fn a_file_is_replaced_completely_or_not_at_all() {
+    fn files_are_replaced_atomically() {
         let test = TestCheckpoints::new("replaced");
         let path = test.0.make_directory().unwrap().join("manifest.json");
         write_atomically(&path, b"old").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         // Writing to this draft fails as on a full disk.
-        std::os::unix::fs::symlink("/dev/full", draft_of(&path)).unwrap();
+        std::os::unix::fs::symlink("/dev/full", draft_path(&path)).unwrap();
         assert_eq!(write_atomically(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((fs::read(&path).unwrap(), test.files()), (b"old".to_vec(), 1));
         write_atomically(&path, b"new").unwrap();

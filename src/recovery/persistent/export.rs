@@ -5,26 +5,26 @@ use std::fmt::Write as _;
 use crate::outcome::FormRole;
 use std::collections::BTreeSet;
 
-use crate::recovery::definitions::{Definition, Definitions, Unrestored};
+use crate::recovery::definitions::{Definition, Definitions, UnrestoredForm};
 use crate::recovery::state::RecoveryState;
 
 /// The current package at the beginning of a source file.
-const USER: &str = "COMMON-LISP-USER";
+const USER_PACKAGE: &str = "COMMON-LISP-USER";
 
 /// Returns the definitions of the session `name` as source text: each form in its package, in the order of evaluation,
-/// with `require` forms for the modules that the forms use. Comments contain the missing forms.
+/// with `require` forms for the modules that the forms use. Forms that could not be restored or exported are comments.
 pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     let definitions: Vec<&Definition> = state.definitions().collect();
-    let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped);
+    let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped_count);
     let mut text = String::new();
-    _ = writeln!(text, ";;;; The definitions of session {}, in order of evaluation.", commented(name));
+    _ = writeln!(text, ";;;; The definitions of session {}, in order of evaluation.", without_control_characters(name));
     _ = writeln!(text, ";;;; Not included: values that were assigned later, threads and open files.");
     if dropped > 0 {
         _ = writeln!(text, "\n;;; Missing: the {dropped} oldest forms, which were dropped to save space.");
     }
     let without_room = state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0));
-    for Unrestored { form, reason, .. } in state.unrestored.iter().chain(without_room) {
-        _ = writeln!(text, "\n;;; Missing: this form could not be restored ({}).", commented(reason));
+    for UnrestoredForm { form, reason, .. } in state.unrestored.iter().chain(without_room) {
+        _ = writeln!(text, "\n;;; Missing: this form could not be restored ({}).", without_control_characters(reason));
         form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
     }
     let modules: BTreeSet<_> = definitions.iter().flat_map(|definition| &definition.changes.modules).collect();
@@ -32,11 +32,11 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
         _ = write!(text, "{}(require :{module})", if index == 0 { "\n" } else { "" });
         text.push('\n');
     }
-    let mut package = USER;
+    let mut package = USER_PACKAGE;
     for (index, definition) in definitions.iter().enumerate() {
         if let Some(obstacle) = definition.obstacle() {
             let begins = if definition.too_long.is_some() { " It begins:" } else { "" };
-            _ = writeln!(text, "\n;;; Missing: {}.{begins}", commented(&obstacle));
+            _ = writeln!(text, "\n;;; Missing: {}.{begins}", without_control_characters(&obstacle));
             definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
             continue;
         }
@@ -46,17 +46,18 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
         }
         if definition.form.package != package {
             // The current package might not use COMMON-LISP.
-            let prefix = if package == USER { "" } else { "cl:" };
+            let prefix = if package == USER_PACKAGE { "" } else { "cl:" };
             package = &definition.form.package;
-            _ = write!(text, "\n({prefix}in-package {})\n", designator(package));
+            _ = write!(text, "\n({prefix}in-package {})\n", package_designator(package));
         }
         _ = writeln!(text, "\n{}", definition.form.code.trim());
     }
     text
 }
 
-/// Returns a package designator for source text: a keyword, or a string for a name that a keyword would misspell.
-fn designator(package: &str) -> String {
+/// Returns a package designator for source text: a lower-case keyword, or a string for a name that such a keyword cannot
+/// express without escapes.
+fn package_designator(package: &str) -> String {
     let is_plain = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || "-./+*".contains(c);
     if package.chars().all(is_plain) && package.contains(|c: char| c.is_ascii_uppercase()) {
         format!(":{}", package.to_ascii_lowercase())
@@ -66,7 +67,7 @@ fn designator(package: &str) -> String {
 }
 
 /// Returns `text` in a form that fits into a comment on one line: control characters become spaces.
-fn commented(text: &str) -> String {
+fn without_control_characters(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
@@ -118,12 +119,12 @@ mod tests {
     #[test]
     fn forms_are_exported_in_their_packages_and_modules_are_required() {
         let text = exported(&[
-            (USER, "(defpackage :app (:use :cl))", "+PACKAGE APP"),
-            (USER, "(in-package :app)", "=in-package"),
+            (USER_PACKAGE, "(defpackage :app (:use :cl))", "+PACKAGE APP"),
+            (USER_PACKAGE, "(in-package :app)", "=in-package"),
             ("APP", "(defun pid () (sb-posix:getpid))", "=defun\n+FUNCTION APP::PID\n?sb-posix"),
             ("APP", "(defvar *x* 1)", "+VARIABLE APP::*X*"),
             ("My \"own\"", "(cl:defvar x 2)", ""),
-            (USER, "(defun my-asdf:f () \"my-uiop: none\")", "=defun\n+FUNCTION MY-ASDF::F"),
+            (USER_PACKAGE, "(defun my-asdf:f () \"my-uiop: none\")", "=defun\n+FUNCTION MY-ASDF::F"),
         ]);
         assert_eq!(
             text,
@@ -135,11 +136,11 @@ mod tests {
     }
 
     #[test]
-    fn in_package_has_a_prefix_where_the_package_may_not_use_common_lisp() {
+    fn in_package_is_qualified_in_packages_that_may_not_use_common_lisp() {
         let text = exported(&[
-            (USER, "(defpackage :bare (:use))", ""),
+            (USER_PACKAGE, "(defpackage :bare (:use))", ""),
             ("BARE", "(cl:defvar x 1)", ""),
-            (USER, "(defvar *y* 1)", ""),
+            (USER_PACKAGE, "(defvar *y* 1)", ""),
             ("BARE", "(cl:defvar z 1)", ""),
             ("APP", "(defvar *x* 1)", ""),
         ]);
@@ -153,16 +154,16 @@ mod tests {
     #[test]
     fn a_replaced_function_is_omitted_unless_other_forms_may_have_called_it() {
         let f = "=defun\n+FUNCTION COMMON-LISP-USER::F";
-        let f1 = (USER, "(defun f () 1)", f);
-        let f2 = (USER, "(defun f () 2)", f);
-        let g = (USER, "(defun g () (f))", "=defun\n+FUNCTION COMMON-LISP-USER::G");
+        let f1 = (USER_PACKAGE, "(defun f () 1)", f);
+        let f2 = (USER_PACKAGE, "(defun f () 2)", f);
+        let g = (USER_PACKAGE, "(defun g () (f))", "=defun\n+FUNCTION COMMON-LISP-USER::G");
         assert_eq!(exported(&[f1, g, f2]), "(defun g () (f))\n(defun f () 2)");
-        let x = (USER, "(defvar *x* (f))", "+VARIABLE COMMON-LISP-USER::*X*");
+        let x = (USER_PACKAGE, "(defvar *x* (f))", "+VARIABLE COMMON-LISP-USER::*X*");
         assert_eq!(exported(&[f1, x, f2]).lines().count(), 3);
-        let m = (USER, "(defmacro m () (g))", "+MACRO COMMON-LISP-USER::M");
+        let m = (USER_PACKAGE, "(defmacro m () (g))", "+MACRO COMMON-LISP-USER::M");
         assert_eq!(exported(&[f1, g, f2, m]).lines().count(), 4);
         assert_eq!(exported(&[f1, ("APP", "(defun f () 2)", "=defun\n+FUNCTION APP::F")]).lines().count(), 3);
-        let method = (USER, "(defmethod f ((x t)) 2)", "=defmethod\n+FUNCTION COMMON-LISP-USER::F");
+        let method = (USER_PACKAGE, "(defmethod f ((x t)) 2)", "=defmethod\n+FUNCTION COMMON-LISP-USER::F");
         assert_eq!(exported(&[f1, method]).lines().count(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! The lock of a persistent session, which only one process at a time serves or saves.
+//! The lock of a persistent session, with which only one process at a time serves or saves the session.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The name of the file that is locked with flock(2). Processes that inherit the descriptor share the lock, which is
 /// released when the last of these processes has closed the descriptor.
-pub(super) const LOCK: &str = "lock";
+pub(super) const LOCK_FILE: &str = "lock";
 
 /// The state of the process that holds a session's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Returns true when the session will soon be free: it is being saved, or its server has ended.
+    /// Returns true when the session will soon be free: the holder saves the session, has ended, or is unknown.
     pub(crate) fn is_ending(self) -> bool {
         let is_gone = || {
             let pid = rustix::process::Pid::from_raw(self.pid);
@@ -61,15 +61,15 @@ impl Lock {
     /// # Errors
     /// Returns an error if the file cannot be opened or locked.
     pub(crate) fn try_acquire(directory: &Path) -> io::Result<Result<Self, Holder>> {
-        let path = directory.join(LOCK);
+        let path = directory.join(LOCK_FILE);
         loop {
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_same(&file, &path) => return Ok(Ok(Self(file))),
-                // The file was deleted before it was locked: another process may lock a new file.
+                Ok(()) if is_same_file(&file, &path) => return Ok(Ok(Self(file))),
+                // The file was deleted before it was locked, and another process may lock a new file: try again.
                 Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(read(&file))),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(read_holder(&file))),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -100,15 +100,15 @@ impl AsFd for Lock {
 
 /// Returns the holder of the lock of the session in this directory; `None` while the session is free.
 pub(super) fn holder(directory: &Path) -> Option<Holder> {
-    let file = File::open(directory.join(LOCK)).ok()?;
+    let file = File::open(directory.join(LOCK_FILE)).ok()?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Some(read(&file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Some(read_holder(&file)),
         _ => None,
     }
 }
 
 /// Reads the holder that [`Lock::set_state`] has written.
-fn read(mut file: &File) -> Holder {
+fn read_holder(mut file: &File) -> Holder {
     let mut text = String::new();
     let _ = file.rewind();
     let _ = file.take(100).read_to_string(&mut text);
@@ -118,7 +118,7 @@ fn read(mut file: &File) -> Holder {
 }
 
 /// Returns true when `path` still names the file.
-fn is_same(file: &File, path: &Path) -> bool {
+fn is_same_file(file: &File, path: &Path) -> bool {
     match (rustix::fs::fstat(file), rustix::fs::stat(path)) {
         (Ok(open), Ok(named)) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
         _ => false,

@@ -15,14 +15,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME};
-use crate::recovery::log::{self, Loaded};
+use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME_CHARS};
+use crate::recovery::log::{self, LoadedLog};
 use lock::Lock;
 
 /// The name of the file with the status page of a session's last worker.
-const STATUS: &str = "status";
+const STATUS_FILE: &str = "status";
 /// The name of the file for the output of the process that saves the session at the end of its server.
-pub(crate) const ERRORS: &str = "errors";
+pub(crate) const ERRORS_FILE: &str = "errors";
 
 /// A persistent session, which need not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,10 +44,10 @@ impl PersistentSession {
             return Ok(Self { name: text.into_owned(), directory });
         }
         let is_plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
-        match name.to_str().filter(|name| is_plain(name) && name.chars().count() <= MAX_NAME) {
-            Some(name) => Ok(Self { name: name.to_owned(), directory: root()?.join(name) }),
+        match name.to_str().filter(|name| is_plain(name) && name.chars().count() <= MAX_NAME_CHARS) {
+            Some(name) => Ok(Self { name: name.to_owned(), directory: sessions_directory()?.join(name) }),
             None => Err(format!(
-                "A session name has at most {MAX_NAME} characters and no leading dot; a path is allowed too."
+                "A session name has at most {MAX_NAME_CHARS} characters and no leading dot; a path is allowed too."
             )),
         }
     }
@@ -57,7 +57,7 @@ impl PersistentSession {
     /// # Errors
     /// Returns the reason as a sentence if this user has no directory for sessions, or if the directory cannot be read.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
-        let entries = match fs::read_dir(root()?) {
+        let entries = match fs::read_dir(sessions_directory()?) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(format!("The sessions cannot be read: {error}.")),
@@ -81,17 +81,17 @@ impl PersistentSession {
     fn exists(&self) -> bool {
         let has = |name: &str| self.directory.join(name).is_file();
         let is_damaged = || {
-            has(lock::LOCK)
+            has(lock::LOCK_FILE)
                 && self.files().all(|path| is_session_file(&path))
-                && (has(log::LOG) || !store::manifests(&self.directory).is_empty())
+                && (has(log::LOG_FILE) || !store::manifests(&self.directory).is_empty())
         };
-        log::is_in(&self.directory) || is_damaged()
+        log::has_readable_log(&self.directory) || is_damaged()
     }
 
     /// Creates the session's directory, accessible only to its owner.
     ///
     /// # Errors
-    /// Returns the reason as a sentence if the directory cannot be created, or contains other files.
+    /// Returns the reason as a sentence if the directory cannot be created, or has files that belong to no session.
     pub(crate) fn make_directory(&self) -> Result<(), String> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(|error| {
@@ -102,7 +102,7 @@ impl PersistentSession {
             )
         })?;
         // A directory without a log may belong to a new session, whose server was killed or has not written the log yet.
-        let is_begun = |path: &PathBuf| is_session_file(path) && path.file_name() != Some(log::LOG.as_ref());
+        let is_begun = |path: &PathBuf| is_session_file(path) && path.file_name() != Some(log::LOG_FILE.as_ref());
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
         }
@@ -116,35 +116,36 @@ impl PersistentSession {
 
     /// Returns the path of the worker's status page.
     pub(crate) fn status_file(&self) -> PathBuf {
-        self.directory.join(STATUS)
+        self.directory.join(STATUS_FILE)
     }
 
-    /// Returns the path of the [`ERRORS`] file.
+    /// Returns the path of the [`ERRORS_FILE`] file.
     pub(crate) fn errors_file(&self) -> PathBuf {
-        self.directory.join(ERRORS)
+        self.directory.join(ERRORS_FILE)
     }
 
     /// Reads the session's recovery state. A caller that only displays the state need not lock the session.
     ///
     /// # Errors
     /// Returns the reason as a sentence if a newer program wrote the log, or if the log cannot be read.
-    pub(crate) fn load(&self) -> Result<Loaded, String> {
+    pub(crate) fn load(&self) -> Result<LoadedLog, String> {
         let failed = |reason| format!("The session {:?} cannot be used here: {reason}.", self.name);
         let mut loaded = log::load(&self.directory).map_err(failed)?;
         if !loaded.has_snapshot
             && let Some(newest) = store::manifests(&self.directory).last()
             && !loaded.state.saved_files().contains(&newest.file)
         {
-            // The log was compacted after the newest checkpoint, and the snapshot is lost.
+            // The log does not mention the newest checkpoint, so it was compacted after that save, and the snapshot that
+            // mentioned the save is lost.
             let forms = self.directory.join(&newest.file).with_extension("forms");
-            let mut state = log::load_content(&forms).unwrap_or_default();
-            state.saved_at_end(newest);
-            loaded = log::load_after(&self.directory, state).map_err(failed)?;
+            let mut state = log::load_checkpoint_forms(&forms).unwrap_or_default();
+            state.record_final_save(newest);
+            loaded = log::load_with_initial_state(&self.directory, state).map_err(failed)?;
         }
-        // The log has no event for the save at the end, which contains all definitions of the log.
+        // The log has no event for a save at the end of the server. Such a save contains all definitions of the log.
         let last = store::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
         if let Some(last) = last {
-            loaded.state.saved_at_end(&last);
+            loaded.state.record_final_save(&last);
         }
         Ok(loaded)
     }
@@ -156,19 +157,19 @@ impl PersistentSession {
     }
 
     /// Returns the session's last checkpoint, even if another program saved it.
-    fn last_checkpoint(&self, loaded: &Loaded) -> Option<Checkpoint> {
+    fn last_checkpoint(&self, loaded: &LoadedLog) -> Option<Checkpoint> {
         let all = store::manifests(&self.directory);
         let files = loaded.state.saved_files();
         files.iter().rev().find_map(|file| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
     }
 
     /// Returns the session's entry for the list of sessions.
-    pub(crate) fn describe(&self) -> Description {
+    pub(crate) fn describe(&self) -> SessionDescription {
         let loaded = self.load().unwrap_or_default();
         let checkpoint = self.last_checkpoint(&loaded);
         let files = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let metadata: Vec<_> = files.filter_map(|file| file.metadata().ok()).collect();
-        Description {
+        SessionDescription {
             name: self.name.clone(),
             bytes: metadata.iter().map(fs::Metadata::len).sum(),
             changed: metadata.iter().filter_map(|file| file.modified().ok()).max().and_then(|at| at.try_into().ok()),
@@ -187,7 +188,7 @@ impl PersistentSession {
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
         let ours = self.files().filter(|path| is_session_file(path));
-        let mut removed = match fs::remove_file(self.directory.join(log::LOG)) {
+        let mut removed = match fs::remove_file(self.directory.join(log::LOG_FILE)) {
             // A damaged session may have lost its log.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
@@ -206,22 +207,22 @@ impl PersistentSession {
     /// be read.
     pub(crate) fn export(&self) -> Result<String, String> {
         if !self.exists() {
-            return Err(self.missing());
+            return Err(self.no_such_session_message());
         }
         Ok(export::export(&self.name, &self.load()?.state))
     }
 
     /// Returns the message that the session does not exist, with the names of the existing sessions.
-    fn missing(&self) -> String {
+    fn no_such_session_message(&self) -> String {
         let names: Vec<_> = Self::all().unwrap_or_default().into_iter().map(|session| session.name).collect();
         let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         format!("There is no session {:?}. Existing sessions: {there_are}.", self.name)
     }
 
-    /// Locks the session. `what` is a participle for the error messages: `deleted`.
+    /// Locks the session. `what` is the participle in the error messages, such as `deleted`.
     fn lock_for(&self, what: &str) -> Result<Lock, String> {
         if !self.exists() {
-            return Err(self.missing());
+            return Err(self.no_such_session_message());
         }
         Lock::try_acquire(&self.directory)
             .map_err(|error| format!("The session {:?} cannot be {what}: {error}.", self.name))?
@@ -236,12 +237,21 @@ fn is_session_file(path: &Path) -> bool {
         name == Some(ours.as_ref()) || name.map(Path::new) == Some(&Path::new(ours).with_extension("draft"))
     };
     store::is_checkpoint_file(path)
-        || [log::LOG, log::DAMAGED, log::INCOMPLETE, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
+        || [
+            log::LOG_FILE,
+            log::DAMAGED_LOG_FILE,
+            log::INCOMPLETE_MARKER_FILE,
+            lock::LOCK_FILE,
+            STATUS_FILE,
+            ERRORS_FILE,
+        ]
+        .iter()
+        .any(|ours| is_named(ours))
 }
 
 /// A session as `sbcl-mcp sessions` lists it.
 #[derive(Debug)]
-pub(crate) struct Description {
+pub(crate) struct SessionDescription {
     pub(crate) name: String,
     /// The total size of the session's files, in bytes.
     pub(crate) bytes: u64,
@@ -257,8 +267,8 @@ pub(crate) struct Description {
     pub(crate) holder: Option<lock::Holder>,
 }
 
-/// Returns this user's directory for sessions, or a sentence if there is none.
-fn root() -> Result<PathBuf, String> {
+/// Returns this user's directory for sessions. If there is none, returns an error message as a sentence.
+fn sessions_directory() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {
         "There is no directory for sessions: neither XDG_STATE_HOME nor a home directory is set. `--session` also \

@@ -7,19 +7,20 @@ use std::sync::Arc;
 use super::super::escape::escape_markers;
 use super::super::fit::length;
 use super::super::{call, clipped_message};
-use super::suspects::{Functions, has_suspects, push_new_suspects, push_suspects, suspect_set};
+use super::suspects::{FunctionSet, has_suspects, push_new_suspects, push_suspects, suspect_set};
 use super::{MAX_CALL, MAX_FORM, MAX_NAMES};
 use crate::outcome::{Check, ErrorRecord, FrameRecord, Outcome, Test, TestResult, TestRun};
 use crate::tool_names;
 
-/// Maximum length of a value, and of a message, in characters.
+/// Maximum length of a value, in characters.
 const MAX_VALUE: usize = 400;
+/// Maximum length of a message, in characters.
 const MAX_MESSAGE: usize = 400;
-/// Maximum length of an error message, in characters, in the list of tests that failed alike.
+/// Maximum length, in characters, of an error message in the list of tests that failed in the same way.
 const MAX_DUPLICATE_MESSAGE: usize = 120;
 /// Maximum length of a check that is shown on one line, in characters.
 const MAX_ONE_LINE_CHECK: usize = 110;
-/// Maximum number of user frames shown of an error, and number of frames that must agree for two errors to be grouped.
+/// Maximum number of user frames shown for an error. Two errors are grouped if this many innermost user frames agree.
 const MAX_FRAMES: usize = 3;
 
 /// The amount of detail shown for each failed test. If there are many failures, showing more of them takes precedence
@@ -30,7 +31,7 @@ pub(super) struct Detail {
     /// Number of suspects shown with at most `lines` lines each. For further suspects only name and location are shown.
     pub(super) functions: usize,
     pub(super) lines: usize,
-    /// True to also show a suspect's context: lines that more passing tests ran than its other lines.
+    /// True to also show a suspect's context: further lines of the function, which more passing tests ran.
     pub(super) context: bool,
 }
 
@@ -75,7 +76,7 @@ pub(super) fn push_failures(target: &mut String, outcome: &Outcome, max: usize) 
 
 /// Returns the texts of the first entries, as many as fit into `room`.
 fn entry_texts(
-    entries: &[Entry<'_, '_>],
+    entries: &[FailureEntry<'_, '_>],
     errors: &[Arc<ErrorRecord>],
     detail: &Detail,
     mut room: usize,
@@ -91,7 +92,7 @@ fn entry_texts(
 }
 
 /// Returns the lines of an entry, each preceded by a newline.
-fn entry_text(entries: &[Entry<'_, '_>], index: usize, errors: &[Arc<ErrorRecord>], detail: &Detail) -> String {
+fn entry_text(entries: &[FailureEntry<'_, '_>], index: usize, errors: &[Arc<ErrorRecord>], detail: &Detail) -> String {
     let shown = &entries[index];
     let test = shown.test;
     let mut entry = heading(index + 1, test.result);
@@ -128,7 +129,7 @@ fn error_message(test: &TestResult, error: &ErrorRecord) -> String {
 }
 
 /// An entry in the list of failures.
-struct Entry<'a, 'b> {
+struct FailureEntry<'a, 'b> {
     test: &'a Test<'b>,
     /// The index of the first entry with the same failure but different suspects.
     same_failure_as: Option<usize>,
@@ -146,7 +147,7 @@ fn fails_in_checks(test: &Test<'_>) -> bool {
 /// The features of a failure. Tests whose failures have equal features count as failing in the same way.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum FailureSignature {
-    /// An error: its type, and the source location and line of its innermost user frames.
+    /// An error: its type, and the source location and the text of the source line of its innermost user frames.
     Error(String, Vec<(Option<String>, Option<String>)>),
     /// Failed checks: their text, with the message of an error that followed.
     Checks(String),
@@ -175,13 +176,13 @@ enum GroupingKey {
     /// Equal failures, and equal texts about suspects.
     All(FailureSignature, String),
     /// Equal failed checks, and the same set of suspect functions, whatever their order and lines.
-    Checks(FailureSignature, Functions),
+    Checks(FailureSignature, FunctionSet),
     /// Errors of the same type with the same message, and the same suspect functions.
-    Message(String, String, Functions),
+    Message(String, String, FunctionSet),
 }
 
 impl GroupingKey {
-    /// Returns the keys of a test with this failure signature. `suspects` is the text about its suspects.
+    /// Returns the keys of a test with this failure signature. `suspects` is the text about the test's suspects.
     fn of(
         test: &Test<'_>,
         signature: Option<&FailureSignature>,
@@ -203,8 +204,8 @@ impl GroupingKey {
 }
 
 /// Groups the failed tests into entries, so that failures of the same kind are shown once.
-fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<Entry<'a, 'b>> {
-    let mut entries = Vec::<Entry<'a, 'b>>::new();
+fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<FailureEntry<'a, 'b>> {
+    let mut entries = Vec::<FailureEntry<'a, 'b>>::new();
     // Each map has the index of the first entry with a given key.
     let (mut signatures, mut suspects, mut entries_by_key) = (HashMap::new(), HashMap::new(), HashMap::new());
     for &test in failed {
@@ -213,14 +214,14 @@ fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<
         push_suspects(&mut suspects_text, &test.suspects, &DETAIL_LEVELS[0]);
         let keys = GroupingKey::of(test, signature.as_ref(), &suspects_text, errors);
         if let Some(&earlier) = keys.iter().find_map(|key| entries_by_key.get(key)) {
-            let earlier: &mut Entry<'_, '_> = &mut entries[earlier];
+            let earlier: &mut FailureEntry<'_, '_> = &mut entries[earlier];
             earlier.duplicates.push(test);
             continue;
         }
         let index = entries.len();
         let same_failure_as = signature.as_ref().and_then(|signature| signatures.get(signature)).copied();
         let suspects_of = suspects.get(&suspects_text).copied();
-        entries.push(Entry { test, same_failure_as, suspects_of, duplicates: Vec::new() });
+        entries.push(FailureEntry { test, same_failure_as, suspects_of, duplicates: Vec::new() });
         entries_by_key.extend(keys.into_iter().map(|key| (key, index)));
         if let Some(signature) = signature {
             signatures.entry(signature).or_insert(index);
@@ -232,8 +233,8 @@ fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<
     entries
 }
 
-/// Appends a reference to the entry with the number `other`, which has the same failure, and the error message, if any,
-/// which may differ.
+/// Appends a reference to the entry with the number `other`, which has the same failure. If the failure is an error, also
+/// appends the error's message, which may differ from that entry's message.
 fn push_same_failure(entry: &mut String, other: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) {
     match error_of(test, errors) {
         _ if fails_in_checks(test) => _ = write!(entry, "\n   Same as {other}"),
@@ -247,7 +248,7 @@ fn push_same_failure(entry: &mut String, other: usize, test: &Test<'_>, errors: 
 
 /// Appends the names of the duplicates of an entry: first the tests with the same message, then each of the remaining
 /// tests with its own message.
-fn push_duplicates(target: &mut String, entry: &Entry<'_, '_>, errors: &[Arc<ErrorRecord>]) {
+fn push_duplicates(target: &mut String, entry: &FailureEntry<'_, '_>, errors: &[Arc<ErrorRecord>]) {
     let message =
         |test: &Test<'_>| error_of(test, errors).map(|error| error_message(test.result, error)).unwrap_or_default();
     let known = message(entry.test);
@@ -295,7 +296,7 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
                 entry,
                 "\n   {kind} {message} (E{}{})",
                 error.id,
-                tool_names::with(&["get-backtrace"], ": get-backtrace shows all")
+                tool_names::if_listed(&["get-backtrace"], ": get-backtrace shows all")
             );
             for frame in error.frames.iter().filter(|frame| is_user_frame(frame)).take(detail.frames) {
                 push_frame(entry, frame);
@@ -306,7 +307,7 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
     }
 }
 
-/// Returns the location of a test: `tests/parse.lisp:31`.
+/// Returns the location of a test, such as `tests/parse.lisp:31`.
 pub(super) fn location(test: &TestResult) -> Option<String> {
     let file = one_line(test.file.as_ref()?, MAX_CALL);
     Some(match test.line {

@@ -11,16 +11,17 @@ use super::fit::{cut, length};
 use super::{Sections, clipped_message, omission};
 use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
 
-/// Maximum length of a form, and of a call or a name, in characters.
+/// Maximum length of a form, in characters.
 const MAX_FORM: usize = 300;
+/// Maximum length of a call, a name or a path, in characters.
 const MAX_CALL: usize = 120;
 /// Characters reserved for the text after the failures.
-const RESERVED: usize = 700;
-/// Characters shown from the beginning and from the end of what a test operation printed.
+const RESERVED_AFTER_FAILURES: usize = 700;
+/// Number of characters shown from the beginning and from the end of a test operation's output.
 const MAX_PRINTED: [usize; 2] = [1500, 700];
-/// Like [`MAX_PRINTED`], if the suspects already show what the test operation printed for each failure.
+/// Like [`MAX_PRINTED`], if the suspects already show the test operation's output for each failure.
 const MAX_PRINTED_WITH_SUSPECTS: [usize; 2] = [600, 600];
-/// Output of a test operation with at most this many lines is assumed not to report on single tests.
+/// Number of lines up to which the output of a test operation is assumed not to report on single tests.
 const FEW_LINES: usize = 2;
 /// The text between the results of two systems.
 const SEPARATOR: &str = "\n\n";
@@ -39,10 +40,10 @@ const SUSPECTS_HINT: &str =
 #[must_use]
 pub fn tests(outcome: &Outcome, max: usize) -> String {
     let mut sections = Sections(String::new());
-    sections.notices(&outcome.notices);
+    sections.push_notices(&outcome.notices);
     let target = sections.begin();
-    let room = max.saturating_sub(RESERVED);
-    let systems = outcome.by_system();
+    let room = max.saturating_sub(RESERVED_AFTER_FAILURES);
+    let systems = outcome.split_by_system();
     let shows_all_output = if systems.is_empty() {
         push_run(target, outcome, room, true)
     } else {
@@ -51,7 +52,7 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     };
     let printed = outcome.stdout.characters() + outcome.stderr.characters();
     if printed > 0 && outcome.kept && !shows_all_output {
-        let (first, them) = match omitted(outcome) {
+        let (first, them) = match omitted_output(outcome) {
             0 => (String::new(), "them"),
             omitted => (format!(", of which the first {} are kept", printed - omitted), "these"),
         };
@@ -79,8 +80,11 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     for (done, (index, text)) in full_texts.into_iter().enumerate() {
         let share = (room / (systems.len() - done)).saturating_sub(SEPARATOR.len());
         let fits = length(&text) <= share;
-        texts[index] =
-            if fits { text } else { cut(section(&systems[index], share.saturating_sub(RESERVED)), share) } + SEPARATOR;
+        texts[index] = if fits {
+            text
+        } else {
+            cut(section(&systems[index], share.saturating_sub(RESERVED_AFTER_FAILURES)), share)
+        } + SEPARATOR;
         room = room.saturating_sub(length(&texts[index]));
     }
     target.extend(texts);
@@ -94,14 +98,14 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     }
 }
 
-/// Returns true if tests of `system`, one of several systems, ran. Otherwise its only result is a failed test with the
-/// system's name.
+/// Returns true if tests of `system`, one of several systems, ran. If none ran, the system's only result is a failed test
+/// with the system's name.
 pub(crate) fn tests_ran(system: &str, records: &[Record]) -> bool {
     of_kind(records).any(|test: &TestResult| test.name != system)
 }
 
-/// Appends the results of one run, with the failures cut to `room`, and the hint about suspects if `hint` is true and
-/// it applies. Returns true if all output of the tests is shown.
+/// Appends the results of one run, with the failures cut to `room` characters. Also appends the hint about suspects if
+/// `hint` is true and a search for suspects could help. Returns true if all output of the tests is shown.
 fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     target.push_str(&counts_line(&counts));
@@ -165,12 +169,12 @@ fn counts_text(counts: &TestCounts) -> String {
 }
 
 /// Returns the number of characters of output that were not kept.
-fn omitted(outcome: &Outcome) -> u64 {
+fn omitted_output(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
 }
 
-/// Returns the beginning and the end of what a test operation printed, since nothing else is known about its tests.
-/// Also returns true if this is all of the output. Lines without letters or digits, such as rows of dots, are left out.
+/// Returns the beginning and the end of a test operation's output, since nothing else is known about its tests. Also
+/// returns true if this is all of the output. Lines without letters or digits, such as rows of dots, are left out.
 /// The text is empty if no test operation ran or if it printed nothing.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
@@ -180,7 +184,7 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     let lines = printed.lines().filter(|line| line.chars().any(char::is_alphanumeric));
     let text = escape_markers(lines.collect::<Vec<_>>().join("\n").trim());
     let characters = length(&text);
-    let end = match omitted(outcome) {
+    let end = match omitted_output(outcome) {
         0 if characters == 0 => return (String::new(), false),
         0 => String::new(),
         omitted => omission(omitted),

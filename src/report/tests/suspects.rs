@@ -8,10 +8,10 @@ use super::{MAX_CALL, MAX_FORM};
 use crate::outcome::{Suspect, SuspectLine, SuspectList, Test};
 
 /// A set of functions, by name and line.
-pub(super) type Functions = BTreeSet<(String, u64)>;
+pub(super) type FunctionSet = BTreeSet<(String, u64)>;
 
 /// Returns the suspects of a test as a set.
-pub(super) fn suspect_set(test: &Test<'_>) -> Functions {
+pub(super) fn suspect_set(test: &Test<'_>) -> FunctionSet {
     all_suspects(&test.suspects).map(|suspect| (suspect.name.clone(), suspect.line)).collect()
 }
 
@@ -25,7 +25,7 @@ pub(super) fn has_suspects(test: &Test<'_>) -> bool {
     test.suspects.iter().any(|list| list.of.printed.is_some() || !list.functions.is_empty())
 }
 
-/// Appends the suspects, each with its lines that no or only few passing tests ran.
+/// Appends the suspects, each with the lines of its code that few or no passing tests ran.
 pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detail: &Detail) {
     for SuspectList { of, functions } in lists {
         if let Some(printed) = &of.printed {
@@ -54,8 +54,8 @@ pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detai
     }
 }
 
-/// Appends a reference to the suspects of entry `other`, whose test fails in the same checks. Adds the functions of
-/// `suspects` that are not in `known`, the suspects of that entry.
+/// Appends a reference to the entry with index `other`, whose test fails in the same checks and has the suspects `known`.
+/// Also appends the functions of `suspects` that are not in `known`.
 pub(super) fn push_new_suspects(
     entry: &mut String,
     suspects: &[SuspectList<'_>],

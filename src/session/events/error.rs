@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::text::{
-    ClippedBuffer, MAX_LOCATION, beginning, name, printed_on_one_line, push_within_bytes, with_omission,
+    ClippedBuffer, MAX_LOCATION, clip_name, first_chars, printed_on_one_line, push_within_bytes, with_omission,
 };
 use crate::config::Limits;
 use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, FrameRecord, Local, LocalValue, RestartRecord, Slot};
 
-/// The maximum number of restarts of an error, of its slots, and of local variables of a frame.
+/// The maximum number of restarts of one error, of slots of one error, and of local variables of one frame.
 const MAX_PARTS: usize = 100;
 /// The size limit of an error's frames, local variables, slots and restarts together, in bytes.
 const MAX_RECORD_BYTES: usize = 1 << 20;
@@ -66,7 +66,7 @@ impl ErrorBuilder {
     fn begin_part(&mut self, count: usize, text: Text<'_>) -> Option<String> {
         self.skips_part = count >= MAX_PARTS || self.bytes_left == 0;
         (!self.skips_part).then(|| {
-            let name = name(text);
+            let name = clip_name(text);
             self.bytes_left = self.bytes_left.saturating_sub(name.len());
             name
         })
@@ -85,16 +85,16 @@ impl ErrorBuilder {
             || self.kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
     }
 
-    /// Returns the text that the error reports as unbalanced, which is a file or the submitted code `code`. Returns
-    /// `None` for other errors.
-    pub(crate) fn unbalanced(&self, code: &Arc<str>) -> Option<Unbalanced> {
+    /// Returns the text that the error reports as unbalanced: a file, or the submitted `code`. Returns `None` for
+    /// other errors.
+    pub(crate) fn unbalanced_text(&self, code: &Arc<str>) -> Option<UnbalancedText> {
         if self.is_unbalanced_code() {
-            return Some(Unbalanced::Code(code.clone()));
+            return Some(UnbalancedText::Code(code.clone()));
         }
-        unreadable_file(self.message.as_str()).map(Unbalanced::File)
+        unbalanced_file(self.message.as_str()).map(UnbalancedText::File)
     }
 
-    /// Adds `hint` to the message: it says where the text is probably unbalanced.
+    /// Adds to the message a hint, which says where the text is probably unbalanced.
     pub(crate) fn add_hint(&mut self, hint: &str) {
         self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
     }
@@ -128,7 +128,7 @@ impl ErrorBuilder {
                     source: frame.source,
                     code: frame.code,
                     machinery: frame.machinery,
-                    locals: frame.locals.into_iter().map(local).collect(),
+                    locals: frame.locals.into_iter().map(build_local).collect(),
                 })
                 .collect(),
             total_frames: self.total_frames,
@@ -139,14 +139,14 @@ impl ErrorBuilder {
 
 /// A text that the reader found unbalanced.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Unbalanced {
+pub(crate) enum UnbalancedText {
     /// The submitted code.
     Code(Arc<str>),
     /// A file, by its path.
     File(String),
 }
 
-impl Unbalanced {
+impl UnbalancedText {
     /// Describes the place where the text is probably unbalanced; `None` if no place is found, or the file is too long
     /// or cannot be read. Stops searching when `stop` returns true. Reading and searching take time, so this function
     /// must not be called under a lock.
@@ -154,7 +154,7 @@ impl Unbalanced {
         match self {
             Self::Code(code) => lisp_syntax::hint(code, stop),
             Self::File(path) => {
-                let longest = lisp_syntax::LONGEST_HINTED as u64;
+                let longest = lisp_syntax::MAX_HINTED_LENGTH as u64;
                 let small = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= longest);
                 let bytes = small.then(|| std::fs::read(path).ok()).flatten()?;
                 lisp_syntax::hint(&String::from_utf8_lossy(&bytes), stop)
@@ -165,7 +165,7 @@ impl Unbalanced {
 
 /// Returns the path of the file that the reader found unbalanced, from the message of an error. The message has the
 /// wording of SBCL's `load` and `compile-file`.
-fn unreadable_file(message: &str) -> Option<String> {
+fn unbalanced_file(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("READ error during ")?;
     let rest = rest.split_once(": ")?.1;
     let balance = ["end of file on ", "unmatched close parenthesis"].iter().any(|cause| rest.starts_with(cause));
@@ -174,7 +174,7 @@ fn unreadable_file(message: &str) -> Option<String> {
     Some(path.replace("\\\\", "\\").replace("\\\"", "\""))
 }
 
-/// Returns the position of the form that begins at character `start` of `code`.
+/// Returns the position of form number `number`, which begins at character `start` of `code`.
 fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     let offset = code.char_indices().nth(start).map_or(code.len(), |(offset, _)| offset);
     let (before, form) = code.split_at(offset);
@@ -185,9 +185,9 @@ fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     }
 }
 
-/// Makes a local variable from its name, its validity code and its value. The host contract defines the code: 0 for a
-/// valid value, 1 for a variable that is no longer live.
-pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
+/// Makes a local variable from its name, its validity code and its value. The host contract defines the code: 0 for
+/// a valid value, 1 for a variable that is no longer live, 2 for a value that is unavailable.
+pub(crate) fn build_local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
     let value = match validity {
         0 => LocalValue::Value(printed_on_one_line(value)),
         1 => LocalValue::Dead,
@@ -198,14 +198,14 @@ pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Lo
 
 impl ErrorBuilder {
     /// Handles an event about the error. Returns true if the rest of the current text is not kept.
-    pub(crate) fn event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
+    pub(crate) fn handle_event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
         match event {
             Event::ErrorText { text, again } => {
                 if again {
                     self.message = ClippedBuffer::new(limits.max_message);
                 }
                 self.message.push(text);
-                return self.message.enough();
+                return self.message.has_enough();
             }
             Event::Restart(number, name) => {
                 if let Some(name) = self.begin_part(self.restarts.len(), name) {
@@ -215,7 +215,7 @@ impl ErrorBuilder {
             Event::RestartText(text) => {
                 if let Some((.., description)) = self.restarts.last_mut().filter(|_| !self.skips_part) {
                     push_within_bytes(&mut self.bytes_left, description, text);
-                    return description.enough();
+                    return description.has_enough();
                 }
             }
             Event::Frames(total) => self.total_frames = total,
@@ -229,7 +229,7 @@ impl ErrorBuilder {
             Event::SlotText(text) => {
                 if let Some((_, value)) = self.slots.last_mut().filter(|_| !self.skips_part) {
                     push_within_bytes(&mut self.bytes_left, value, text);
-                    return value.enough();
+                    return value.has_enough();
                 }
             }
             Event::Frame(number) => self.frames.push(FrameBuilder {
@@ -242,23 +242,23 @@ impl ErrorBuilder {
             }),
             Event::FrameCode(text) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    frame.code = Some(name(text));
+                    frame.code = Some(clip_name(text));
                 }
             }
             Event::FrameMachinery(text) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    frame.machinery = Some(name(text));
+                    frame.machinery = Some(clip_name(text));
                 }
             }
             Event::FrameText(text) => {
                 if let Some(frame) = self.frames.last_mut() {
                     push_within_bytes(&mut self.bytes_left, &mut frame.call, text);
-                    return frame.call.enough();
+                    return frame.call.has_enough();
                 }
             }
             Event::FrameSource(location, line) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    let location = beginning(location, MAX_LOCATION);
+                    let location = first_chars(location, MAX_LOCATION);
                     frame.source = Some(match line {
                         0 => location,
                         _ if location.starts_with("evaluation ") => format!("{location}, line {line}"),
@@ -277,7 +277,7 @@ impl ErrorBuilder {
                     self.frames.last_mut().filter(|_| !self.skips_part).and_then(|frame| frame.locals.last_mut());
                 if let Some((.., value)) = local {
                     push_within_bytes(&mut self.bytes_left, value, text);
-                    return value.enough();
+                    return value.has_enough();
                 }
             }
             _ => {}

@@ -1,20 +1,20 @@
 //! The inspection builder, which makes the answer to an inspection from events.
 
 use super::JobEnd;
-use super::error::local;
+use super::error::build_local;
 use super::text::{ClippedBuffer, escape_line_breaks, with_omission};
 use crate::error::InspectError;
-use crate::image::{Event, Item};
+use crate::image::{Event, ItemKind};
 use crate::outcome::{Definition, DefinitionKind, Definitions, FrameLocals, Role, SymbolDescription};
 use crate::session::INSPECTION_TIMEOUT;
 
-/// A local variable: its name, its validity code, and its value.
+/// A local variable: its name, its validity code (see [`build_local`]), and its value.
 type LocalParts = (String, u64, ClippedBuffer);
 
 /// A builder that makes the answer to an inspection from events.
 #[derive(Debug, Default)]
 pub(crate) struct InspectionBuilder {
-    items: Vec<(Item, String, ClippedBuffer)>,
+    items: Vec<(ItemKind, String, ClippedBuffer)>,
     /// Frame numbers, each with the frame's local variables.
     locals: Vec<(u64, Vec<LocalParts>)>,
     error: Option<(String, String)>,
@@ -29,17 +29,17 @@ const MAX_DEFINITION: u64 = 1_000;
 const MAX_VARIABLE: u64 = 200;
 
 /// Returns the maximum number of characters that are kept of an item.
-fn item_limit(kind: Item) -> u64 {
+fn item_limit(kind: ItemKind) -> u64 {
     match kind {
-        Item::Variable => MAX_VARIABLE,
-        Item::Function | Item::Macro | Item::Class => MAX_DEFINITION,
+        ItemKind::Variable => MAX_VARIABLE,
+        ItemKind::Function | ItemKind::Macro | ItemKind::Class => MAX_DEFINITION,
         _ => MAX_ITEM,
     }
 }
 
 impl InspectionBuilder {
     /// Handles an event. Returns true if the rest of the current text is not kept.
-    pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
+    pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Item(kind, label) => {
                 self.items.push((kind, label.to_owned(), ClippedBuffer::new(item_limit(kind))));
@@ -47,7 +47,7 @@ impl InspectionBuilder {
             Event::ItemText(text) => {
                 if let Some((_, _, item)) = self.items.last_mut() {
                     item.push(text);
-                    return item.enough();
+                    return item.has_enough();
                 }
             }
             Event::Frame(number) => self.locals.push((number, Vec::new())),
@@ -59,7 +59,7 @@ impl InspectionBuilder {
             Event::LocalText(text) => {
                 if let Some((.., value)) = self.locals.last_mut().and_then(|(_, locals)| locals.last_mut()) {
                     value.push(text);
-                    return value.enough();
+                    return value.has_enough();
                 }
             }
             Event::Error { kind, .. } => self.error = Some((kind.to_owned(), String::new())),
@@ -76,7 +76,7 @@ impl InspectionBuilder {
         false
     }
 
-    fn check(self, end: JobEnd) -> Result<Vec<(Item, String, String)>, InspectError> {
+    fn into_items(self, end: JobEnd) -> Result<Vec<(ItemKind, String, String)>, InspectError> {
         match (end, self.error) {
             (JobEnd::Succeeded, _) => {}
             (JobEnd::Failed, Some((kind, message))) => return Err(InspectError::Lisp { kind, message }),
@@ -85,25 +85,25 @@ impl InspectionBuilder {
         Ok(self.items.into_iter().map(|(kind, label, text)| (kind, label, with_omission(text))).collect())
     }
 
-    /// Returns the answer to list-definitions, sorted.
+    /// Returns the definitions for the tool list-definitions, sorted by kind and text.
     pub(crate) fn definitions(self, end: JobEnd) -> Result<Definitions, InspectError> {
         let mut more = 0;
         let mut shown: Vec<_> = self
-            .check(end)?
+            .into_items(end)?
             .into_iter()
             .filter_map(|(item, label, text)| {
                 let kind = match item {
-                    Item::Function => DefinitionKind::Function,
-                    Item::Variable => DefinitionKind::Variable,
-                    Item::Macro => DefinitionKind::Macro,
-                    Item::Class => DefinitionKind::Class,
-                    Item::Package => DefinitionKind::Package,
-                    Item::System => DefinitionKind::System,
-                    Item::More => {
+                    ItemKind::Function => DefinitionKind::Function,
+                    ItemKind::Variable => DefinitionKind::Variable,
+                    ItemKind::Macro => DefinitionKind::Macro,
+                    ItemKind::Class => DefinitionKind::Class,
+                    ItemKind::Package => DefinitionKind::Package,
+                    ItemKind::System => DefinitionKind::System,
+                    ItemKind::More => {
                         more = label.parse().unwrap_or(0);
                         return None;
                     }
-                    Item::Role | Item::Detail | Item::NotFound => return None,
+                    ItemKind::Role | ItemKind::Detail | ItemKind::NotFound => return None,
                 };
                 Some(Definition { kind, text: escape_line_breaks(&(label + &text)) })
             })
@@ -113,14 +113,14 @@ impl InspectionBuilder {
         Ok(Definitions { shown, more, unrestored: Vec::new() })
     }
 
-    /// Returns the answer to describe-symbol.
-    pub(crate) fn symbol(self, end: JobEnd) -> Result<SymbolDescription, InspectError> {
+    /// Returns the description for the tool describe-symbol.
+    pub(crate) fn symbol_description(self, end: JobEnd) -> Result<SymbolDescription, InspectError> {
         let mut roles: Vec<Role> = Vec::new();
-        for (item, label, text) in self.check(end)? {
+        for (item, label, text) in self.into_items(end)? {
             match item {
-                Item::NotFound => return Ok(SymbolDescription::NotFound(text)),
-                Item::Role => roles.push(Role { title: text, details: Vec::new() }),
-                Item::Detail if !label.is_empty() => {
+                ItemKind::NotFound => return Ok(SymbolDescription::NotFound(text)),
+                ItemKind::Role => roles.push(Role { title: text, details: Vec::new() }),
+                ItemKind::Detail if !label.is_empty() => {
                     if let Some(role) = roles.last_mut() {
                         role.details.push((label, text));
                     }
@@ -134,11 +134,13 @@ impl InspectionBuilder {
     /// Returns the local variables of the requested frames.
     pub(crate) fn locals(self) -> Vec<FrameLocals> {
         let frames = self.locals.into_iter();
-        frames.map(|(frame, locals)| FrameLocals { frame, locals: locals.into_iter().map(local).collect() }).collect()
+        frames
+            .map(|(frame, locals)| FrameLocals { frame, locals: locals.into_iter().map(build_local).collect() })
+            .collect()
     }
 
-    /// Returns the answer to reset-session.
-    pub(crate) fn reset(self, end: JobEnd) -> Result<(), InspectError> {
-        self.check(end).map(drop)
+    /// Returns the result of a reset, for the tool reset-session.
+    pub(crate) fn reset_result(self, end: JobEnd) -> Result<(), InspectError> {
+        self.into_items(end).map(drop)
     }
 }

@@ -5,10 +5,10 @@ mod inspection;
 mod outcome;
 mod text;
 
-pub(crate) use error::Unbalanced;
+pub(crate) use error::UnbalancedText;
 pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::OutcomeBuilder;
-pub(crate) use text::{ClippedBuffer, beginning, escape_line_breaks};
+pub(crate) use text::{ClippedBuffer, escape_line_breaks, first_chars};
 
 use crate::image::Interrupt;
 

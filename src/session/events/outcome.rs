@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::JobEnd;
-use super::error::{ErrorBuilder, Unbalanced};
-use super::text::{ClippedBuffer, MAX_LOCATION, beginning, escape_line_breaks, name, push_within_chars};
+use super::error::{ErrorBuilder, UnbalancedText};
+use super::text::{ClippedBuffer, MAX_LOCATION, clip_name, escape_line_breaks, first_chars, push_within_chars};
 use crate::config::Limits;
-use crate::image::interruption::Stuck;
+use crate::image::interruption::StuckReason;
 use crate::image::{Event, Interrupt, Text};
-use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleaved};
+use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleave};
 use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
@@ -27,7 +27,7 @@ const MAX_SIGNALLED: usize = 100;
 const MAX_SUPERSEDED: usize = 10;
 
 /// The kinds of the errors that report interruptions.
-const INTERRUPTIONS: [&str; 3] = [TIMEOUT, CANCELLED, HEAP_EXHAUSTED];
+const INTERRUPTION_KINDS: [&str; 3] = [TIMEOUT, CANCELLED, HEAP_EXHAUSTED];
 
 /// A builder that makes the record of a warning. A line or column that is not known is 0.
 #[derive(Debug)]
@@ -54,19 +54,20 @@ pub(crate) struct OutcomeBuilder {
     warnings_omitted: u64,
     values: Vec<Clipped>,
     values_left: u64,
-    /// The content of `values_left` before the last value was added.
-    value_left: u64,
+    /// The value of `values_left` before the last value was added. It is restored if Lisp begins to print that value
+    /// again.
+    values_left_before: u64,
     error: Option<ErrorBuilder>,
     /// The errors that reached the debugger before `error`, for instance because a cleanup form failed while the
     /// evaluation was unwinding.
     superseded: Vec<ErrorBuilder>,
-    /// The signalled errors, in order. An entry becomes `None` when nothing handles its error. The list is `None` if
-    /// signalled errors are not recorded.
+    /// The signalled errors, in order. An entry becomes `None` when Lisp reports that no handler handled the error. The
+    /// list is `None` if signalled errors are not recorded.
     signalled: Option<Vec<Option<ErrorBuilder>>>,
     /// The number of signalled errors before this evaluation was held and resumed.
     signalled_before: usize,
     /// True if the records refer to the signalled errors.
-    errors_are_records: bool,
+    records_refer_to_errors: bool,
     timing: Option<Timing>,
     code: Arc<str>,
     evaluation: u64,
@@ -89,7 +90,7 @@ impl OutcomeBuilder {
             timeout,
             output_left: limits.max_output,
             values_left: limits.max_value,
-            value_left: limits.max_value,
+            values_left_before: limits.max_value,
             ..Self::default()
         }
     }
@@ -105,16 +106,16 @@ impl OutcomeBuilder {
     }
 
     /// Makes the builder also record the errors that the code handles, to which the outcome's records refer by index.
-    pub(crate) fn errors_are_records(&mut self) {
+    pub(crate) fn record_referenced_errors(&mut self) {
         self.record_errors();
-        self.errors_are_records = true;
+        self.records_refer_to_errors = true;
     }
 
     /// Creates an empty builder for the resumption of this evaluation.
     pub(crate) fn for_resumption(&self) -> Self {
         let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
         builder.output_left = self.output_left;
-        builder.printed_before = self.printed_before + self.printed();
+        builder.printed_before = self.printed_before + self.printed_chars();
         if let Some(signalled) = &self.signalled {
             builder.record_errors();
             builder.signalled_before = self.signalled_before + signalled.len();
@@ -128,7 +129,7 @@ impl OutcomeBuilder {
     }
 
     /// Returns the number of printed characters that are kept so far.
-    pub(crate) fn printed(&self) -> u64 {
+    pub(crate) fn printed_chars(&self) -> u64 {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
@@ -138,13 +139,13 @@ impl OutcomeBuilder {
     }
 
     /// Returns the number of printed characters that are not kept.
-    pub(crate) fn omitted(&self) -> u64 {
+    pub(crate) fn omitted_chars(&self) -> u64 {
         self.stdout.omitted + self.stderr.omitted
     }
 
     /// Returns the kept output so far, stdout and stderr in the order printed.
     pub(crate) fn printed_text(&self) -> String {
-        interleaved(&self.stdout.text, &self.stderr.text, &self.turns)
+        interleave(&self.stdout.text, &self.stderr.text, &self.turns)
     }
 
     /// Adds output to one of the streams.
@@ -178,7 +179,7 @@ impl OutcomeBuilder {
     }
 
     /// Handles an event. Returns true if the rest of the current text is not kept.
-    pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
+    pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Step(step, _) => self.step = (step.len() > 0).then(|| step.to_owned()),
             Event::Unhandled(number) => {
@@ -194,7 +195,7 @@ impl OutcomeBuilder {
             Event::Warning(kind, line) => {
                 if (self.warnings.len() as u64) < self.limits.max_warnings && self.warnings_omitted == 0 {
                     self.warnings.push(WarningBuilder {
-                        kind: name(kind),
+                        kind: clip_name(kind),
                         message: ClippedBuffer::new(self.limits.max_message),
                         file: None,
                         line,
@@ -214,28 +215,28 @@ impl OutcomeBuilder {
                         *message = ClippedBuffer::new(self.limits.max_message);
                     }
                     message.push(text);
-                    return message.enough();
+                    return message.has_enough();
                 }
             }
             Event::WarningPlace(file, column) => {
                 if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
-                    let path = escape_line_breaks(&beginning(file, MAX_LOCATION));
+                    let path = escape_line_breaks(&first_chars(file, MAX_LOCATION));
                     warning.file = Some(path).filter(|path| !path.is_empty());
                     warning.column = column;
                 }
             }
             Event::WarningForm(form) => {
                 if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
-                    warning.form = Some(name(form));
+                    warning.form = Some(clip_name(form));
                 }
             }
             Event::Value { again: false } if self.values.len() >= MAX_VALUES => self.values_left = 0,
             Event::Value { again } => {
                 if again {
                     self.values.pop();
-                    self.values_left = self.value_left;
+                    self.values_left = self.values_left_before;
                 }
-                self.value_left = self.values_left;
+                self.values_left_before = self.values_left;
                 self.values.push(Clipped::default());
             }
             Event::ValueText(text) => {
@@ -248,7 +249,7 @@ impl OutcomeBuilder {
             Event::TimeGc(ms) => self.timing.get_or_insert_default().gc_ms = ms,
             Event::BytesConsed(bytes) => self.timing.get_or_insert_default().bytes_consed = bytes,
             Event::Error { kind, interrupts } => {
-                let mut before = self.error.replace(ErrorBuilder::new(name(kind), &self.limits));
+                let mut before = self.error.replace(ErrorBuilder::new(clip_name(kind), &self.limits));
                 before.iter_mut().for_each(|error| error.is_interrupted = interrupts);
                 if self.superseded.len() < MAX_SUPERSEDED {
                     self.superseded.extend(before);
@@ -257,7 +258,7 @@ impl OutcomeBuilder {
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
                     // The notice may contain names from the user's code, and these may contain line breaks.
-                    self.notices.push(escape_line_breaks(&beginning(text, MAX_NOTICE)));
+                    self.notices.push(escape_line_breaks(&first_chars(text, MAX_NOTICE)));
                 }
             }
             Event::Defined(start, description) => {
@@ -266,14 +267,14 @@ impl OutcomeBuilder {
                 self.defined.extend(defined.map(|(form, _)| form.clone()));
             }
             event @ Event::Record(_) => {
-                let enough = self.records.event(event);
+                let enough = self.records.handle_event(event);
                 if let Some(system) = self.records.last_system() {
                     system.printed = self.turns.iter().copied().map(u64::from).sum();
                 }
                 return enough;
             }
-            event @ (Event::Field(..) | Event::FieldText(_)) => return self.records.event(event),
-            other => return self.error.as_mut().is_some_and(|error| error.event(other, &self.limits)),
+            event @ (Event::Field(..) | Event::FieldText(_)) => return self.records.handle_event(event),
+            other => return self.error.as_mut().is_some_and(|error| error.handle_event(other, &self.limits)),
         }
         false
     }
@@ -281,12 +282,12 @@ impl OutcomeBuilder {
     /// Makes the evaluation end with an error that Lisp could not report.
     pub(crate) fn fail(&mut self, kind: &str, message: Text<'_>) {
         let mut error = ErrorBuilder::new(kind.to_owned(), &self.limits);
-        error.event(Event::ErrorText { text: message, again: false }, &self.limits);
+        error.handle_event(Event::ErrorText { text: message, again: false }, &self.limits);
         self.error = Some(error);
     }
 
     /// Returns an outcome with the output so far, marked as the outcome of an evaluation in the background.
-    pub(crate) fn so_far(&self) -> Outcome {
+    pub(crate) fn outcome_so_far(&self) -> Outcome {
         let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
         (builder.stdout, builder.stderr) = (self.stdout.clone(), self.stderr.clone());
         (builder.turns, builder.printed_before) = (self.turns.clone(), self.printed_before);
@@ -305,18 +306,18 @@ impl OutcomeBuilder {
 
     /// Handles an event about an error that the code may handle. Returns true if the rest of the current text is not
     /// kept.
-    pub(crate) fn signalled(&mut self, event: Event<'_>) -> bool {
+    pub(crate) fn handle_signalled_event(&mut self, event: Event<'_>) -> bool {
         match event {
             // Print methods may print while the error is being described.
-            Event::Stdout(_) | Event::Stderr(_) => return self.event(event),
+            Event::Stdout(_) | Event::Stderr(_) => return self.handle_event(event),
             Event::Error { kind, .. } => {
                 if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < MAX_SIGNALLED) {
-                    signalled.push(Some(ErrorBuilder::signalled(name(kind), &self.limits)));
+                    signalled.push(Some(ErrorBuilder::signalled(clip_name(kind), &self.limits)));
                 }
             }
             event => {
                 let error = self.signalled.as_mut().and_then(|signalled| signalled.last_mut()?.as_mut());
-                return error.is_some_and(|error| error.event(event, &self.limits));
+                return error.is_some_and(|error| error.handle_event(event, &self.limits));
             }
         }
         false
@@ -324,7 +325,7 @@ impl OutcomeBuilder {
 
     /// Takes the errors that the code handled, in order; `None` if they are not recorded, or the records refer to them.
     pub(crate) fn take_signalled(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
-        if self.errors_are_records { None } else { self.signalled_errors() }
+        if self.records_refer_to_errors { None } else { self.signalled_errors() }
     }
 
     fn signalled_errors(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
@@ -337,9 +338,13 @@ impl OutcomeBuilder {
     /// evaluation was interrupted while the error was being described.
     pub(crate) fn take_superseded(&mut self) -> Vec<(Arc<ErrorRecord>, bool)> {
         let errors = std::mem::take(&mut self.superseded);
-        // An interruption is repeated until the evaluation ends: only its last error counts.
-        let last =
-            self.error.as_ref().map(|error| error.kind.clone()).filter(|kind| INTERRUPTIONS.contains(&kind.as_str()));
+        // An interruption is repeated until the evaluation ends, and each repetition reports an error. Only the last
+        // of these errors counts.
+        let last = self
+            .error
+            .as_ref()
+            .map(|error| error.kind.clone())
+            .filter(|kind| INTERRUPTION_KINDS.contains(&kind.as_str()));
         errors
             .into_iter()
             .filter(|error| last.as_ref() != Some(&error.kind))
@@ -348,20 +353,22 @@ impl OutcomeBuilder {
             .collect()
     }
 
-    /// Returns all errors that reached the debugger, in order, and the output.
+    /// Returns the errors that reached the debugger, in order, and the output. A final error that reports an
+    /// interruption is left out.
     pub(crate) fn into_errors_and_output(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
-        let printed = Clipped { text: self.printed_text(), omitted: self.omitted() };
+        let printed = Clipped { text: self.printed_text(), omitted: self.omitted_chars() };
         let mut errors: Vec<_> = self.take_superseded().into_iter().map(|(error, _)| error).collect();
         // An interruption at the end of the grace period is not an error.
-        let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
+        let last = self.error.take().filter(|error| !INTERRUPTION_KINDS.contains(&error.kind.as_str()));
         errors.extend(last.map(|error| Arc::new(error.finish(None, &self.code, self.evaluation))));
         (errors, printed)
     }
 
     /// Adds to `texts` each text that the errors so far report as unbalanced, unless `texts` already has it.
-    pub(crate) fn unbalanced(&self, texts: &mut Vec<Unbalanced>) {
+    pub(crate) fn collect_unbalanced_texts(&self, texts: &mut Vec<UnbalancedText>) {
         let signalled = self.signalled.iter().flatten().flatten();
-        for text in self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced(&self.code))
+        for text in
+            self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced_text(&self.code))
         {
             if !texts.contains(&text) {
                 texts.push(text);
@@ -369,11 +376,11 @@ impl OutcomeBuilder {
         }
     }
 
-    /// Adds the hints to the errors about these texts.
-    pub(crate) fn add_hints(&mut self, hints: &[(Unbalanced, String)]) {
+    /// Adds each hint to the errors about its text.
+    pub(crate) fn add_hints(&mut self, hints: &[(UnbalancedText, String)]) {
         let signalled = self.signalled.iter_mut().flatten().flatten();
         for error in self.error.iter_mut().chain(&mut self.superseded).chain(signalled) {
-            let text = error.unbalanced(&self.code);
+            let text = error.unbalanced_text(&self.code);
             if let Some((_, hint)) = hints.iter().find(|(about, _)| Some(about) == text.as_ref()) {
                 error.add_hint(hint);
             }
@@ -388,13 +395,15 @@ impl OutcomeBuilder {
 
     /// Returns the outcome of a job that ended in the way `end`.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
-        let errors = if self.errors_are_records { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
+        let errors =
+            if self.records_refer_to_errors { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
         let result = match end {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
                 // An abandoned evaluation may have reported only part of an error.
                 let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(_)));
-                let error = error.unwrap_or_else(|| ErrorBuilder::new(error_kind(end).to_owned(), &self.limits));
+                let error =
+                    error.unwrap_or_else(|| ErrorBuilder::new(unreported_error_kind(end).to_owned(), &self.limits));
                 let message = || default_message(&error.kind, end, self.timeout, self.step.as_deref());
                 let message = error.has_no_message().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
@@ -447,7 +456,7 @@ fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningF
 }
 
 /// Returns the kind of an error that Lisp has not reported.
-fn error_kind(end: JobEnd) -> &'static str {
+fn unreported_error_kind(end: JobEnd) -> &'static str {
     match end {
         JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => TIMEOUT,
         JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => HEAP_EXHAUSTED,
@@ -480,27 +489,27 @@ fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Opt
 /// Returns the message of an abandoned evaluation.
 fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
     let what = match (reason, timeout) {
-        (Interrupt::Timeout, Some(timeout)) => out_of_time(timeout),
+        (Interrupt::Timeout, Some(timeout)) => timeout_clause(timeout),
         (Interrupt::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
         (Interrupt::Cancel, _) => "The evaluation was cancelled".to_owned(),
         (Interrupt::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
     };
     format!(
         "{what}, and {}. Its thread was abandoned: it may keep running and making changes until it ends by itself.",
-        Stuck::Unresponsive.verb()
+        StuckReason::Unresponsive.predicate()
     )
 }
 
 fn timeout_message(timeout: Duration) -> String {
     format!(
         "{} and was interrupted. Changes it had already made remain. For more time, pass a larger `timeout`{}.",
-        out_of_time(timeout),
-        tool_names::with(&["configure-limits"], ", or raise the default with configure-limits")
+        timeout_clause(timeout),
+        tool_names::if_listed(&["configure-limits"], ", or raise the default with configure-limits")
     )
 }
 
 /// Returns the beginning of a sentence about an evaluation that exceeded its time limit.
-fn out_of_time(timeout: Duration) -> String {
+fn timeout_clause(timeout: Duration) -> String {
     let seconds = timeout.as_secs_f64();
     let plural = if timeout == Duration::from_secs(1) { "" } else { "s" };
     format!("The evaluation did not finish within its time limit of {seconds} second{plural}")

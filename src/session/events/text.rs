@@ -49,21 +49,21 @@ impl ClippedBuffer {
     }
 
     /// Returns true if no more text is wanted, because enough omitted characters have been counted.
-    pub(crate) fn enough(&self) -> bool {
+    pub(crate) fn has_enough(&self) -> bool {
         self.omitted >= MAX_COUNTED
     }
 }
 
 /// Returns the first characters of `text`: `most` characters, or all if there are fewer.
-pub(crate) fn beginning(text: Text<'_>, most: usize) -> String {
+pub(crate) fn first_chars(text: Text<'_>, most: usize) -> String {
     let mut kept = String::new();
     text.append_to(&mut kept, most);
     kept
 }
 
 /// Returns a name on one line, cut after [`MAX_NAME`] characters.
-pub(crate) fn name(text: Text<'_>) -> String {
-    let mut name = beginning(text, MAX_NAME);
+pub(crate) fn clip_name(text: Text<'_>) -> String {
+    let mut name = first_chars(text, MAX_NAME);
     if text.len() > MAX_NAME {
         name.push('…');
     }
@@ -90,7 +90,7 @@ pub(crate) fn push_within_chars(left: &mut u64, kept: &mut String, omitted: &mut
     let length = text.len() as u64;
     let keep = length.min(*left);
     if keep > 0 {
-        // `keep` is at most the text's length, a `usize`.
+        // The conversion succeeds, since `keep` is at most the text's length, which is a `usize`.
         text.append_to(kept, usize::try_from(keep).unwrap_or(usize::MAX));
         *left -= keep;
     }
@@ -117,7 +117,7 @@ pub(crate) fn printed_on_one_line(call: ClippedBuffer) -> String {
     let text = with_omission(call);
     match text.contains(['\n', '\r']) {
         true => escape_line_breaks(&text),
-        // The print method did not end, and was interrupted.
+        // No text means that the print method did not end and was interrupted.
         false if text.is_empty() => "#<unprintable>".to_owned(),
         false => text,
     }

@@ -7,13 +7,13 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
-use super::test_requests::{evaluation, release, request};
+use super::test_requests::{evaluation_kind, release, request};
 use super::*;
 
 /// The number of clients, and of the requests that each of them sends.
 const CLIENTS: u64 = 3;
 const REQUESTS: u64 = 4;
-/// The number of schedules to try, unless the environment variable `SCHEDULES` has another number.
+/// The number of schedules to try, unless the environment variable `SCHEDULES` sets another number.
 const SCHEDULES: usize = 2_000;
 
 /// The scheduler state, with the model's own record of its jobs.
@@ -22,7 +22,7 @@ struct ModelState {
     now: Instant,
     /// The submitted jobs, each with a flag: true once it has ended.
     jobs: Vec<(u64, bool)>,
-    /// The last job that began in the foreground, by connection.
+    /// The number of the last evaluation job that began in the foreground, by connection.
     begun: HashMap<u64, u64>,
     clients: u64,
     /// The connections that have ended.
@@ -32,7 +32,7 @@ struct ModelState {
 }
 
 struct Model {
-    known: Mutex<ModelState>,
+    state: Mutex<ModelState>,
     /// The condition variables that wake the threads of each lane.
     changed: [Condvar; Lane::COUNT],
 }
@@ -54,7 +54,7 @@ impl ModelState {
 
     /// Ends a connection, and returns its successor.
     fn replace(&mut self, connection: &Arc<Connection>) -> Arc<Connection> {
-        for (_, request) in self.scheduler.take_waiting_of(connection.id) {
+        for (_, request) in self.scheduler.take_waiting_of_connection(connection.id) {
             self.end(request.job.id);
         }
         self.end_connection(connection);
@@ -73,7 +73,7 @@ impl ModelState {
     /// abandoned.
     fn end_evaluation(&mut self, thread: u64, job: &Job) -> Option<bool> {
         let Some(mut running) = self.scheduler.take_running(job.id) else {
-            assert!(self.scheduler.abandoned.ended(job.id), "job {} was taken by nobody", job.id);
+            assert!(self.scheduler.abandoned.record_end(job.id), "job {} was taken by nobody", job.id);
             return None;
         };
         self.end(job.id);
@@ -116,26 +116,26 @@ impl ModelState {
 
 impl Model {
     /// Applies a change, and unlocks the state as the session does.
-    fn with<R>(&self, change: impl FnOnce(&mut ModelState) -> R) -> R {
-        let mut known = self.known.lock().unwrap();
-        let result = change(&mut known);
-        self.unlock_and_notify(known);
+    fn update<R>(&self, change: impl FnOnce(&mut ModelState) -> R) -> R {
+        let mut state = self.state.lock().unwrap();
+        let result = change(&mut state);
+        self.unlock_and_notify(state);
         result
     }
 
-    fn unlock_and_notify(&self, mut known: MutexGuard<'_, ModelState>) {
-        known.check();
-        self.notify_changed(&mut known);
-        let is_over = known.is_over();
-        drop(known);
+    fn unlock_and_notify(&self, mut state: MutexGuard<'_, ModelState>) {
+        state.check();
+        self.notify_changed(&mut state);
+        let is_over = state.is_over();
+        drop(state);
         if is_over {
             self.changed.iter().for_each(Condvar::notify_all);
         }
     }
 
-    fn notify_changed(&self, known: &mut ModelState) {
-        known.scheduler.reschedule(known.now);
-        for (lane, _) in known.scheduler.take_changed().iter().enumerate().filter(|(_, changed)| **changed) {
+    fn notify_changed(&self, state: &mut ModelState) {
+        state.scheduler.reschedule(state.now);
+        for (lane, _) in state.scheduler.take_changed_lanes().iter().enumerate().filter(|(_, changed)| **changed) {
             self.changed[lane].notify_all();
         }
     }
@@ -144,9 +144,9 @@ impl Model {
     fn evaluate(&self, thread: u64) {
         let mut held = None;
         while let Some(job) = self.next(thread, held) {
-            // A job takes a while. It may end before it is interrupted, or because it is interrupted.
+            // The job runs for a while. Another thread may interrupt it meanwhile.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
-            match self.with(|known| known.end_evaluation(thread, &job)) {
+            match self.update(|state| state.end_evaluation(thread, &job)) {
                 Some(holds) => held = holds.then_some(job.id),
                 // A job that ignores interruptions may never end.
                 None if thread_rng().gen_bool(0.5) => return,
@@ -157,51 +157,51 @@ impl Model {
                 break;
             }
         }
-        self.with(|known| known.scheduler.thread_ended(thread));
+        self.update(|state| state.scheduler.thread_ended(thread));
     }
 
     fn next(&self, thread: u64, held: Option<u64>) -> Option<Job> {
-        let mut known = self.known.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         loop {
-            let now = known.now;
-            let home = known.scheduler.threads.home.filter(|_| known.scheduler.is_home_free());
-            let job = match known.scheduler.next(Lane::Evaluation, thread, held, now) {
-                Next::Run(job) => {
-                    let running = known.scheduler.find(job.id).expect("it runs");
+            let now = state.now;
+            let home = state.scheduler.threads.home.filter(|_| state.scheduler.is_home_free());
+            let job = match state.scheduler.next(Lane::Evaluation, thread, held, now) {
+                Instruction::Run(job) => {
+                    let running = state.scheduler.find(job.id).expect("it runs");
                     let connection = running.connection.id;
                     if running.is_foreground() && matches!(job.kind, JobKind::Evaluate { .. }) {
                         assert!(home.is_none_or(|home| home == thread), "the foreground left a free thread");
-                        assert!(known.begun.insert(connection, job.id) < Some(job.id), "job {} began late", job.id);
+                        assert!(state.begun.insert(connection, job.id) < Some(job.id), "job {} began late", job.id);
                     }
                     Some(job)
                 }
-                Next::Release(hold, _) => {
+                Instruction::Release(hold, _) => {
                     let release = release(&hold.connection);
-                    Some(known.scheduler.begin(Lane::Evaluation, thread, release, Some(hold), now))
+                    Some(state.scheduler.begin(Lane::Evaluation, thread, release, Some(hold), now))
                 }
-                Next::Refuse(request) => {
-                    known.end(request.job.id);
-                    self.unlock_and_notify(known);
-                    known = self.known.lock().unwrap();
+                Instruction::Refuse(request) => {
+                    state.end(request.job.id);
+                    self.unlock_and_notify(state);
+                    state = self.state.lock().unwrap();
                     continue;
                 }
-                Next::Wait(_) if known.is_over() => return None,
-                Next::Wait(until) => {
-                    self.notify_changed(&mut known);
+                Instruction::Wait(_) if state.is_over() => return None,
+                Instruction::Wait(until) => {
+                    self.notify_changed(&mut state);
                     let Some(until) = until else {
-                        known = self.changed[Lane::Evaluation as usize].wait(known).unwrap();
+                        state = self.changed[Lane::Evaluation as usize].wait(state).unwrap();
                         continue;
                     };
                     // Waiting moves the model's clock to the time `until`.
-                    drop(known);
+                    drop(state);
                     thread::yield_now();
-                    known = self.known.lock().unwrap();
-                    known.now = known.now.max(until);
+                    state = self.state.lock().unwrap();
+                    state.now = state.now.max(until);
                     continue;
                 }
-                Next::End => None,
+                Instruction::End => None,
             };
-            self.unlock_and_notify(known);
+            self.unlock_and_notify(state);
             return job;
         }
     }
@@ -209,27 +209,27 @@ impl Model {
     /// Runs the thread of the control lane. When it fails to start a thread, a background request fails, or the clock
     /// moves to the next attempt.
     fn control(self: &Arc<Self>) {
-        let mut known = self.known.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         loop {
-            let now = known.now;
-            match known.scheduler.next(Lane::Control, 0, None, now) {
-                Next::Run(Job { kind: JobKind::StartThread, .. }) => {
+            let now = state.now;
+            match state.scheduler.next(Lane::Control, 0, None, now) {
+                Instruction::Run(Job { kind: JobKind::StartThread, .. }) => {
                     if thread_rng().gen_bool(0.1) {
-                        match known.scheduler.thread_refused("there is no room", now) {
-                            Ok(request) => known.end(request.job.id),
-                            Err(again) => known.now = again,
+                        match state.scheduler.record_thread_refusal("there is no room", now) {
+                            Ok(request) => state.end(request.job.id),
+                            Err(again) => state.now = again,
                         }
                     } else {
-                        known.threads += 1;
-                        let (model, thread) = (self.clone(), known.threads);
+                        state.threads += 1;
+                        let (model, thread) = (self.clone(), state.threads);
                         thread::spawn(move || model.evaluate(thread));
                     }
-                    self.unlock_and_notify(known);
-                    known = self.known.lock().unwrap();
+                    self.unlock_and_notify(state);
+                    state = self.state.lock().unwrap();
                 }
-                Next::Run(_) => {}
-                _ if known.is_over() => return,
-                _ => known = self.changed[Lane::Control as usize].wait(known).unwrap(),
+                Instruction::Run(_) => {}
+                _ if state.is_over() => return,
+                _ => state = self.changed[Lane::Control as usize].wait(state).unwrap(),
             }
         }
     }
@@ -243,31 +243,31 @@ impl Model {
                 0 => JobKind::InvokeRestart(1),
                 1 => JobKind::FrameLocals { from: 0, count: 1 },
                 2 => JobKind::Reset,
-                _ => evaluation(detached),
+                _ => evaluation_kind(detached),
             };
             let mut request = request(&connection, id, kind);
             request.background = matches!(kind, JobKind::Evaluate { detached: true, .. }) && thread_rng().gen_bool(0.5);
-            self.with(|known| {
-                known.jobs.push((id, false));
-                known.scheduler.push(Lane::Evaluation, request);
+            self.update(|state| {
+                state.jobs.push((id, false));
+                state.scheduler.push(Lane::Evaluation, request);
             });
-            self.with(|known| match thread_rng().gen_range(0..6) {
-                0 => known.cancel(id),
-                1 => drop(known.scheduler.move_to_background(id)),
+            self.update(|state| match thread_rng().gen_range(0..6) {
+                0 => state.cancel(id),
+                1 => drop(state.scheduler.move_to_background(id)),
                 // This job ignores its interruption.
                 2 => {
-                    if let Some(running) = known.scheduler.take_running(id) {
-                        known.scheduler.abandon_thread(&running);
-                        known.end(id);
+                    if let Some(running) = state.scheduler.take_running(id) {
+                        state.scheduler.abandon_thread(&running);
+                        state.end(id);
                     }
                 }
-                3 => connection = known.replace(&connection),
+                3 => connection = state.replace(&connection),
                 _ => {}
             });
         }
-        self.with(|known| {
-            known.end_connection(&connection);
-            known.clients -= 1;
+        self.update(|state| {
+            state.end_connection(&connection);
+            state.clients -= 1;
         });
     }
 }
@@ -275,11 +275,11 @@ impl Model {
 /// Checks, for random requests of the clients, that at most one evaluation is in the foreground, that each job waits or
 /// runs until it ends once, that the jobs of a connection begin in order, and that all jobs end.
 #[test]
-fn every_job_waits_or_runs_or_has_ended_once() {
+fn every_job_ends_exactly_once_under_random_schedules() {
     let schedules = std::env::var("SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(SCHEDULES);
     shuttle::check_random(
         || {
-            let known = ModelState {
+            let state = ModelState {
                 scheduler: SchedulerState::default(),
                 now: Instant::now(),
                 jobs: Vec::new(),
@@ -288,7 +288,7 @@ fn every_job_waits_or_runs_or_has_ended_once() {
                 ended: Vec::new(),
                 threads: 1,
             };
-            let model = Arc::new(Model { known: Mutex::new(known), changed: Default::default() });
+            let model = Arc::new(Model { state: Mutex::new(state), changed: Default::default() });
             let spawn = |run: fn(&Arc<Model>, u64), number| {
                 let model = model.clone();
                 thread::spawn(move || run(&model, number))

@@ -5,8 +5,9 @@ use crate::config::Limits;
 use crate::session::activity::{HandledErrors, Submission};
 use crate::session::events::InspectionBuilder;
 
-/// Returns the kind of an evaluation that may be in the background (`detached`), or is held where it fails.
-pub(super) fn evaluation(detached: bool) -> JobKind {
+/// Returns the job kind of an evaluation. If it is `detached`, it may be in the background; otherwise it is held if
+/// it fails.
+pub(super) fn evaluation_kind(detached: bool) -> JobKind {
     JobKind::Evaluate { timing: false, hold: !detached, record_errors: false, detached, background: false }
 }
 
@@ -38,7 +39,7 @@ fn body(kind: JobKind) -> RequestBody {
 
 /// Returns a request for a job of this kind.
 pub(super) fn request(connection: &Arc<Connection>, id: u64, kind: JobKind) -> Request {
-    Request::new(connection, Job::empty(id, kind, 0), None, body(kind))
+    Request::new(connection, Job::without_texts(id, kind, 0), None, body(kind))
 }
 
 /// Returns the request that releases the connection's held evaluation.

@@ -69,9 +69,9 @@ mod rpc {
         }
 
         impl Recorder {
-            pub(crate) fn line(&self, _from: Side, _line: &[u8]) {}
+            pub(crate) fn record_line(&self, _from: Side, _line: &[u8]) {}
 
-            pub(crate) fn skipped(&self, _from: Side, _note: &str) {}
+            pub(crate) fn record_skipped(&self, _from: Side, _note: &str) {}
         }
     }
 

@@ -273,7 +273,7 @@ fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
          (defmethod parts ((x integer)) (error \"not ~a\" x))",
     );
     let text = restart_frame_after_repair(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
-    let said = "Frame 1 cannot be called again: what comes next to (SB-PCL::FAST-METHOD PARTS (INTEGER)) in its method \
+    let said = "Frame 1 cannot be called again: the next method after (SB-PCL::FAST-METHOD PARTS (INTEGER)) in its method \
                 combination is not known.";
     assert_eq!(text, said);
 }
@@ -424,7 +424,7 @@ fn return_from_frame_refuses_values_of_another_declaimed_type(mode: Mode) {
     );
     let report = hold(&mut server, "(element (vector 1 2 3))");
     let frame = frame_of(&report, "(INDEX");
-    let said = format!("Frame {frame} cannot return this: its function is declaimed to return something else.");
+    let said = format!("Frame {frame} cannot return these values: its function is declaimed to return other types.");
     for code in ["\"two\"", "(values)", "2.5"] {
         assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame, "return": code})), said);
     }
@@ -457,8 +457,8 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     assert_eq!(text, "=> (:FINE 1)");
     let text =
         restart_frame_after_repair(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
-    let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and only code that was \
-                sent to evaluate-lisp keeps the function object it was called as.";
+    let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its frame does not \
+                keep the function object: only code that was sent to evaluate-lisp does.";
     assert_eq!(text, said);
     assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     server.evaluate("(setf *fails* t)");

@@ -13,8 +13,8 @@ use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
-const NOTHING_HELD: &str = "No evaluation is held: one is held when it fails with on-error \
-     \"debug\" until it is resumed or the next evaluation begins.";
+const NOTHING_HELD: &str = "No evaluation is held: an evaluation that fails with on-error \"debug\" is held until it is \
+     resumed or aborted, or the next evaluation begins.";
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 const RELEASED: &str = "[notice]\nThe evaluation held for debugging was released.\n\n";
 const DEBUGGER_SECTION_END: &str =

@@ -187,7 +187,7 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
             "   1: (DEMO:ITEM #(#\\a #\\b #\\c) 9)  ",
             "   2: (DEMO:PARSE \"abc\")  ",
             "3. DEMO-TESTS::HANGS  tests/tests.lisp:",
-            "   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: ",
+            "   TIMEOUT The test did not end within 0.5 seconds and was interrupted. (E2: ",
             case.leaves,
             "   SBCL-HOST::EXIT-REFUSED EXIT was called",
             "5. DEMO-TESTS::THROWN  tests/tests.lisp:",
@@ -367,7 +367,7 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
         let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert_eq!(timeless(text.lines().next().expect("a line")), expected, "{text}");
         if name == "false" {
-            let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
+            let said = "1. test-op of demo/tests\n   The test-op returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
             assert!(text.ends_with("\nIt printed:\nSome tests failed."), "{text}");
             let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));

@@ -109,7 +109,7 @@ fn failures_printed_by_a_test_op_have_suspects() {
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
+    let said = "1. test-op of demo/tests\n   The test-op returned NIL and printed: Some tests failed.\n";
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains(said) && text.contains("run-tests with `suspects`: 3 also lists"), "{text}");
     // Lines of dots are left out, and complete output needs no hint on how to see the rest.
@@ -287,8 +287,8 @@ fn absence_of_suspects_is_reported_with_the_reason() {
                  (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let nothing = "ran no code of the tested systems, apart from tests and code that is not in their files.\n";
-    let passed = "No suspects for tests that passed in the fresh image that looked for suspects: \
+    let nothing = "ran no code of the tested systems, apart from tests and code outside the systems' files.\n";
+    let passed = "These tests have no suspects, since they passed in the fresh image that searched for suspects: \
                   DEMO-TESTS::STALE.\n";
     let suspects = |server: &mut Server, name: &str| {
         let text =

@@ -23,7 +23,7 @@ FAILED  2 passed, 2 failed, 4 errors, 1 skipped
         assert!(line.contains("src/demo.lisp:"), "{line}");
     }
     assert!(text.contains("src/demo.lisp:5: (let ((found (aref v n)))"), "{text}");
-    assert!(text.contains("   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: "), "{text}");
+    assert!(text.contains("   TIMEOUT The test did not end within 0.5 seconds and was interrupted. (E2: "), "{text}");
     assert!(
         text.contains("4. DEMO-TESTS::LEAVES  tests/tests.lisp:24\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
         "{text}"
@@ -93,11 +93,11 @@ fn removed_redefined_and_oddly_named_tests_are_reported() {
 2. DEMO-TESTS::TWICE  tests/tests.lisp:13
    (is (= 1 3))  expected 1, got 3
 3. DEMO-TESTS::VICTIM  tests/tests.lisp:20
-   It could not run: an earlier test removed it.
+   The test could not run: an earlier test removed it.
 4. DEMO-TESTS::CHANGED  tests/tests.lisp:23
    (= 1 4)  expected 1, got 4
 5. DEMO-TESTS::LOSES  tests/tests.lisp:26
-   TIMEOUT It did not end within 1 second and was interrupted. (E1: get-backtrace shows all)
+   TIMEOUT The test did not end within 1 second and was interrupted. (E1: get-backtrace shows all)
 6. DEMO-TESTS::ALIKE  tests/tests.lisp:34
    (is (equal \"a\" (string #\\b)))  expected \"a\", got \"b\"
    (is (equal \"c\" (string #\\b)))  expected \"c\", got \"b\"
@@ -148,7 +148,7 @@ fn endless_print_methods_and_reports_do_not_end_the_run() {
     // FiveAM itself prints the values after its tests.
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
     assert!(text.starts_with("FAILED  0 passed, "), "{text}");
-    assert!(text.contains("TIMEOUT It did not end within 1 second and was interrupted."), "{text}");
+    assert!(text.contains("TIMEOUT The test did not end within 1 second and was interrupted."), "{text}");
     server.assert_works();
 }
 
@@ -219,7 +219,7 @@ fn run_tests_finds_a_system_by_the_rules_of_load() {
     let root = project.directory.display().to_string();
     let mut server = ready();
     let missing = call_err(&mut server, "run-tests", json!({"system": "demo"}));
-    assert!(missing.contains("Not found in ") && missing.contains(", above it and one level below, "), "{missing}");
+    assert!(missing.contains("Not found in ") && missing.contains(", its parent directories and "), "{missing}");
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
     assert_eq!(text, "directory: there is no directory /no-such-directory.");
     // In the directory, in a file with another name, and in a parent directory.
@@ -390,7 +390,7 @@ fn test_without_a_check_passes_with_a_remark() {
     assert_eq!(timeless(&text), expected);
     let content = structured(&mut server, json!({"system": "demo"}));
     let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
-    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "It made no check.");
+    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "The test made no check.");
     assert_eq!(test("DEMO-TESTS::CHECKS")["message"], json!(null));
 }
 
@@ -443,7 +443,7 @@ fn test_removed_by_an_earlier_test_is_an_error() {
         call_ok(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
-        assert!(text.contains("   It could not run: an earlier test removed it.\n"), "{framework}: {text}");
+        assert!(text.contains("   The test could not run: an earlier test removed it.\n"), "{framework}: {text}");
     }
 }
 
