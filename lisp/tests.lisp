@@ -206,13 +206,13 @@ the numbers of passed and failed tests, and return true if none failed."
          (progn
            (install-patches)
            (install-standard-streams)
-           (setf **event-address** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
+           (setf **event-function-address** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
            (loop for (name function) in tests
                  for condition = (run-test function)
                  when condition
                    do (incf failed)
                       (format (second streams) "~&FAILED ~(~A~): ~A~%" name condition)))
-      (setf **event-address** 0)
+      (setf **event-function-address** 0)
       (remove-patches)
       (setf (values sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*) (values-list streams)))
     (format t "~&~D passed, ~D failed~%" (- (length tests) failed) failed)

@@ -330,8 +330,8 @@ that cannot be restored."
   "Save this image to the file PATH, a native namestring, and end the process, with status 0. If that fails, report the
 reason on the process's standard error and end with status 9. Only a forked child may call this."
   (setf *saving-image* t
-        **event-address** 0
-        **next-job-address** 0)
+        **event-function-address** 0
+        **next-job-function-address** 0)
   (mapc #'funcall **save-functions**)
   (close-descriptors 3)
   (set-save-alarm)

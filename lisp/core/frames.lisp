@@ -264,7 +264,7 @@ frame; and the total number of frames. The middle of a stack deeper than +MAX-FU
 ;;; Describing frames
 
 (defstruct (call (:copier nil) (:predicate nil))
-  "The description of a shown frame as a call."
+  "A frame in the form in which it is reported: as a call, with its arguments, source location and local variables."
   (number 0 :type index)
   name
   arguments

@@ -182,8 +182,8 @@ its caller's frame pointer. It returns only if the part is already being ended. 
 evaluation.")
 
 (defvar *ended-part* nil
-  "The name, a string, of a part of the evaluation that was ended although this did not make enough room in the heap; or
-NIL.")
+  "The name, a string, of the part of the evaluation that was ended because the heap was nearly full, if ending the part did
+not free enough memory; otherwise NIL.")
 
 (defun collect-after-part (part)
   "Collect the garbage of a part of the evaluation that was ended because the heap was nearly full. PART is the name of

@@ -63,15 +63,15 @@ handle.")
   "A string in UTF-32, the representation that Lisp and the host share."
   '(simple-array character (*)))
 
-(declaim (type (unsigned-byte 64) **next-job-address** **event-address**))
-(defglobal **next-job-address** 0
+(declaim (type (unsigned-byte 64) **next-job-function-address** **event-function-address**))
+(defglobal **next-job-function-address** 0
   "The address of the host's function next_job.")
-(defglobal **event-address** 0
+(defglobal **event-function-address** 0
   "The address of the host's function event.")
 
 (defun host-started-p ()
   "Return true once this image serves a host."
-  (plusp **event-address**))
+  (plusp **event-function-address**))
 
 (defmacro with-host-float-modes (form)
   "Evaluate FORM, a call of the host, with float traps masked, because Lisp's traps would make foreign code fail. On
@@ -92,9 +92,9 @@ ADDRESS. Return true when the host replies 1. The reply to a text means that the
 to a question (see sbcl_event) means yes. When this image serves no host, do nothing and return NIL."
   (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
            (type (signed-byte 64) number) (type system-area-pointer address))
-  (and (plusp **event-address**)
+  (and (plusp **event-function-address**)
        (eql 1 (calling-host
-               (alien-funcall (sap-alien (int-sap **event-address**)
+               (alien-funcall (sap-alien (int-sap **event-function-address**)
                                          (function (signed 32) (unsigned 64) (unsigned 32) (signed 64)
                                                    system-area-pointer (unsigned 64)))
                               job kind number address length)))))
@@ -151,7 +151,7 @@ the number of this thread's last job if the thread holds an evaluation, else 0."
       (setf (word "id") held)
       (when (eql 1 (with-pinned-objects (words)
                      (calling-host
-                      (alien-funcall (sap-alien (int-sap **next-job-address**)
+                      (alien-funcall (sap-alien (int-sap **next-job-function-address**)
                                                 (function (signed 32) (unsigned 32) system-area-pointer))
                                      lane (vector-sap words)))))
         (make-job :id (word "id")

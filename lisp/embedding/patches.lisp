@@ -37,7 +37,7 @@ program's frames, and then resumed."
 
 #+x86-64
 (define-dangerous-assumption
-    "UNWIND as STOPPING-UNWIND relies on it: how a non-local exit is stopped, and resumed with its values"
+    "UNWIND: a non-local exit that STOPPING-UNWIND stops can be resumed with its values"
   (loop for values in '(() (1) (nil) (1 2) (1 2 3 4 5 6 7))
         always (equal values (multiple-value-list
                               (catch 'probe (stop-and-resume (lambda () (throw 'probe (values-list values)))))))

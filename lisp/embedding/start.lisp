@@ -92,8 +92,8 @@ core's contract version, or 0 if the start failed."
   (macrolet ((field (reader name)
                `(,reader host (field-offset "sbcl_host" ,name))))
     (cond ((eql +contract-version+ (field sap-ref-32 "contract"))
-           (setf **next-job-address** (field sap-ref-64 "next_job")
-                 **event-address** (field sap-ref-64 "event"))
+           (setf **next-job-function-address** (field sap-ref-64 "next_job")
+                 **event-function-address** (field sap-ref-64 "event"))
            (if (start-image-or-refuse
                 :seed (field sap-ref-64 "seed")
                 :user-init (eql 1 (field sap-ref-64 "user_init"))

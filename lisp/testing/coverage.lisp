@@ -1,5 +1,5 @@
-;;;; Code coverage by SB-COVER: a form of covered code has a mark, which is set when the form runs. Coverage is recorded only
-;;;; in a second image, never in the session's.
+;;;; Code coverage by SB-COVER: each form of covered code has a mark, which is set when the form runs. Coverage is recorded
+;;;; only in a fresh image, never in the session's image.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -31,13 +31,13 @@
   "Return true when NAME is the name of a test framework's system."
   (member name '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt") :test #'string-equal))
 
-(defun test-system-name-p (system)
+(defun named-like-test-system-p (system)
   "Return true when the name of SYSTEM contains `test', which suggests that SYSTEM holds tests."
   (search "test" (asdf:component-name system)))
 
 (defun test-system-p (system)
   "Return true when SYSTEM is likely to hold tests: it uses a framework, or its name contains `test'."
-  (or (test-system-name-p system)
+  (or (named-like-test-system-p system)
       (some #'framework-name-p
             (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
                     (asdf:system-depends-on system)))))
@@ -63,7 +63,7 @@ candidates occur in the names of TESTS, return only those candidates."
   "Return the systems among NEEDED that the tests in the directory ROOT are likely to test."
   (let ((own (remove-if-not (lambda (system) (system-in-directory-p system root)) needed)))
     (or (remove-if #'test-system-p own)
-        (let ((roots (and (every #'test-system-name-p own)
+        (let ((roots (and (every #'named-like-test-system-p own)
                           (mapcar #'asdf:system-source-directory (externally-tested-systems own)))))
           (remove-if-not (lambda (system)
                            (and (not (test-system-p system))

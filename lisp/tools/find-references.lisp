@@ -514,7 +514,8 @@ code that has no cross-reference to SYMBOL but contains SYMBOL as data."
       (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
 
 (defun definition-source-place (object name)
-  "Return the place of the definition of OBJECT, a method or class, or NIL. NAME is the string that names OBJECT in source."
+  "Return the place where OBJECT, a method or class, is defined; or NIL if it cannot be found. NAME is the string that names
+OBJECT in source."
   (guarded (definition-place (sb-introspect:find-definition-source object)
                              (if (typep object 'sb-mop:standard-accessor-method)
                                  ;; The definition of a class also defines its accessor methods.

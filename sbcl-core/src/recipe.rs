@@ -84,9 +84,9 @@ impl Recipe {
         Ok(BuildOutput { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 
-    /// Returns SBCL alone, as its own build leaves it, and builds it if it is not in the cache. The Lisp side need not
-    /// compile for this. Returns `None` if [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names
-    /// prebuilt files.
+    /// Returns plain SBCL, without the Lisp side, and builds SBCL first if the cache does not have it. Works even if the
+    /// Lisp side does not compile. Returns `None` if [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names prebuilt
+    /// files.
     ///
     /// # Errors
     ///

@@ -146,8 +146,8 @@ pub(super) enum Command {
     },
     /// Check that the server has everything it needs, and say how to fix what is missing.
     ///
-    /// The checks cover versions, paths, limits, memory, directories, the start and an evaluation, with the options that
-    /// the server will have. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command line, 3
+    /// The checks cover versions, paths, limits, memory and directories; the command also starts a server with the given
+    /// options and evaluates a form. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command line, 3
     /// if the checks could not be made.
     Doctor {
         #[command(flatten)]

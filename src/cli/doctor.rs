@@ -361,7 +361,7 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
         findings.fine("init file", &format!("{} is {loaded}", init.display()));
     } else {
         let found = format!("{} sets up {} and is {loaded}", init.display(), brings.join(" and "));
-        findings.note("init file", &found, "add --user-init to the server's arguments, to load systems with it");
+        findings.note("init file", &found, "to load systems with these, add --user-init to the server's arguments");
     }
     let registries = [".config/common-lisp/source-registry.conf", ".config/common-lisp/source-registry.conf.d"];
     let trees = ["common-lisp", ".local/share/common-lisp/source", "quicklisp/local-projects"];

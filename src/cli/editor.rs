@@ -67,7 +67,7 @@ impl Editor {
         let editor = Reedline::create()
             .with_validator(Box::new(FormValidator))
             .with_highlighter(Box::new(SyntaxHighlighter(colours)))
-            .with_completer(Box::new(SymbolCompleter(client)))
+            .with_completer(Box::new(ReplCompleter(client)))
             .with_menu(ReedlineMenu::EngineCompleter(Box::new(completions)))
             .with_quick_completions(true)
             .with_partial_completions(true)
@@ -186,9 +186,9 @@ impl Highlighter for SyntaxHighlighter {
 }
 
 /// A completer of commands, and of symbols with the results of find-symbols.
-struct SymbolCompleter(Arc<Mutex<Client>>);
+struct ReplCompleter(Arc<Mutex<Client>>);
 
-impl Completer for SymbolCompleter {
+impl Completer for ReplCompleter {
     fn complete(&mut self, text: &str, cursor: usize) -> Vec<Suggestion> {
         let before = &text[..cursor];
         let is_delimiter = |c: char| c.is_whitespace() || "()'`,\"|;".contains(c);

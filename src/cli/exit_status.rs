@@ -61,8 +61,8 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
                     attach to, or the command line is wrong. With several systems, one such system is enough.",
     }
     "repl" {
-        SUCCEEDED => "The REPL ended, and no form failed if the input was a pipe or a file.",
-        FAILED => "A form failed, and the input was a pipe or a file.",
+        SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form succeeded.",
+        FAILED => "The input was a pipe or a file, and a form failed.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "There is no server to attach to, no server could be started, or the server ended.",
     }

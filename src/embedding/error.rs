@@ -48,7 +48,7 @@ pub enum Error {
     ///
     /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call fails
     /// with this error. Return the error to your own caller.
-    #[error("Lisp is unwinding past this function")]
+    #[error("the call failed because Lisp is unwinding past the calling Rust function: return from that function")]
     Unwinding,
     /// No Lisp thread is free: all are inside functions of the program, and no waiting call has begun for five seconds.
     ///

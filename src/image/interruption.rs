@@ -40,8 +40,8 @@ impl StuckReason {
                  interrupt-thread or a timer runs unless it uses with-interrupts)"
             }
             Self::Unwinding => {
-                "was kept running by cleanup forms that do not end, or that stop the unwinding by a non-local exit \
-                 (return-from, go, throw or a restart),"
+                "could not finish unwinding, because cleanup forms do not end, or stop the unwinding with a non-local \
+                 exit (return-from, go, throw or a restart),"
             }
         }
     }

@@ -74,7 +74,7 @@ pub(crate) struct CallContext {
 }
 
 /// Bytes of stack, including SBCL's guard pages, that must be left before a recursion in Rust goes one level deeper. A call
-/// of Lisp requires more (`+room-for-program+` in `lisp/embedding/calls.lisp`).
+/// of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 192 * 1024;
 
 /// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64, Lisp's control stack is the same stack.

@@ -71,7 +71,7 @@ pub(crate) enum JobKind {
     },
     /// Remove the session's definitions.
     Reset,
-    /// List the session's definitions, only in the package that the job's name gives, if the name is not empty.
+    /// List the session's definitions. The job's name, if not empty, is the package to which the list is restricted.
     Definitions {
         /// The kind of definitions to list; `None` for all kinds.
         kind: Option<ItemKind>,

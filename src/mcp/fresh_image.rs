@@ -56,8 +56,8 @@ pub(crate) struct TestSelection {
     pub(crate) load: Vec<String>,
     /// Maximum number of suspects for each failing test: functions that, by coverage, few passing tests ran.
     pub(crate) suspects: u64,
-    /// Names of tests known to exceed the time limit. A part of the limit suffices to see which functions these tests
-    /// run.
+    /// Names of tests known to exceed the time limit. These tests are stopped earlier: a short run suffices to see
+    /// which functions they call.
     pub(crate) endless: Vec<String>,
 }
 

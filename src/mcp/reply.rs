@@ -18,7 +18,7 @@ pub(super) trait ToolResult: Debug + Send {
     fn fit(&mut self, _max: usize) {}
 
     /// Returns the structured content that goes with a text of at most `max` characters.
-    fn content(&self, max: usize) -> Value;
+    fn structured_content(&self, max: usize) -> Value;
 
     /// Returns true if the call has failed.
     fn is_error(&self) -> bool {
@@ -58,8 +58,8 @@ impl Reply {
     }
 
     /// Returns the structured content that goes with a text of at most `max` characters.
-    pub(super) fn content(&self, max: usize) -> Value {
-        self.0.content(max)
+    pub(super) fn structured_content(&self, max: usize) -> Value {
+        self.0.structured_content(max)
     }
 
     /// Returns true if the call has failed.
@@ -89,7 +89,7 @@ impl ToolResult for ArgumentRefusal {
         self.0.clone()
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&Refusal { refused: &self.0 })
     }
 

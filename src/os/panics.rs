@@ -56,7 +56,7 @@ impl<T> Deref for PanicSafeDrop<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("it is there until this is dropped")
+        self.0.as_ref().expect("the value is present until the drop")
     }
 }
 

@@ -784,7 +784,7 @@ pub struct Role {
     pub details: Vec<(String, String)>,
 }
 
-/// The description of a symbol.
+/// The description of a symbol, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SymbolDescription {
     /// The roles of an existing symbol; empty if nothing is known about it.

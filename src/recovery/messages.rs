@@ -221,9 +221,9 @@ mod tests {
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not respond to an interrupt and was terminated. A new \
-             image has replaced it.\nThere were no definitions to restore.\nNot kept: values that were assigned after \
-             their definition, threads, open files, and other effects of the unfinished evaluation. (The checkpoint \
-             tool also saves values.)"
+             image has replaced it.\nThere were no definitions to restore.\nNot kept: values assigned to \
+             variables after the variables' definitions, threads, open files, and other effects of the unfinished \
+             evaluation. (The checkpoint tool also saves values.)"
         );
     }
 }

@@ -149,8 +149,8 @@ impl Inner {
             // another answer.
             std::mem::forget(running);
             return Some(format!(
-                "{MAX_ABANDONED} evaluations that do not respond to interrupts already run in abandoned threads, and \
-                 there is one more."
+                "An evaluation does not respond to interrupts, and {MAX_ABANDONED} such evaluations already run in \
+                 abandoned threads, which is the maximum."
             ));
         }
         scheduler.abandon_thread(&running);

@@ -168,7 +168,7 @@ impl Inner {
     }
 
     /// Returns true if there is a connection other than `connection`.
-    pub(super) fn is_shared(&self, connection: &Connection) -> bool {
+    pub(super) fn has_other_connections(&self, connection: &Connection) -> bool {
         connection.is_attached() || !self.attached.lock().is_empty()
     }
 

@@ -201,7 +201,7 @@ impl Host for Inner {
             }
             // With an empty text, Lisp asks whether it must describe the new definitions for other clients.
             Event::Definitions(text) if text.len() == 0 => {
-                return self.is_shared(&running.connection) && !self.is_replaying();
+                return self.has_other_connections(&running.connection) && !self.is_replaying();
             }
             Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
             Event::Defined(..) => {

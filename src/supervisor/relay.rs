@@ -442,7 +442,7 @@ impl Relay {
     /// Closes the workers' inputs during a shutdown, and ends the loop when the shutdown is over.
     fn advance_shutdown(&mut self) -> StepResult {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
-        for worker in self.workers.values_mut().filter(|worker| !worker.has_unsent()) {
+        for worker in self.workers.values_mut().filter(|worker| !worker.has_unsent_input()) {
             if let Some(process) = worker.process.as_mut().filter(|process| process.ready) {
                 // The worker ends at the end of its input.
                 process.input = None;

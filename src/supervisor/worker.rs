@@ -132,7 +132,7 @@ impl Worker {
     }
 
     /// Returns true while bytes are unsent or a process that is ready has lines waiting.
-    pub(super) fn has_unsent(&self) -> bool {
+    pub(super) fn has_unsent_input(&self) -> bool {
         self.has_to_send(|process| process.ready)
     }
 

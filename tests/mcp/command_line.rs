@@ -246,7 +246,7 @@ fn doctor_reports_failures_with_a_working_remedy() {
     assert!(fails[1].1.contains("SBCL needs 10880 MiB of address space"), "{}", fails[1].1);
     assert!(stdout(&report).ends_with("\n\n2 checks failed.\n"));
     // The remedy works.
-    let (_, remedy) = stdout(&report).split_once("-> start it with ").unwrap();
+    let (_, remedy) = stdout(&report).split_once("-> start the server with ").unwrap();
     let (remedy, _) = remedy.split_once(',').unwrap();
     let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor {remedy}");
     let report = Command::new("sh").args(["-c", &script]).output().unwrap();

@@ -496,7 +496,7 @@ fn interrupts_at_the_end_of_an_evaluation_do_not_lose_its_answer() {
         // One interrupt is always pending. An interrupt that runs after the evaluation does not return.
         let (text, _) = session.answer(
             "(let ((me sb-thread:*current-thread*)
-                   (abandon (find-symbol \"*ABANDON*\" \"SBCL-HOST\"))
+                   (abandon (find-symbol \"*UNWIND-EVALUATION*\" \"SBCL-HOST\"))
                    (pending nil))
                (flet ((stay () (setf pending nil) (unless (symbol-value abandon) (loop (sleep 1)))))
                  (sb-thread:make-thread
@@ -857,7 +857,7 @@ fn held_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mod
 fn cleanup_forms_that_stop_the_unwinding_are_named_as_the_reason_for_a_lost_image() {
     let mut session = Session::start(Mode::Supervised, &["--cleanup", "0.5"]);
     let text = session.evaluate_err("(loop (block b (unwind-protect (loop) (return-from b 5))))", 0.5, "TIMEOUT");
-    assert!(text.contains("The Lisp image was kept running by cleanup forms"), "{text}");
+    assert!(text.contains("The Lisp image could not finish unwinding, because cleanup forms"), "{text}");
     assert!(text.contains("non-local exit (return-from, go, throw or a restart)"), "{text}");
     let text = session.evaluate_err("(sb-sys:without-interrupts (loop))", 0.5, "TIMEOUT");
     assert!(text.contains("The Lisp image did not respond to an interrupt"), "{text}");

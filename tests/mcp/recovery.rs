@@ -111,7 +111,7 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
     let reason = format!("(it takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
     // The report mentions no running evaluation.
-    assert!(text.contains(" after their definition, threads and open files. ("), "{text}");
+    assert!(text.contains(" after the variables' definitions, threads and open files. ("), "{text}");
     assert!(text.ends_with("=> (7 NIL)"), "{text}");
     assert!(call_ok(&mut server, "list-definitions", json!({})).contains(&reason));
     server.evaluate("(defparameter *long* 1)");

@@ -47,7 +47,7 @@ fn killed_idle_worker_is_replaced_and_definitions_are_restored() {
     let text = server.evaluate("*open*");
     assert!(text.starts_with("[notice]\nThe Lisp image was killed by signal 9 (SIGKILL"), "{text}");
     assert!(text.contains("Restored: all 10 defining forms"), "{text}");
-    assert!(text.contains("values that were assigned"), "{text}");
+    assert!(text.contains("values assigned to variables"), "{text}");
     assert!(text.ends_with("\n\n=> 1"), "{text}");
     assert_eq!(server.evaluate(CHECK_DEFINITIONS).split(" {").next(), DEFINITIONS_INTACT.split(" {").next());
     server.assert_works();

@@ -87,7 +87,7 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     9 calls of the traced function:
       (FACT 1) => 1
       (FACT 1) => 1
-    ... 7 more calls were not recorded (limit reached)
+    ... 7 more calls were not recorded: pass a larger limit, or trace fewer functions
 
     => NIL
     ");
@@ -99,7 +99,7 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     assert!((200..=400).contains(&lines), "{lines} {text}");
     let rest = format!(
         "\n... {} more calls were recorded: reduce the depth or trace fewer functions to see them\n\
-         ... 1 more calls were not recorded (limit reached)\n\n=> NIL",
+         ... 1 more calls were not recorded: pass a larger limit, or trace fewer functions\n\n=> NIL",
         4999 - lines
     );
     assert!(text.ends_with(&rest), "{text}");

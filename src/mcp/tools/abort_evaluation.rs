@@ -112,7 +112,7 @@ impl ToolResult for AbortResult {
         "Evaluation aborted.".to_owned()
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&AbortedContent { aborted: true })
     }
 }

@@ -373,25 +373,25 @@ whole_number!(
 );
 
 /// Describes the allowed numbers of characters.
-fn character_count_range(range: &RangeInclusive<u64>) -> String {
+fn describe_character_range(range: &RangeInclusive<u64>) -> String {
     format!("a whole number of characters from {} to {}", range.start(), range.end())
 }
 
 whole_number!(
     /// Maximum number of characters of an evaluation's output.
     OutputCharacters, *Limits::MAX_OUTPUT_RANGE.start(), Some(*Limits::MAX_OUTPUT_RANGE.end()),
-    character_count_range(&Limits::MAX_OUTPUT_RANGE)
+    describe_character_range(&Limits::MAX_OUTPUT_RANGE)
 );
 whole_number!(
     /// Maximum number of characters of an answer.
     AnswerCharacters, *Limits::MAX_ANSWER_RANGE.start(), Some(*Limits::MAX_ANSWER_RANGE.end()),
-    character_count_range(&Limits::MAX_ANSWER_RANGE)
+    describe_character_range(&Limits::MAX_ANSWER_RANGE)
 );
 /// Upper limit of a page's length, in characters.
 const MAX_PAGE: u64 = 1_000_000;
 whole_number!(
     /// Number of characters of a page.
-    PageCharacters, 1, Some(MAX_PAGE), character_count_range(&(1..=MAX_PAGE))
+    PageCharacters, 1, Some(MAX_PAGE), describe_character_range(&(1..=MAX_PAGE))
 );
 whole_number!(
     /// Maximum number of suspects for each failing test; 0 to look for none.

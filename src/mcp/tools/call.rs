@@ -65,7 +65,7 @@ impl Call {
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
         let (for_person, structured) = (self.peer.is_for_person(), self.is_structured());
-        result.structured_content = structured.then(|| reply.content(max));
+        result.structured_content = structured.then(|| reply.structured_content(max));
         if !for_person {
             return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.peer));
         }

@@ -174,8 +174,8 @@ impl ToolResult for AwaitedResult {
         self.reply.fit(max.saturating_sub(line));
     }
 
-    fn content(&self, max: usize) -> Value {
-        self.reply.content(max)
+    fn structured_content(&self, max: usize) -> Value {
+        self.reply.structured_content(max)
     }
 
     fn is_error(&self) -> bool {
@@ -217,7 +217,7 @@ impl ToolResult for EvaluationStatus {
         report::evaluation_status(self)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         let (state, took, outcome) = match &self.progress {
             Progress::Queued => (State::Queued, None, None),
             Progress::Running { time, background: false } => (State::Running, Some(time), None),
@@ -264,7 +264,7 @@ impl ToolResult for Page {
         *self = self.clone().fitted(max);
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&PageOnly {
             page: PageContent {
                 evaluation: self.evaluation,
@@ -287,7 +287,7 @@ impl ToolResult for NoEvaluations {
         self.0.to_string()
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         Value::Object(serde_json::Map::new())
     }
 }

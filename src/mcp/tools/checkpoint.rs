@@ -164,7 +164,7 @@ impl ToolResult for CheckpointReply {
         }
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         let nothing = Content::default();
         json(&match self {
             Self::List(all) => {

@@ -22,7 +22,7 @@ pub(super) struct Arguments {
     filter: DefinitionFilter,
     /// Only definitions in this package, also those of loaded systems.
     package: Option<Text>,
-    /// How many to list.
+    /// Maximum number of definitions.
     #[serde(default)]
     limit: Count<10_000, 100>,
 }
@@ -70,7 +70,7 @@ impl ToolResult for Definitions {
         report::definitions(self, max)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&Content { definitions: self.shown.clone(), more: self.more, not_restored: self.unrestored.clone() })
     }
 }

@@ -86,9 +86,9 @@ pub(super) struct DescribeLastError;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct DescribeArguments {
-    /// Which error, as `E17`. Default: the last one.
+    /// Identifier of the error, such as `E17`. Default: the last error.
     error_id: Option<Text>,
-    /// List so many errors of the session instead, newest first, with their identifiers.
+    /// List up to this many errors of the session instead, newest first, with their identifiers.
     #[serde(alias = "limit")]
     list: Option<Count<MAX_LISTED, DEFAULT_LISTED>>,
 }
@@ -147,7 +147,7 @@ impl ToolResult for ErrorDescription {
         self.0 = self.0.take().map(|error| Arc::new(report::fitted_error(&error, max)));
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         let first =
             |error: &ErrorRecord| ErrorDetails::new(error, error.frames.iter().take(report::PREVIEW_FRAMES), true);
         json(&ErrorContent { error: self.0.as_deref().map(first), ..ErrorContent::default() })
@@ -160,7 +160,7 @@ pub(super) struct GetBacktrace;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct BacktraceArguments {
-    /// How many frames to show.
+    /// Maximum number of frames.
     #[serde(default = "default_frames")]
     max_frames: PositiveNumber,
     /// The first frame to show.
@@ -169,7 +169,7 @@ pub(super) struct BacktraceArguments {
     /// Show the local variables of each frame.
     #[serde(default)]
     locals: Flag,
-    /// Which error, as `E17`. Default: the last one.
+    /// Identifier of the error, such as `E17`. Default: the last error.
     error_id: Option<Text>,
 }
 
@@ -236,7 +236,7 @@ impl ToolResult for Backtrace {
         report::frames(self.error.as_deref(), &self.range, max)
     }
 
-    fn content(&self, max: usize) -> Value {
+    fn structured_content(&self, max: usize) -> Value {
         let frames =
             |error: &ErrorRecord| ErrorDetails::new(error, self.range.fitting_frames(error, max), self.range.locals);
         json(&ErrorContent { error: self.error.as_deref().map(frames), ..ErrorContent::default() })
@@ -255,7 +255,7 @@ impl ToolResult for LiveBacktrace {
         report::live_frames(&self.error, &self.range, max)
     }
 
-    fn content(&self, max: usize) -> Value {
+    fn structured_content(&self, max: usize) -> Value {
         let failure = ErrorDetails::new(&self.error, self.range.fitting_frames(&self.error, max), true);
         json(&ErrorContent { error: Some(failure), live: true, ..ErrorContent::default() })
     }
@@ -279,7 +279,7 @@ impl ToolResult for ErrorList {
         report::error_list(&self.errors, self.older, max)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         let errors = self.errors.iter().map(|error| ErrorSummary::new(error)).collect();
         json(&ListContent { errors, older: self.older })
     }
@@ -298,8 +298,8 @@ impl ToolResult for UnsettledReply {
         format!("{notice}\n\n{}", self.reply.untruncated_text(max.saturating_sub(notice.len() + 2)))
     }
 
-    fn content(&self, max: usize) -> Value {
-        let mut content = self.reply.content(max);
+    fn structured_content(&self, max: usize) -> Value {
+        let mut content = self.reply.structured_content(max);
         let own = json(&ErrorContent { unended: Some(self.evaluation), ..ErrorContent::default() });
         if let (Value::Object(content), Value::Object(own)) = (&mut content, own) {
             content.extend(own);

@@ -96,7 +96,7 @@ impl ToolResult for EvaluationResult {
         self.0 = Arc::new(report::fitted(&self.0, max));
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&schema::Evaluation::new(&self.0))
     }
 

@@ -17,11 +17,11 @@ pub(super) struct FindReferences;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Name, as my-app:run or (setf slot).
+    /// Name, such as my-app:run or (setf slot).
     name: Text,
-    /// callees: functions it calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: of a generic function or class. tests: tests that call it, also indirectly. Default: callers.
+    /// Relation to list. callees: functions that NAME calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: those of a generic function or class. tests: tests that call NAME, also indirectly. Default: callers.
     relation: Option<Relation>,
-    /// How many to list.
+    /// Maximum number of references.
     #[serde(default)]
     limit: Count<1_000, 50>,
     /// Package for a name without prefix.
@@ -84,7 +84,7 @@ impl ToolResult for References {
         report::references_found(self, max)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(self)
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct FindSymbols;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Part of a name, a glob (* and ?), or several parts that it must have. alexandria:map searches that package; alexandria: lists it.
+    /// Part of a name, a glob (* and ?), or several parts that must all occur in the name. alexandria:map searches that package; alexandria: lists it.
     query: Text,
     /// Only this package.
     package: Option<Text>,
@@ -27,7 +27,7 @@ pub(super) struct Arguments {
     /// Only exported symbols.
     #[serde(default)]
     external: Flag,
-    /// How many to list.
+    /// Maximum number of symbols.
     #[serde(default)]
     limit: Count<1_000, 30>,
 }
@@ -86,7 +86,7 @@ impl ToolResult for FoundSymbols {
         report::symbols_found(self, max)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(self)
     }
 }

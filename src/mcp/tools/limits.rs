@@ -85,7 +85,7 @@ impl ToolResult for Limits {
         report::limits(self)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&Content {
             timeout: self.timeout.map_or(0.0, |timeout| timeout.as_secs_f64()),
             max_output: self.max_output,

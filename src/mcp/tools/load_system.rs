@@ -27,7 +27,7 @@ pub(super) struct LoadSystem;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
-    /// ASDF system, as `my-app/tests`.
+    /// ASDF system, such as `my-app/tests`.
     system: Option<Text>,
     /// In place of `system`: a .lisp, .fasl or .asd file, or a directory with an .asd.
     path: Option<Text>,

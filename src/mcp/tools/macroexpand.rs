@@ -79,7 +79,7 @@ impl ToolResult for Expansion {
         report::expansion(self)
     }
 
-    fn content(&self, max: usize) -> Value {
+    fn structured_content(&self, max: usize) -> Value {
         json(&Content {
             steps: self.steps.clone(),
             notes: self.notes.clone(),

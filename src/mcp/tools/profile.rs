@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     /// `cpu`: processor time; `time`: also time spent waiting; `alloc`: memory allocation.
     #[serde(default)]
     mode: Mode,
-    /// How many functions to show.
+    /// Maximum number of functions.
     #[serde(default, alias = "top")]
     limit: Count<500, 20>,
     /// File to write a flame graph (SVG) to.
@@ -134,7 +134,7 @@ impl ToolResult for ProfileResult {
         report::profile(&self.0, max)
     }
 
-    fn content(&self, max: usize) -> Value {
+    fn structured_content(&self, max: usize) -> Value {
         // The rest of the outcome is truncated as in the text.
         let outcome = report::fitted(&self.0, max);
         let (profile, functions) = Profile::of(&outcome.records).map_or((None, Vec::new()), |profile| {

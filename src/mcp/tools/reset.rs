@@ -85,7 +85,7 @@ impl ToolResult for ResetResult {
         report::reset(&self.notices)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&Content { reset: true, package: "COMMON-LISP-USER".to_owned(), notices: self.notices.clone() })
     }
 }

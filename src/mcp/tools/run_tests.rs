@@ -58,7 +58,7 @@ pub(super) struct Arguments {
     /// Run the tests of this package.
     #[serde(alias = "package")]
     test_package: Option<Text>,
-    /// A test, suite or tag, as `my-tests::parse`.
+    /// A test, suite or tag, such as `my-tests::parse`.
     name: Option<Text>,
     /// Seconds for each test.
     #[serde(default)]
@@ -200,7 +200,7 @@ impl ToolResult for TestRunResult {
         report::tests(&self.0, max)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&schema::Tests::new(&self.0))
     }
 }

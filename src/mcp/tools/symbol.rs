@@ -16,7 +16,7 @@ pub(super) struct DescribeSymbol;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Symbol, as car or my-app:run.
+    /// Symbol, such as car or my-app:run.
     name: Text,
     /// Package for a name without prefix.
     package: Option<Text>,
@@ -82,7 +82,7 @@ impl ToolResult for SymbolDescription {
         report::symbol(self)
     }
 
-    fn content(&self, _: usize) -> Value {
+    fn structured_content(&self, _: usize) -> Value {
         json(&match self {
             Self::Found(roles) => Content { roles: roles.iter().map(RoleContent::new).collect(), not_found: None },
             Self::NotFound(sentence) => Content { roles: Vec::new(), not_found: Some(sentence.clone()) },

@@ -33,7 +33,7 @@ pub(super) struct Arguments {
     trace_package: Option<Text>,
     /// Package to read the code in.
     package: Option<Text>,
-    /// Record calls to this depth; count deeper ones.
+    /// Record calls to this depth; count deeper calls.
     #[serde(default)]
     depth: Count<100, 5>,
     /// Record this many calls; count the rest.
@@ -136,7 +136,7 @@ impl ToolResult for TraceResult {
         report::calls(&self.0, max)
     }
 
-    fn content(&self, max: usize) -> Value {
+    fn structured_content(&self, max: usize) -> Value {
         // The rest of the outcome is truncated as in the text.
         let outcome = report::fitted(&self.0, max);
         let tree = CallTree::of(&outcome.records);

@@ -592,12 +592,12 @@ pub(crate) mod tests {
             };
             fs::write(self.0.forms_path(draft.file()), "").unwrap();
             draft.release();
-            self.put(&checkpoint);
+            self.save_manifest(&checkpoint);
             checkpoint
         }
 
         /// Writes a manifest.
-        fn put(&self, checkpoint: &Checkpoint) {
+        fn save_manifest(&self, checkpoint: &Checkpoint) {
             write_manifest(&self.0.path(checkpoint), checkpoint).unwrap();
         }
 
@@ -626,9 +626,9 @@ pub(crate) mod tests {
         let gone = test.add("gone", 3, 1000);
         fs::remove_file(test.0.path(&gone)).unwrap();
         let other = Checkpoint { build: "0.0.1 2.0.0 x y".to_owned(), ..test.add("of another build", 4, 1000) };
-        test.put(&other);
+        test.save_manifest(&other);
         let small = Checkpoint { heap: GIGABYTE / 2, ..test.add("under another heap", 5, 1000) };
-        test.put(&small);
+        test.save_manifest(&small);
         let strange = Checkpoint { file: "../elsewhere.core".to_owned(), ..test.add("elsewhere", 6, 1000) };
         let manifest = test.0.directory.join("strange.json");
         write_atomically(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();

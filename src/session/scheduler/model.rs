@@ -104,7 +104,7 @@ impl ModelState {
         let foreground = self.scheduler.running.iter().filter(|running| running.is_foreground()).count();
         assert!(foreground <= 1, "{foreground} are in the foreground");
         let holders: HashSet<_> = self.scheduler.holds.iter().map(|hold| hold.connection.id).collect();
-        assert_eq!(holders.len(), self.scheduler.holds.len(), "two are held of one connection");
+        assert_eq!(holders.len(), self.scheduler.holds.len(), "a connection has more than one held evaluation");
         for (job, has_ended) in &self.jobs {
             let waits =
                 self.scheduler.waiting.iter().flatten().chain(&self.scheduler.ready).any(|it| it.job.id == *job);
