@@ -88,7 +88,7 @@ pub(super) struct DescribeLastError;
 pub(super) struct DescribeArguments {
     /// Identifier of the error, such as `E17`. Default: the last error.
     error_id: Option<Text>,
-    /// List up to this many errors of the session instead, newest first, with their identifiers.
+    /// List up to this many errors instead, newest first, with identifiers.
     #[serde(alias = "limit")]
     list: Option<Count<MAX_LISTED, DEFAULT_LISTED>>,
 }

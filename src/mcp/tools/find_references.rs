@@ -19,9 +19,9 @@ pub(super) struct FindReferences;
 pub(super) struct Arguments {
     /// Name, such as my-app:run or (setf slot).
     name: Text,
-    /// Relation to list. callees: functions that NAME calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: those of a generic function or class. tests: tests that call NAME, also indirectly. Default: callers.
+    /// callees: functions that NAME calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: those of a generic function or class. tests: those that call NAME, also indirectly. Default: callers.
     relation: Option<Relation>,
-    /// Maximum number of references.
+    /// Maximum number.
     #[serde(default)]
     limit: Count<1_000, 50>,
     /// Package for a name without prefix.

@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     /// `cpu`: processor time; `time`: also time spent waiting; `alloc`: memory allocation.
     #[serde(default)]
     mode: Mode,
-    /// Maximum number of functions.
+    /// Maximum number.
     #[serde(default, alias = "top")]
     limit: Count<500, 20>,
     /// File to write a flame graph (SVG) to.

@@ -49,7 +49,7 @@ pub(super) struct RunTests;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
-    /// One or more ASDF systems: `a, b`. Alternatively test-package or name.
+    /// One or more ASDF systems: `a, b`. Or give test-package or name.
     #[serde(default)]
     #[schemars(with = "Option<Text>")]
     system: Names,
