@@ -293,10 +293,9 @@ fn explain_one(lines: &[&str], edit: &Edit, repaired: &[&str]) -> Finding {
                 }
             });
             match start {
-                Some((start, _)) => format!(
-                    "the form that begins at line {} is probably not closed where it ends: {missing} at {place}",
-                    start + 1
-                ),
+                Some((start, _)) => {
+                    format!("the form that begins at line {} is probably not closed: {missing} at {place}", start + 1)
+                }
                 None => format!("{missing} at {place}"),
             }
         }

@@ -155,9 +155,10 @@ bypass SIGNAL-RECORDED-WARNING, which omits the text on *ERROR-OUTPUT*."
       (invoke-restart restart))))
 
 (defun signal-recorded-warning (warn class default datum arguments)
-  "Signal the warning that DATUM and ARGUMENTS designate, as WARN, SBCL's function, does (src/code/warm-error.lisp), but
-without its text on *ERROR-OUTPUT* when that is the host's stderr and warnings are recorded. CLASS is the class of the
-warnings that WARN signals, and DEFAULT the class for a DATUM that is a format control."
+  "Signal the warning that DATUM and ARGUMENTS designate. WARN is SBCL's function WARN or STYLE-WARN
+(src/code/warm-error.lisp). When warnings are recorded and *ERROR-OUTPUT* is the host's stderr, do not print the warning;
+otherwise call WARN. CLASS is the class of the warnings that WARN signals, and DEFAULT the class used if DATUM is a format
+control."
   ;; Debug 2 keeps this function's arguments: its frame represents the call of WARN in backtraces.
   (declare (optimize (debug 2)))
   (let ((condition (when (and *recording-warnings* (error-output-is-stderr-p))

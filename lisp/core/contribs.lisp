@@ -27,7 +27,7 @@ omitted contrib or begins with SB-; else NIL."
                 name
                 (if reason
                     (format nil "a contrib of SBCL that this image does not contain: ~A. The image contains" reason)
-                    (format nil "no contrib of SBCL ~A. The image contains" (lisp-implementation-version)))
+                    (format nil "not a contrib of SBCL ~A. The image contains" (lisp-implementation-version)))
                 **contribs**)))))
 
 (defun refuse-omitted-contrib (name)

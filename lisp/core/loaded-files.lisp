@@ -131,7 +131,7 @@ makes."
            (call-accessors writers (list (find-class t) class))))))))
 
 (defun note-class-parts ()
-  "Record the functions and methods made by the definitions of the classes that the file being loaded has defined."
+  "Record the functions and methods, such as slot accessors, that the class definitions of the file being loaded created."
   (loop for (kind . name) in (loop for key being the hash-keys of *file-definitions* collect key)
         when (eq kind :class)
           do (guarded (map-class-parts (lambda (key part)

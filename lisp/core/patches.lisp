@@ -225,7 +225,7 @@ count as the file's, because SBCL does not make them every time."
 ;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the compiler prints the text of warnings
 ;;; there. Otherwise warnings are only recorded for the host.
 
-(defun warning-recorded-p ()
+(defun suppress-warning-text-p ()
   "Return true when warnings are recorded for the host, so that nothing needs to be printed."
   (and *recording-warnings* (error-output-is-stderr-p)))
 
@@ -241,12 +241,12 @@ count as the file's, because SBCL does not make them every time."
 
 (define-patch sb-c::print-compiler-message (stream format-string format-args)
   (lambda (print stream control arguments)
-    (unless (warning-recorded-p)
+    (unless (suppress-warning-text-p)
       (funcall print stream control arguments))))
 
 (define-patch sb-c::summarize-compilation-unit (abort-p)
   (lambda (summarize aborted)
-    (cond ((not (warning-recorded-p)) (funcall summarize aborted))
+    (cond ((not (suppress-warning-text-p)) (funcall summarize aborted))
           (aborted nil)
           (t
            (let ((*error-output* (make-broadcast-stream)))

@@ -123,10 +123,10 @@ NIL, so that SBCL waits for the thread."
   (progn thread nil))
 
 (defun join-ended-thread (join thread dispose)
-  "Join THREAD, which has ended for Lisp. JOIN is SBCL's PRIMITIVE-JOIN, which frees the thread's memory if DISPOSE is true,
-else returns the memory. JOIN waits for the thread's last steps in C, and no thread can be started meanwhile. A program's
-thread-local destructors can make these steps endless. So if THREAD takes too long, return NIL, and let a later call of
-this function join it."
+  "Join THREAD, whose Lisp code has finished. JOIN is SBCL's PRIMITIVE-JOIN: it frees the thread's memory if DISPOSE is true,
+and otherwise returns the memory. JOIN waits for the thread to exit in C, and no thread can be started meanwhile.
+Thread-local destructors of a program may keep the thread from ever exiting. So if THREAD takes too long, return NIL and
+leave the join to a later call of this function."
   (declare (type function join))
   (let ((unjoined **unjoined-threads**))
     (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))

@@ -192,7 +192,7 @@ no such restart."
     (or (if (plusp number)
             (nth (1- number) restarts)
             (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))
-        (refuse "There is no restart ~A. There are: ~{~A~^, ~}."
+        (refuse "There is no restart ~A. Available restarts: ~{~A~^, ~}."
                 (if (plusp number) number name)
                 (loop for (number . restart) in (numbered-restarts restarts)
                       collect (format nil "~D ~A" number (restart-name restart)))))))

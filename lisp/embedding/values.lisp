@@ -141,7 +141,7 @@ the size of its last message."
       (signal-message-too-large buffer))
     (resize-message-buffer buffer capacity)))
 
-(declaim (inline reserve put))
+(declaim (inline reserve-words put-word))
 (defun reserve-words (buffer words)
   "Reserve the next WORDS words of BUFFER and return their address. The caller writes them."
   (declare (type message-buffer buffer) (type index words))
@@ -178,7 +178,7 @@ handles."
   "A flag that is added to a depth to make a shape. With this flag, every object below the depth is written as a handle,
 so that the program can return the identical object. Only NIL, T, fixnums, floats and characters never become handles.")
 
-(declaim (inline token))
+(declaim (inline token-word))
 (defun token-word (tag &optional (number 0))
   "Return the first word of a token with TAG and NUMBER. The meaning of NUMBER depends on TAG."
   (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))

@@ -174,16 +174,17 @@ pub(super) enum Command {
     /// Report what the Lisp reader would reject in source files, without evaluating them.
     ///
     /// The findings are unbalanced parentheses (located by the indentation), strings and comments, and wrong syntax. Each
-    /// finding is a line, `file:line:column: error: message`, or `note` for what depends on other code. Exit status: 0 if the
-    /// reader would accept all files (there may be notes), 1 if not, 2 for a wrong command line, 3 if a file cannot
-    /// be read or written.
+    /// finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on other code.
+    /// Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong command line, 3
+    /// if a file cannot be read or written.
     Check {
         /// Treat the packages of a running server (`serve --socket`) as known: the only server, or the one named
         /// (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
         /// Insert or remove parentheses, quotes and comment marks as the indentation suggests, if the reader then
-        /// accepts the text. Files are changed in place, `-` is written to stdout. A repaired file counts as correct.
+        /// accepts the text. Files are changed in place; for `-`, the text is written to stdout. A repaired file counts as
+        /// correct.
         #[arg(long)]
         fix: bool,
         /// Files, directories with Lisp source, or `-` for stdin.

@@ -250,7 +250,7 @@ impl Cx {
     ///
     /// # Panics
     /// Panics if `work` panics.
-    #[allow(unsafe_code, reason = "the caller must keep the same promise")]
+    #[allow(unsafe_code, reason = "the caller must uphold the requirements in the Safety section")]
     pub unsafe fn borrow_bytes<R>(&self, octets: &Value, work: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
         let pin = |task, place: usize| {
             pool::call_with_task(self, task, |writer| {

@@ -413,7 +413,7 @@ fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result
             None => pool.push_request(request),
         }
     });
-    // If the task has no end, the threads of the pool have ended and the task was dropped.
+    // `end` is still `None` if the threads of the pool ended and dropped the task before it ran.
     let result = call_result(task.end.unwrap_or(RequestEnd::Aborted), &mut task.result, options.timeout);
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -435,8 +435,8 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Resu
     Ok(call)
 }
 
-/// Makes Lisp pin a vector and run `task` while the vector is pinned. `write` writes the vector, and then the place that
-/// receives the vector's address.
+/// Calls Lisp to pin a vector and run `task` while the vector is pinned. `write` writes two arguments: the vector, and the
+/// address of the two words in which Lisp stores the vector's address and length.
 pub(super) fn call_with_task(
     cx: &Cx,
     task: Box<dyn Task<Error>>,

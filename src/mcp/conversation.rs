@@ -51,7 +51,7 @@ pub(super) struct Conversation {
 /// The way in which the conversation was opened.
 #[derive(Debug, Clone)]
 enum OpeningKind {
-    /// A handshake.
+    /// An `initialize` request, which fixed the version and the client's capabilities for the whole conversation.
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
     /// A request without a handshake (MCP 2026-07-28): each request carries a description of the client.
     Request,

@@ -61,7 +61,7 @@ impl Definition {
     }
 
     /// Returns the reason why the form cannot be replayed, as a clause; `None` if the form can be replayed.
-    pub(crate) fn obstacle(&self) -> Option<String> {
+    pub(crate) fn replay_obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
             return Some(format!("it takes {bytes} bytes as JSON; the limit is {MAX_FORM}"));
         }
@@ -120,7 +120,7 @@ impl UnrestoredForm {
 
     /// Creates the record of a form that was dropped for lack of room; a long form is cut to its beginning.
     fn from_dropped(mut definition: Definition) -> Self {
-        let reason = definition.obstacle().unwrap_or_else(|| DROPPED_REASON.to_owned());
+        let reason = definition.replay_obstacle().unwrap_or_else(|| DROPPED_REASON.to_owned());
         if definition.form.code.len() > MAX_DROPPED_FORM {
             definition.form.code = definition.form.code.chars().take(EXCERPT_CHARS).collect();
         }
@@ -293,7 +293,7 @@ impl Definitions {
                 FormRole::Function | FormRole::Failed => DropRank::Replaced,
                 _ => DropRank::SideEffecting,
             });
-            if !is_generic && definition.obstacle().is_none() {
+            if !is_generic && definition.replay_obstacle().is_none() {
                 names.extend(defined.iter().chain(removed));
             }
         }

@@ -104,7 +104,7 @@ impl DefinitionReplay {
                 return None;
             }
             self.at.store(index + 1, Ordering::Relaxed);
-            if let Some(obstacle) = definition.obstacle() {
+            if let Some(obstacle) = definition.replay_obstacle() {
                 report.failed.push((index, obstacle));
                 continue;
             }

@@ -27,7 +27,7 @@ pub(crate) enum StatusField {
     Deadline,
     /// The number of the form that is being replayed, from 1; 0 for none.
     ReplayedForm,
-    /// The highest number of a line that the worker has read.
+    /// The highest call number among the lines that the worker has read.
     LastLineRead,
     /// The number of answers that wait for a person or for another process.
     PendingAnswers,
@@ -35,7 +35,7 @@ pub(crate) enum StatusField {
     NewestEvaluation,
     /// The number of the inspection job that is running; 0 for none.
     Inspecting,
-    /// The number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
+    /// The call number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
     LostLine,
 }
 

@@ -62,7 +62,11 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         );
     }
     if trace.omitted > 0 {
-        _ = write!(head, "\n... {} more calls were not recorded: pass a larger limit, or trace fewer functions", trace.omitted);
+        _ = write!(
+            head,
+            "\n... {} more calls were not recorded: pass a larger limit, or trace fewer functions",
+            trace.omitted
+        );
     }
     if trace.stopped {
         head.push_str(

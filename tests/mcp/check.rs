@@ -47,12 +47,12 @@ fn indentation_locates_missing_and_extra_delimiters() {
         ),
         (
             "(defun f (x)\n  (list x\n  (g x))\n\n(defun g ())\n",
-            "2:10: the form that begins at line 2 is probably not closed where it ends: one ) missing at 2:10",
+            "2:10: the form that begins at line 2 is probably not closed: one ) missing at 2:10",
             "(defun f (x)\n  (list x)\n  (g x))\n\n(defun g ())\n",
         ),
         (
             "(defun f (x)\n  (when x\n    (let ((a 1))\n      (list a x",
-            "4:16: the form that begins at line 1 is probably not closed where it ends: 4 ) missing at 4:16",
+            "4:16: the form that begins at line 1 is probably not closed: 4 ) missing at 4:16",
             "(defun f (x)\n  (when x\n    (let ((a 1))\n      (list a x))))",
         ),
         (
@@ -133,8 +133,7 @@ fn fix_repairs_files_and_keeps_their_permissions_and_links() {
     std::fs::set_permissions(&bad, std::fs::Permissions::from_mode(0o640)).unwrap();
     symlink(&bad, &link).unwrap();
 
-    let line =
-        "2:10: error: the form that begins at line 2 is probably not closed where it ends: one ) missing at 2:10\n";
+    let line = "2:10: error: the form that begins at line 2 is probably not closed: one ) missing at 2:10\n";
     assert_eq!(checked(&[&name(&bad), &name(&good)], ""), (1, format!("{}:{line}", name(&bad)), String::new()));
     assert_eq!(checked(&[&name(&good)], ""), (0, String::new(), String::new()));
     // The link is in the directory as well and is listed after the file.
@@ -162,8 +161,7 @@ fn fix_repairs_files_and_keeps_their_permissions_and_links() {
         (
             1,
             format!(
-                "{}:1:10: error: the form that begins at line 1 is probably not closed where it \
-                                           ends: one ) missing at 1:10\n",
+                "{}:1:10: error: the form that begins at line 1 is probably not closed: one ) missing at 1:10\n",
                 name(&bad)
             )
         )
@@ -174,7 +172,7 @@ fn fix_repairs_files_and_keeps_their_permissions_and_links() {
 #[test]
 fn stdin_is_checked_and_repaired() {
     assert_eq!(checked(&["-"], "(a b)\n"), (0, String::new(), String::new()));
-    let message = "<stdin>:1:5: error: the form that begins at line 1 is probably not closed where it ends: one ) missing at \
+    let message = "<stdin>:1:5: error: the form that begins at line 1 is probably not closed: one ) missing at \
                    1:5\n";
     assert_eq!(checked(&["-"], "(a b\n"), (1, message.to_owned(), String::new()));
     assert_eq!(checked(&["--fix", "-"], "(a b\n"), (0, "(a b)\n".to_owned(), message.to_owned()));

@@ -483,10 +483,7 @@ fn unbalanced_file_error_hints_at_the_misplaced_parenthesis() {
     project.write("many.lisp", "(defun a (x)\n  (list x)))\n\n(defun b (y)\n  (list y))\n");
     project.write("fine.lisp", "(defun a () (with-input-from-string (in \"(\") (read in)))\n(a)\n");
     for (file, hint) in [
-        (
-            "few.lisp",
-            Some("line 2: the form that begins at line 1 is probably not closed where it ends: one ) missing at 2:11"),
-        ),
+        ("few.lisp", Some("line 2: the form that begins at line 1 is probably not closed: one ) missing at 2:11")),
         ("many.lisp", Some("line 2: one ) too many at 2:12")),
         ("fine.lisp", None),
     ] {

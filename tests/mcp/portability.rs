@@ -252,7 +252,7 @@ fn check_contribs(server: &mut Server) {
     for code in ["(require :sb-manual)", "(require \"SB-MANUAL\")", "(asdf:load-system :sb-manual)"] {
         let report = evaluate_err(server, code);
         let reason =
-            format!("SB-MANUAL is no contrib of SBCL {}. The image contains: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
+            format!("SB-MANUAL is not a contrib of SBCL {}. The image contains: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
         assert!(report.contains(&reason), "{report}");
     }
     assert_eq!(server.evaluate("(asdf:find-system :sb-gmp nil)"), "=> NIL");

@@ -328,7 +328,7 @@ fn syntax_error_in_an_asd_file_is_reported_briefly_with_its_place(mode: Mode) {
         let text = evaluate_err(&mut server, code);
         assert!(text.contains(&format!("\nIn {}:2, in (ASDF:DEFSYSTEM \"unended\").\n", shown(&asd))), "{text}");
         assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
-        let hint = "\nBy the indentation, line 3: the form that begins at line 2 is probably not closed where it ends: one ) missing \
+        let hint = "\nBy the indentation, line 3: the form that begins at line 2 is probably not closed: one ) missing \
                     at 3:28\n";
         assert!(text.contains(hint), "{text}");
         assert!(text.chars().count() - hint.len() - 2 * directory.display().to_string().len() < 800, "{text}");

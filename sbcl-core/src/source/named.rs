@@ -30,14 +30,14 @@ impl Provider for NamedProvider {
         let Some(path) = &self.path else {
             return LookupOutcome::Missing("not set".to_owned());
         };
-        match check(path) {
+        match verified_source(path) {
             Ok(source) => LookupOutcome::Found(source),
             Err(reason) => LookupOutcome::Refused(reason),
         }
     }
 }
 
-fn check(path: &Path) -> Result<Source, String> {
+fn verified_source(path: &Path) -> Result<Source, String> {
     if !path.is_absolute() {
         Err("not an absolute path".to_owned())
     } else if path.is_dir() {

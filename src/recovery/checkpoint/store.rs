@@ -333,7 +333,7 @@ impl Checkpoints {
 /// The report of an image that [`probe`](Checkpoints::probe) boots.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ProbeReport {
-    /// The name of the image.
+    /// The checkpoint's name, as recorded in the booted image.
     pub(crate) name: String,
     /// A description of the session's definitions.
     pub(crate) defines: String,

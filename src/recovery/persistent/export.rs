@@ -34,7 +34,7 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     }
     let mut package = USER_PACKAGE;
     for (index, definition) in definitions.iter().enumerate() {
-        if let Some(obstacle) = definition.obstacle() {
+        if let Some(obstacle) = definition.replay_obstacle() {
             let begins = if definition.too_long.is_some() { " It begins:" } else { "" };
             _ = writeln!(text, "\n;;; Missing: {}.{begins}", without_control_characters(&obstacle));
             definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));

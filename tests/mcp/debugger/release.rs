@@ -317,7 +317,7 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
     let mut server = mode.ready();
     hold(&mut server, "(cerror \"go\" \"x\")");
     let before = last_error(&mut server);
-    let there_are = "There are: 1 CONTINUE, 2 RETRY, 3 ABORT.";
+    let there_are = "Available restarts: 1 CONTINUE, 2 RETRY, 3 ABORT.";
     for (restart, named) in
         [(json!(7), "7"), (json!("7"), "7"), (json!("nope"), "nope"), (json!("cl:continue"), "cl:continue")]
     {

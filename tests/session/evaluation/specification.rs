@@ -341,7 +341,7 @@ fn reader_error_hints_by_indentation_at_a_missing_or_extra_parenthesis() {
     assert_eq!(
         hint("(defun f (x)\n  (list x\n  (g x))\n(defun g ())").as_deref(),
         Some(
-            "By the indentation, line 2: the form that begins at line 2 is probably not closed where it ends: one ) missing \
+            "By the indentation, line 2: the form that begins at line 2 is probably not closed: one ) missing \
              at 2:10"
         )
     );

@@ -212,7 +212,7 @@ fn page(samples: &Samples) -> String {
         "# Benchmarks of the library
 
 `make bench` measures all figures in one run, and writes this page and the plot. These figures are from
-{processors} processors, {arch} {os}.
+{arch} {os} with {processors} processors.
 
 ## Comparison with other languages for Rust programs
 
