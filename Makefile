@@ -28,7 +28,7 @@ sbcl-internals: build-tools ## Write the table of SBCL's internal names that the
 	cargo run --quiet -p sbcl-core -- internals
 
 demo: build ## Show a session over MCP, as a client sees it
-	cargo run --quiet --release --example demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
+	cargo run --quiet --release -p demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 
 test: setup sbcl ## Run every test: unit, integration, end to end with the official MCP SDKs
 	scripts/test.sh

@@ -1,5 +1,5 @@
 //! A demonstration of the server from an MCP client's side: `make demo`, or
-//! `cargo run --example demo -- PATH-OF-SBCL-MCP`.
+//! `cargo run -p demo -- PATH-OF-SBCL-MCP`.
 //!
 //! The program starts the binary, speaks MCP over its stdin and stdout, prints each request and its answer, and fails if
 //! an answer lacks the expected text.
