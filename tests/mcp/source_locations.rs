@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::client::{Scratch, Server, call_err, call_ok, evaluate_err, frame_locals};
+use crate::processes::kill_worker;
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
@@ -26,6 +27,20 @@ fn location<'a>(backtrace: &'a str, call: &str) -> &'a str {
 }
 
 // ---- Evaluated code
+
+#[test]
+fn lines_of_restored_definitions_are_those_of_their_evaluation() {
+    let mut server = Server::ready();
+    server.evaluate("(defun first-one () 1)\n\n(defun fails (x)\n  (car x)\n  (error \"x ~A\" x))");
+    let place = |server: &mut Server| {
+        evaluate_err(server, "(fails '(1))");
+        location(&backtrace(server), "(FAILS (1))").to_owned()
+    };
+    let before = place(&mut server);
+    assert!(before.starts_with("at evaluation 1, line 5: "), "{before}");
+    kill_worker(&server);
+    assert_eq!(place(&mut server), before);
+}
 
 #[apply(both_modes)]
 fn backtrace_names_the_line_of_the_failing_subform(mode: Mode) {
