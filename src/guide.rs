@@ -378,7 +378,7 @@ pub mod mistakes {
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
     //! assert_eq!(lisp.eval::<Option<Vec<i64>>>("nil")?, None);
-    //! assert_eq!(lisp.eval::<Vec<i64>>("nil")?, []);
+    //! assert!(lisp.eval::<Vec<i64>>("nil")?.is_empty());
     //! lisp.load_str("(defvar *lists* (list (cons :empty nil)))")?;
     //! let (list, found): (Vec<i64>, bool) =
     //!     lisp.eval("(let ((entry (assoc :empty *lists*))) (values (cdr entry) (consp entry)))")?;
