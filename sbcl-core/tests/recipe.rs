@@ -235,7 +235,7 @@ fn prebuilt_directory_needs_both_library_and_core() {
     assert_eq!(built.bare, None);
 
     let message = build(Path::new("relative")).unwrap_err().to_string();
-    assert!(message.contains("not an absolute path"), "{message}");
+    assert!(message.contains("this path is not absolute"), "{message}");
     assert_eq!(fixture.builds(), 0);
 }
 
