@@ -72,7 +72,7 @@ fn refused_source_ends_the_search_with_an_error() {
     let (source, lookups) = try_providers(&[("one", refused), ("two", found)]);
     assert_eq!(lookups, 1);
     let message = source.unwrap_err().to_string();
-    assert!(message.contains("one: of version 1"), "{message}");
+    assert!(message.contains("(one): of version 1"), "{message}");
     assert!(message.contains(pin::ARCHIVE_SHA256), "{message}");
 }
 
