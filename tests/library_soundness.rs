@@ -209,7 +209,7 @@ fn get_on_a_circular_list_finds_an_element_or_fails() {
     let list: Value = lisp().eval("'#1=(1 2 . #1#)").expect("a list");
     assert_eq!(list.get::<i64>(9_999).expect("it is searched"), Some(2));
     let error = list.get::<i64>(u64::from(u32::MAX)).expect_err("no end");
-    assert!(error.to_string().contains("holds itself"), "{error}");
+    assert!(error.to_string().contains("contains itself"), "{error}");
 }
 
 #[derive(serde::Serialize)]
