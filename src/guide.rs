@@ -410,7 +410,7 @@ pub mod mistakes {
 }
 
 pub mod performance {
-    //! What costs time, and how to avoid it.
+    //! Costs of calls and conversions, and how to avoid them.
     //!
     //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and its result is handed back.
     //! Inside [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use `enter` for many small

@@ -53,7 +53,7 @@ interruption on the way out of NEXT-JOB would lose the job."
 (defun hold-evaluation (condition frames)
   "Report that the evaluation is held because it failed with CONDITION or, if CONDITION is NIL, was interrupted. Perform
 the host's commands until one of them resumes or releases the evaluation. FRAMES is a value of USER-FRAMES. Return only
-if the evaluation is released. A non-local exit that does not come from a resuming command, but for example from a
+if the evaluation is released. A non-local exit that no resuming command makes, for example one of a
 timer's function, is stopped here."
   (let ((*held-condition* condition)
         (*held-frames* frames)

@@ -81,7 +81,7 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
   (arguments '() :type (or list string))
   ;; The value of *PACKAGE* when the call began. The call is printed in this package.
   (package *package* :read-only t)
-  ;; How the call ended: :RETURNED, :FAILED for an error, or :LEFT for another non-local exit; NIL while the call runs.
+  ;; The end of the call: :RETURNED, :FAILED for an error, or :LEFT for another non-local exit; NIL while the call runs.
   (end nil :type symbol)
   ;; The list of the values that KEPT-OBJECTS returned, or the text of the values or of the error.
   (result "" :type (or list string))

@@ -28,7 +28,7 @@ use crate::session::recovery::{SavedErrors, describe_background};
 /// Grace period in which running and held evaluations unwind before another image replaces this one.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(700);
 
-/// One client's view of recovery: messages about the last image, the replay of its definitions, and requests for
+/// The view that one client has of recovery: messages about the last image, the replay of its definitions, and requests for
 /// another image.
 #[derive(Debug, Clone)]
 pub(super) struct RecoveryContext {
