@@ -124,7 +124,7 @@ fn process_exits_at_the_fifth_abandoned_thread() {
     let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(sb-sys:without-interrupts (loop (sleep 1)))", "timeout": 0.5}});
     let answer = server.request("tools/call", call);
     let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
-    assert!(message.contains("4 evaluations"), "{message}");
+    assert!(message.contains("4 such evaluations"), "{message}");
     assert_eq!(server.finish().status.code(), Some(BLOCKED_STATUS));
 }
 
