@@ -192,12 +192,12 @@ fn panic_in_a_reply_callback_does_not_reach_lisp() {
 }
 
 #[test]
-fn panic_in_a_reply_does_not_prevent_when_ended_callbacks() {
+fn panic_in_a_reply_does_not_prevent_later_await_stop_callbacks() {
     let session = SESSION.connect();
     session.submit(Evaluation::new("(sleep 0.5)"), |_| panic!("on purpose: before others are told"));
     let id = session.evaluation(None).expect("it was submitted").id;
     let (send, over) = mpsc::channel();
-    session.when_ended(id, move || send.send(()).expect("somebody waits")).expect("it is known");
+    session.await_stop(id, move || send.send(()).expect("somebody waits")).expect("it is known");
     assert_eq!(over.recv_timeout(Duration::from_secs(20)), Ok(()));
 }
 

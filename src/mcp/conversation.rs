@@ -10,8 +10,8 @@ use rmcp::model::{
 };
 use serde_json::{Value, json};
 
+use super::client::{Client, adapt_to_revision};
 use super::incoming::{Incoming, InvalidMessage, Message, decode};
-use super::peer::{Peer, adapt_to_revision};
 use super::tools::{self, Call, ToolContext, ToolListObserver};
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
@@ -233,24 +233,24 @@ impl Conversation {
         } else if method == attach::PACKAGES_METHOD {
             return self.send_packages(responder);
         } else {
-            match self.peer(method, params.remove("_meta")) {
+            match self.client_of(method, params.remove("_meta")) {
                 Err(error) => Err(error),
                 // Before the handshake, a client may send a ping.
                 Ok(None) => Ok(ServerResult::empty(())),
-                Ok(Some(peer)) if method == "tools/call" => match parse_tool_call(params) {
+                Ok(Some(client)) if method == "tools/call" => match parse_tool_call(params) {
                     Ok(call) => {
                         let number = job_number(position.call, position.part);
-                        return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
+                        return tools::call(Call::new(self.tools.clone(), responder, client, number), call);
                     }
                     Err(reason) => Err(ErrorData::invalid_params(reason, None)),
                 },
-                Ok(Some(peer)) if method == attach::ADOPT_HELD_METHOD => {
+                Ok(Some(client)) if method == attach::ADOPT_HELD_METHOD => {
                     let number = job_number(position.call, position.part);
-                    let call = Call::new(self.tools.clone(), responder, peer, number);
+                    let call = Call::new(self.tools.clone(), responder, client, number);
                     return tools::adopt_held(call, params.get("id").and_then(Value::as_u64));
                 }
-                Ok(Some(peer)) => {
-                    self.result_without_lisp(method, &params, &peer).map(|result| adapt_to_revision(result, &peer))
+                Ok(Some(client)) => {
+                    self.result_without_lisp(method, &params, &client).map(|result| adapt_to_revision(result, &client))
                 }
             }
         };
@@ -272,9 +272,14 @@ impl Conversation {
     }
 
     /// Returns the result of a request that needs no Lisp.
-    fn result_without_lisp(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
+    fn result_without_lisp(
+        &self,
+        method: &str,
+        params: &JsonObject,
+        client: &Client,
+    ) -> Result<ServerResult, ErrorData> {
         match method {
-            "ping" if !peer.has_no_handshake() => Ok(ServerResult::empty(())),
+            "ping" if !client.has_no_handshake() => Ok(ServerResult::empty(())),
             "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.tool_list().into()),
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has only one page", None)),
             "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.server_info()).into()),
@@ -321,7 +326,7 @@ impl Conversation {
     }
 
     /// Returns a description of the client that made a request, or `None` for a ping before the conversation is opened.
-    fn peer(&self, method: &str, meta: Option<Value>) -> Result<Option<Peer>, ErrorData> {
+    fn client_of(&self, method: &str, meta: Option<Value>) -> Result<Option<Client>, ErrorData> {
         let meta = match meta {
             None | Some(Value::Null) => RequestMetaObject::default(),
             Some(Value::Object(meta)) => RequestMetaObject::from(meta),
@@ -354,7 +359,7 @@ impl Conversation {
         }
         let (negotiated, capabilities) = handshake.unzip();
         let version = requested.or(negotiated).unwrap_or(ProtocolVersion::V_2026_07_28);
-        Ok(Some(Peer { version, meta, capabilities }))
+        Ok(Some(Client { version, meta, capabilities }))
     }
 }
 

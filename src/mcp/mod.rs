@@ -1,10 +1,10 @@
 //! The MCP server: the session's tools over a client's stdin and stdout, or over any stream ([`spawn`]).
 
+mod client;
 mod conversation;
 mod embedded;
 pub(crate) mod fresh_image;
 mod incoming;
-mod peer;
 mod recovery_context;
 mod reply;
 mod server;
@@ -33,10 +33,10 @@ use crate::rpc::framing::MAX_LINE;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
+pub(crate) use client::{FOR_PERSON_KEY, ONE_FORM_KEY, PACKAGE_KEY};
 pub(crate) use conversation::revisions;
 use conversation::{Conversation, first_request_id};
 pub use embedded::{Served, Stream, set_tools, spawn};
-pub(crate) use peer::{FOR_PERSON_KEY, ONE_FORM_KEY, PACKAGE_KEY};
 use server::{Server, SingleClient};
 use stdio::Stdio;
 use tools::ToolContext;

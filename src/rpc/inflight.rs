@@ -36,21 +36,21 @@ const MAX_TIMER: Duration = Duration::from_secs(86_400);
 type CancelFn = Box<dyn FnOnce() + Send>;
 type OutputSince = Box<dyn Fn(usize) -> Option<String> + Send>;
 type StatusText = Box<dyn Fn() -> Option<String> + Send>;
-/// A function that takes the client's answer to a question.
+/// A function that takes the client's response to a server request.
 type ReplyHandler = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
 
-/// The reason why a question has no answer.
+/// The reason why a server request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
     /// The client refused, with this message.
     Refused(String),
     /// The client did not answer in time.
     TimedOut,
-    /// The server has withdrawn the question.
+    /// The server has withdrawn the request.
     Withdrawn,
 }
 
-/// The pending requests and questions of one connection.
+/// The pending requests of one connection: the client's, and those that the server sent ("server requests").
 #[derive(Debug)]
 pub(crate) struct Inflight {
     pub(crate) output: Arc<Output>,
@@ -59,14 +59,14 @@ pub(crate) struct Inflight {
 
 #[derive(Default)]
 struct Table {
-    /// The last number given to a request or a question.
+    /// The last number given to a request of either side.
     last_number: u64,
     requests: HashMap<u64, PendingRequest>,
     ids: HashMap<RequestId, u64>,
     bytes: usize,
     /// Bytes of answers in batches that are not complete.
     batched_bytes: usize,
-    questions: HashMap<u64, Question>,
+    server_requests: HashMap<u64, ServerRequest>,
     timers: BTreeSet<(Instant, Timer)>,
 }
 
@@ -76,11 +76,11 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// A timer, with the number of its request or question.
+/// A timer, with the number of the client's or the server's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Progress(u64),
-    Question(u64),
+    ServerRequest(u64),
     Deadline(u64),
 }
 
@@ -137,8 +137,9 @@ struct Progress {
 }
 
 /// A request from the server to the client.
-struct Question {
-    request: u64,
+struct ServerRequest {
+    /// Number of the client's request that this request serves.
+    on_behalf_of: u64,
     until: Instant,
     reply: ReplyHandler,
 }
@@ -231,10 +232,10 @@ impl Inflight {
     pub(crate) fn cancel(&self, id: &RequestId) {
         let mut table = self.table.lock();
         let Some(number) = table.ids.get(id).copied() else { return };
-        let withdrawn = table.take_questions_where(|question| question.request == number);
+        let withdrawn = table.take_server_requests_where(|sent| sent.on_behalf_of == number);
         let Some(request) = table.take(number) else { return };
-        for (question, _) in &withdrawn {
-            self.withdraw(*question, "the evaluation was cancelled");
+        for (sent, _) in &withdrawn {
+            self.withdraw(*sent, "the evaluation was cancelled");
         }
         match request.destination {
             Destination::Line(call) => self.output.send_done(call),
@@ -388,8 +389,8 @@ impl Inflight {
         table.timers.insert((time, timer));
     }
 
-    /// Asks the client a question on behalf of a request. `reply` gets the answer, or the reason why no answer came within
-    /// `time`. Cancelling the request drops `reply` and withdraws the question.
+    /// Sends the client a request on behalf of one of its own. `reply` gets the answer, or the reason why no answer came
+    /// within `time`. If the client's request is cancelled, `reply` is dropped and the server request is withdrawn.
     pub(crate) fn ask(&self, request: u64, method: &str, params: &impl Serialize, time: Duration, reply: ReplyHandler) {
         let mut table = self.table.lock();
         if !table.requests.contains_key(&request) {
@@ -398,32 +399,32 @@ impl Inflight {
         table.last_number += 1;
         let number = table.last_number;
         let until = Instant::now() + time.min(MAX_TIMER);
-        table.questions.insert(number, Question { request, until, reply });
-        self.arm(&mut table, until, Timer::Question(number));
+        table.server_requests.insert(number, ServerRequest { on_behalf_of: request, until, reply });
+        self.arm(&mut table, until, Timer::ServerRequest(number));
         drop(table);
         self.output.send(&json!({"jsonrpc": "2.0", "id": number, "method": method, "params": params}));
     }
 
-    /// Passes the client's answer, a result or the message of a refusal, to the question's reply handler. The answer is
-    /// ignored if the question is not open.
-    pub(crate) fn deliver_reply(&self, question: u64, answer: Result<Value, String>) {
-        let found = self.table.lock().take_question(question);
+    /// Passes the client's answer, a result or the message of a refusal, to the reply handler of the server request with
+    /// this number. The answer is ignored if no such request is open.
+    pub(crate) fn deliver_reply(&self, number: u64, answer: Result<Value, String>) {
+        let found = self.table.lock().take_server_request(number);
         if let Some(reply) = found {
             reply(answer.map_err(NoAnswer::Refused));
         }
     }
 
-    /// Withdraws all questions, and sends `reason` to the client.
+    /// Withdraws all server requests, and sends `reason` to the client.
     pub(crate) fn withdraw_all(&self, reason: &str) {
-        let questions = self.table.lock().take_questions_where(|_| true);
-        for (question, reply) in questions {
-            self.withdraw(question, reason);
+        let server_requests = self.table.lock().take_server_requests_where(|_| true);
+        for (number, reply) in server_requests {
+            self.withdraw(number, reason);
             reply(Err(NoAnswer::Withdrawn));
         }
     }
 
-    fn withdraw(&self, question: u64, reason: &str) {
-        let params = json!({"requestId": question, "reason": reason});
+    fn withdraw(&self, number: u64, reason: &str) {
+        let params = json!({"requestId": number, "reason": reason});
         self.output.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}));
     }
 
@@ -450,8 +451,8 @@ impl Inflight {
                         on_deadline();
                     }
                 }
-                Timer::Question(number) => {
-                    let reply = table.take_question(number);
+                Timer::ServerRequest(number) => {
+                    let reply = table.take_server_request(number);
                     drop(table);
                     if let Some(reply) = reply {
                         self.withdraw(number, "the client did not answer in time");
@@ -517,15 +518,15 @@ impl Table {
         self.batched_bytes += answers.len() - before;
     }
 
-    fn take_question(&mut self, number: u64) -> Option<ReplyHandler> {
-        let question = self.questions.remove(&number)?;
-        self.timers.remove(&(question.until, Timer::Question(number)));
-        Some(question.reply)
+    fn take_server_request(&mut self, number: u64) -> Option<ReplyHandler> {
+        let server_request = self.server_requests.remove(&number)?;
+        self.timers.remove(&(server_request.until, Timer::ServerRequest(number)));
+        Some(server_request.reply)
     }
 
-    fn take_questions_where(&mut self, which: impl Fn(&Question) -> bool) -> Vec<(u64, ReplyHandler)> {
-        let numbers: Vec<_> = self.questions.iter().filter(|(_, question)| which(question)).map(|(n, _)| *n).collect();
-        numbers.into_iter().filter_map(|number| Some((number, self.take_question(number)?))).collect()
+    fn take_server_requests_where(&mut self, which: impl Fn(&ServerRequest) -> bool) -> Vec<(u64, ReplyHandler)> {
+        let numbers: Vec<_> = self.server_requests.iter().filter(|(_, sent)| which(sent)).map(|(n, _)| *n).collect();
+        numbers.into_iter().filter_map(|number| Some((number, self.take_server_request(number)?))).collect()
     }
 
     /// Sends a progress report if there is new output, or if the last report is old. Returns the time of the next

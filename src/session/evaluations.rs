@@ -355,12 +355,12 @@ impl Session {
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
-    pub fn when_over(
+    pub fn await_outcome(
         &self,
         id: u64,
         reply: impl FnOnce(Arc<Outcome>) + Send + 'static,
     ) -> Result<WaitId, EvaluationError> {
-        self.inner.when_over(id, Some(&self.connection), Box::new(reply))
+        self.inner.add_waiter(id, Some(&self.connection), Box::new(reply))
     }
 
     /// Calls `reply` when an evaluation is over or held, or at once if this is already the case. Does not change
@@ -368,8 +368,8 @@ impl Session {
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
-    pub fn when_ended(&self, id: u64, reply: impl FnOnce() + Send + 'static) -> Result<WaitId, EvaluationError> {
-        self.inner.when_over(id, None, Box::new(|_| reply()))
+    pub fn await_stop(&self, id: u64, reply: impl FnOnce() + Send + 'static) -> Result<WaitId, EvaluationError> {
+        self.inner.add_waiter(id, None, Box::new(|_| reply()))
     }
 
     /// Cancels a wait for an evaluation. The reply of the wait is dropped.
@@ -432,7 +432,7 @@ impl Session {
 impl Inner {
     /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held. `to` is the connection
     /// that gets the outcome; `None` if the reply does not pass on the outcome.
-    fn when_over(
+    fn add_waiter(
         &self,
         id: u64,
         to: Option<&Connection>,

@@ -87,7 +87,7 @@ fn interrupt(call: Call, id: u64) {
     let report = move || status_of(&session, id).unwrap_or_else(|error| ArgumentRefusal(error.to_string()).into());
     wait(call, id, ABORT_TIMEOUT, move |session, answer| {
         let ended = session.clone();
-        session.when_ended(id, move || {
+        session.await_stop(id, move || {
             // If the interrupted code was about to resume a held evaluation, the evaluation is now held as before.
             if ended.held_evaluation() == Some(id) {
                 ended.abort_held(move |result| answer(result.map_or_else(|_| report(), |()| AbortResult.into())));

@@ -9,7 +9,7 @@ use rmcp::model::{
 };
 
 use super::{Call, CallHandler, Fault, ToolContext, handle_with};
-use crate::mcp::peer::Peer;
+use crate::mcp::client::Client;
 use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
 use crate::session::recovery::{UserQuestion, failed_outcome};
@@ -72,10 +72,10 @@ enum Channel {
     Nobody,
 }
 
-fn channel(peer: &Peer) -> Channel {
-    match peer.capabilities().and_then(|capabilities| capabilities.elicitation) {
+fn channel(client: &Client) -> Channel {
+    match client.capabilities().and_then(|capabilities| capabilities.elicitation) {
         Some(modes) if modes.form.is_none() && modes.url.is_some() => Channel::Nobody,
-        Some(_) if peer.has_no_handshake() => Channel::Repeat,
+        Some(_) if client.has_no_handshake() => Channel::Repeat,
         Some(_) => Channel::Request,
         None => Channel::Nobody,
     }
@@ -104,7 +104,7 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
         Ok(question) => question,
         Err(fault) => return call.refuse(fault),
     };
-    match channel(&call.peer) {
+    match channel(&call.client) {
         Channel::Nobody => call.reply(outcome),
         Channel::Repeat => {
             let state = {

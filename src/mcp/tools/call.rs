@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::ask::AskState;
 use super::{ArgumentRefusal, Fault, Reply, ToolContext, with_package};
-use crate::mcp::peer::{PACKAGE_KEY, Peer, adapt_to_revision};
+use crate::mcp::client::{Client, PACKAGE_KEY, adapt_to_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{JobId, Session};
 
@@ -18,7 +18,7 @@ use crate::{JobId, Session};
 #[derive(Debug)]
 pub(in crate::mcp) struct Call {
     pub(super) context: Arc<ToolContext>,
-    pub(super) peer: Peer,
+    pub(super) client: Client,
     /// The lowest number for the jobs of this call.
     pub(super) first_job: u64,
     /// The progress of asking the user; `None` for a tool that never asks.
@@ -27,8 +27,8 @@ pub(in crate::mcp) struct Call {
 }
 
 impl Call {
-    pub(in crate::mcp) fn new(context: Arc<ToolContext>, responder: Responder, peer: Peer, first_job: u64) -> Self {
-        Self { context, peer, first_job, ask_state: None, responder }
+    pub(in crate::mcp) fn new(context: Arc<ToolContext>, responder: Responder, client: Client, first_job: u64) -> Self {
+        Self { context, client, first_job, ask_state: None, responder }
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -37,7 +37,7 @@ impl Call {
 
     /// Returns true if the answer has structured content.
     pub(super) fn is_structured(&self) -> bool {
-        self.peer.is_for_person() || self.context.options.structured
+        self.client.is_for_person() || self.context.options.structured
     }
 
     /// Answers with a tool's result, or with the reason why the tool has no result.
@@ -64,16 +64,16 @@ impl Call {
         let content = vec![ContentBlock::text(reply.text(max))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-        let (for_person, structured) = (self.peer.is_for_person(), self.is_structured());
+        let (for_person, structured) = (self.client.is_for_person(), self.is_structured());
         result.structured_content = structured.then(|| reply.structured_content(max));
         if !for_person {
-            return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.peer));
+            return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.client));
         }
         let session = self.session().clone();
         with_package(&session, move |package| {
             result.meta =
                 package.map(|package| MetaObject([(PACKAGE_KEY.to_owned(), package.into())].into_iter().collect()));
-            self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.peer));
+            self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.client));
         });
     }
 
@@ -97,8 +97,8 @@ impl Call {
         PendingCall {
             inflight: self.context.inflight.clone(),
             request: self.responder.request_number(),
-            token: self.peer.meta.get_progress_token(),
-            all_output: self.peer.is_for_person(),
+            token: self.client.meta.get_progress_token(),
+            all_output: self.client.is_for_person(),
         }
     }
 

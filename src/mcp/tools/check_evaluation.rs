@@ -139,7 +139,7 @@ impl ToolSpec for CheckEvaluation {
         handle_with(move |call| {
             wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
                 let of = session.clone();
-                session.when_over(id, move |outcome| answer(Reply::from(AwaitedResult::new(&of, outcome))))
+                session.await_outcome(id, move |outcome| answer(Reply::from(AwaitedResult::new(&of, outcome))))
             });
         })
     }

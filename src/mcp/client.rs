@@ -1,4 +1,4 @@
-//! The client's description, from its requests and its handshake.
+//! What a request and the handshake say about the client.
 
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
@@ -14,14 +14,14 @@ pub(crate) const PACKAGE_KEY: &str = "sbcl-mcp/package";
 
 /// The protocol revision, metadata and capabilities of the client that made a request.
 #[derive(Debug, Clone)]
-pub(super) struct Peer {
+pub(super) struct Client {
     pub(super) version: ProtocolVersion,
     pub(super) meta: RequestMetaObject,
     /// The capabilities from the handshake, for requests that carry none.
     pub(super) capabilities: Option<ClientCapabilities>,
 }
 
-impl Peer {
+impl Client {
     /// Returns true if the client serves a person ([`FOR_PERSON_KEY`]).
     pub(super) fn is_for_person(&self) -> bool {
         self.has_flag(FOR_PERSON_KEY)
@@ -48,8 +48,8 @@ impl Peer {
 }
 
 /// Adapts a result to the client's protocol revision.
-pub(super) fn adapt_to_revision(mut result: ServerResult, peer: &Peer) -> ServerResult {
-    if peer.has_no_handshake() {
+pub(super) fn adapt_to_revision(mut result: ServerResult, client: &Client) -> ServerResult {
+    if client.has_no_handshake() {
         result.fill_missing_cache_hints();
     } else {
         result.strip_result_type_for_legacy_peer();
