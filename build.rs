@@ -1,10 +1,10 @@
-//! Embeds `libsbcl` and the core made by [`sbcl_core`] in the library's rlib, so that a program linked with it is one
-//! file.
+//! Embeds `libsbcl` and the core made by [`sbcl_core`] in the library's rlib, so that a program that links the library
+//! is a single file.
 //!
 //! Without the feature `core` only `libsbcl` is embedded, and the program supplies its own core. Build scripts of
 //! dependent crates receive the paths of the embedded files in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`. Further
-//! `DEP_SBCL_` variables have the paths that `sbcl-build` needs to make a core. On docs.rs nothing is built or
-//! embedded; the code sees `cfg(docsrs_build)`.
+//! environment variables `DEP_SBCL_…` have the paths that `sbcl-build` needs to make a core. On docs.rs nothing is
+//! built or embedded, and the crate is compiled with `cfg(docsrs_build)`.
 
 use std::path::{Path, PathBuf};
 
@@ -76,7 +76,8 @@ fn declare_inputs(recipe: &Recipe) {
     }
 }
 
-/// Embeds the library, and the plain core if it is wanted, in the rlib.
+/// Embeds `libsbcl`, and with the feature `core` the plain core, in the rlib. Passes the paths of the built files to the
+/// build scripts of dependent crates.
 fn embed(built: &BuildOutput) {
     let core = wants_core().then_some(built.core.as_path());
     let metadata = |key: &str, path: &Path| println!("cargo::metadata={key}={}", path.display());
@@ -91,8 +92,8 @@ fn embed(built: &BuildOutput) {
         metadata("host", host);
         println!("cargo::rerun-if-changed={}", host.display());
     }
-    // The cache keys of the library and the core identify this build. A saved core records them, since no other build can
-    // boot it.
+    // The cache keys of the library and the core, which are the names of their directories, identify this build. A saved
+    // core records the keys, because only the build that saved the core can boot it.
     let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
     println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
     sbcl_build::embed("sbcl_embedded", &EmbeddedFiles { core, library: Some(&built.library) });

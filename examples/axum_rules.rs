@@ -1,7 +1,7 @@
-//! A web service whose rules are written in Lisp and can be changed while it runs: `cargo run --example axum_rules`.
+//! A web service whose rules, written in Lisp, can be changed while the service runs: `cargo run --example axum_rules`.
 //!
-//! By default the program sends itself some requests over HTTP and exits. With an address it serves until it is stopped:
-//! `cargo run --example axum_rules -- 127.0.0.1:3000`.
+//! By default the program sends itself some requests over HTTP and exits. With an address it serves clients until it is
+//! stopped: `cargo run --example axum_rules -- 127.0.0.1:3000`.
 //!
 //! `GET /price/CUSTOMER/TOTAL` applies the rules; `PUT /rules` changes them.
 

@@ -1,6 +1,6 @@
-//! The text API in one file: boot, evaluate code, show an error and its backtrace.
+//! The text API in one file: boots an image, evaluates code, and shows an error and its backtrace.
 //!
-//! Run it with `cargo run --example embed`, or with your own code: `cargo run --example embed -- '(+ 1 2)'`.
+//! Run the example with `cargo run --example embed`, or with your own code: `cargo run --example embed -- '(+ 1 2)'`.
 
 use sbcl::{Evaluation, ImageConfig, Limits, Session, report};
 

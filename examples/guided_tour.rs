@@ -1,4 +1,4 @@
-//! A tour of the whole library in ten minutes: `cargo run --example guided_tour`.
+//! A tour of the library's API in ten minutes: `cargo run --example guided_tour`.
 
 use std::collections::HashMap;
 use std::time::Duration;

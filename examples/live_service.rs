@@ -1,8 +1,8 @@
 //! A service that keeps running while an agent repairs one of its rules: `cargo run --example live_service`.
 //!
-//! The rules are Lisp code in this program's own image, and one thread serves orders all the time. The agent, here a few
-//! lines that speak MCP over a socket pair, learns that customers complain, finds the wrong rule, and redefines it. No
-//! order waits, no order is lost, and nothing is restarted.
+//! The rules are Lisp code in this program's own image, and a thread serves orders without a pause. The agent, here a few
+//! lines that speak MCP over a socket pair, learns that customers complain, finds the wrong rule, and redefines the rule.
+//! No order waits, no order is lost, and nothing is restarted.
 
 use std::collections::HashMap;
 use std::error::Error;

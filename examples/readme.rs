@@ -1,4 +1,4 @@
-//! The program of README.md, "The library", line for line: `cargo run --example readme`.
+//! The program in the section "The library" of README.md: `cargo run --example readme`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     use sbcl::{Error, Function, Lisp};

@@ -1,5 +1,5 @@
-//! A task that suits Lisp better than Rust: derivatives, simplified by rewriting, and compiled to native code that Rust
-//! calls. Run it with `cargo run --example symbolic`.
+//! A task that suits Lisp better than Rust: derivatives are simplified by rewriting and compiled to native code, which
+//! Rust calls. Run the example with `cargo run --example symbolic`.
 
 use sbcl::{Error, Function, Lisp};
 

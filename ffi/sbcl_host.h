@@ -141,7 +141,7 @@ enum sbcl_event {
   SBCL_EVENT_FIELD = 37,         /* begin: name of a field of the record begun last; number: its value if no text follows */
   SBCL_EVENT_FIELD_TEXT = 38,    /* continue */
   SBCL_EVENT_UNHANDLED = 39,     /* the job fails with an error that was not handled; number: the index of this error,
-                                    from 0, among the job's errors with SBCL_JOB_SIGNALLED */
+                                    from 0, among the errors that the job reported with SBCL_JOB_SIGNALLED */
   SBCL_EVENT_FOREGROUND = 40,    /* asked when all forms have been evaluated; returns 1 if the evaluation is in the
                                     foreground and stays there; 0 if it has moved to the background */
   SBCL_EVENT_THREAD_ENDED = 41,  /* of job 0: this evaluation thread ends */
@@ -175,7 +175,7 @@ enum sbcl_item {
   SBCL_ITEM_SYSTEM = 6,
   SBCL_ITEM_ROLE = 7,      /* a role of a described symbol */
   SBCL_ITEM_DETAIL = 8,    /* a labelled detail of the preceding role */
-  SBCL_ITEM_NOT_FOUND = 9, /* a sentence */
+  SBCL_ITEM_NOT_FOUND = 9, /* nothing was found; the item has no label, and its text is a sentence */
   SBCL_ITEM_MORE = 10      /* label: number of further definitions */
 };
 
@@ -190,7 +190,7 @@ enum sbcl_call_status {
   SBCL_CALL_VALUES = 0,  /* the message contains the values */
   SBCL_CALL_FAILED = 1,  /* the message contains the condition or the error */
   SBCL_CALL_PANICKED = 2, /* from the program only: the message contains the function's name and the panic's text */
-  SBCL_CALL_UNWINDING = 3, /* a non-local exit in Lisp passes the caller, which must return as soon as possible */
+  SBCL_CALL_UNWINDING = 3, /* a non-local exit in Lisp unwinds past the caller, which must return as soon as possible */
   SBCL_CALL_MISSING = 4 /* from the program only: the program no longer has this function, and did not read the message */
 };
 
@@ -268,9 +268,9 @@ struct sbcl_host {
   /* Waits for the lane's next job, fills in JOB and returns 1; returns 0 when the thread must end. On entry JOB's id is
    * the number of this thread's last job if that job's evaluation is held, else 0. */
   int32_t (*next_job)(uint32_t lane, struct sbcl_job *job);
-  /* Receives an event of JOB, which is 0 for an event of no particular job. Returns the result
-   * that the event's comment in enum sbcl_event states. For events whose comment states no result, returns 1 if the host
-   * keeps no more of the text begun last, so that printing it may stop; else 0. */
+  /* Receives an event of JOB, which is 0 for an event of no particular job. Returns the result that the event's comment in
+   * enum sbcl_event states. For events whose comment states no result, returns 1 if the host keeps no more of the text begun
+   * last, so that the text need not be printed to its end; else 0. */
   int32_t (*event)(uint64_t job, uint32_t kind, int64_t number, const uint32_t *text, uint64_t length);
   /* A directory that replaces the home directory of a user who has no writable home directory. It need not exist; the
    * host removes it at the end of the process. */
@@ -281,7 +281,7 @@ struct sbcl_host {
 
 /* Exported by the core (save-lisp-and-die :callable-exports): starts the Lisp threads and returns the core's
  * SBCL_HOST_CONTRACT. If that version differs from host->contract, nothing was started. Returns 0 if Lisp could not start;
- * an SBCL_EVENT_REFUSED of job 0 then contained the reason. */
+ * in this case an earlier SBCL_EVENT_REFUSED of job 0 contains the reason. */
 extern uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
 
 /* Also exported by the core: unwinds the evaluation, or the thread, whose control stack is exhausted. Does not return. */

@@ -77,7 +77,8 @@ void sbcl_host_give_actions(int32_t (*take)(int32_t signal, const void *action))
 
 int __real_sigaction(int signal, const struct sigaction *action, struct sigaction *before);
 
-/* Linked with --wrap. SBCL installs its signal handlers with this function. */
+/* Linked with --wrap: SBCL, which installs its signal handlers with sigaction(2), calls this function instead. The host's
+ * function take_action decides whether an action is installed. */
 int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
   if (before && __real_sigaction(signal, 0, before) != 0)
     return -1;
@@ -103,7 +104,7 @@ static void take_allocator(void) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_mutex_lock(&code_allocator_lock);
   acquire_gc_page_table_lock();
-  /* Written while the locks are held, so that another forking thread cannot overwrite the value. */
+  /* Store the mask while the locks are held, so that another forking thread cannot overwrite it. */
   signals_before_fork = before;
 }
 
@@ -169,12 +170,12 @@ static int is_in_lisp(struct thread *thread) {
 }
 
 /* The number of pauses that have begun plus the number of pauses that have ended: odd while a pause is active. */
-static volatile uint32_t pauses;
+static volatile uint32_t pause_counter;
 
 /* Begins a pause and returns its number, which is odd and so never 0. */
-uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
+uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pause_counter, 1, __ATOMIC_SEQ_CST); }
 
-void sbcl_host_end_pause(void) { __atomic_add_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
+void sbcl_host_end_pause(void) { __atomic_add_fetch(&pause_counter, 1, __ATOMIC_SEQ_CST); }
 
 /* Called by an interruption of this thread. If the thread was in Lisp code, waits until the pause with this number ends, but
  * no longer than SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. Returns 0 at once if the thread was in C code, which may hold
@@ -183,17 +184,18 @@ int32_t sbcl_host_pause(uint32_t number) {
   struct thread *thread = get_sb_vm_thread();
   if (!is_in_lisp(thread) || read_TLS(GC_INHIBIT, thread) != NIL)
     return 0;
-  for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && pauses == number; left--)
+  for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && pause_counter == number; left--)
     nanosleep(&(struct timespec){0, 1000000}, 0);
   return 1;
 }
 
-/* Forks this process while the world is stopped, unless a thread must not be cut off at its current position. Such a thread
- * is in Lisp code that must not be interrupted: the code may be changing data that the collector or another thread needs.
- * With CALM, a thread in C code that Lisp has called with interrupts enabled must not be cut off either, since it may hold a
- * lock of malloc. Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY if there is such a thread. In the latter
- * case THREADS, an array of COUNT words, receives two lists of Lisp thread objects, each followed by a 0: first the threads
- * that must not be cut off, then all threads in Lisp code and those in C code that must not be cut off. */
+/* Forks this process while the world is stopped. The child lacks the other threads, so they are cut off at their current
+ * positions, and nothing is forked if a thread must not be cut off there. Such a thread is in Lisp code with interrupts
+ * disabled: the code may be changing data that the collector or another thread needs. With CALM, a thread in C code that
+ * Lisp has called with interrupts enabled must not be cut off either, since it may hold a lock of malloc. Returns the result
+ * of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY if there is a thread that must not be cut off. In the latter case THREADS, an
+ * array of COUNT words, receives two lists of Lisp thread objects, each followed by a 0: first the threads that must not be
+ * cut off, then all threads in Lisp code and those in C code that must not be cut off. */
 int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   struct thread *self = get_sb_vm_thread(), *thread;
   lispobj *last = threads + count - 1;
@@ -250,7 +252,7 @@ void sbcl_host_take_c_locks(void) {
 }
 
 /* The kernel's struct linux_dirent64. */
-struct entry {
+struct directory_entry {
   uint64_t inode;
   int64_t offset;
   unsigned short length;
@@ -267,7 +269,7 @@ void sbcl_host_close_from(uint32_t first) {
     return;
   /* The call fails before Linux 5.9, and if a system call filter refuses it. From here on, no function that may take a lock
    * is used. */
-  _Alignas(struct entry) char buffer[4096];
+  _Alignas(struct directory_entry) char buffer[4096];
   int directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) {
     struct rlimit limit = {0, 0};
@@ -280,8 +282,8 @@ void sbcl_host_close_from(uint32_t first) {
   for (int closed = 1; closed; lseek(directory, 0, SEEK_SET)) {
     closed = 0;
     for (long length; (length = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0;) {
-      for (long at = 0; at < length; at += ((struct entry *)(buffer + at))->length) {
-        long number = strtol(((struct entry *)(buffer + at))->name, 0, 10);
+      for (long at = 0; at < length; at += ((struct directory_entry *)(buffer + at))->length) {
+        long number = strtol(((struct directory_entry *)(buffer + at))->name, 0, 10);
         if (number >= first && number != directory && close((int)number) == 0)
           closed = 1;
       }

@@ -20,12 +20,13 @@ pub struct ImageConfig {
     /// A directory with an `sbcl.core` to use instead of the core in this program. A `libsbcl.so` in the directory must be
     /// the library that the program was built with. On systems other than Linux the library is required.
     pub core_dir: Option<PathBuf>,
-    /// The file of a core that an image of this program has saved, to boot instead of the plain core.
+    /// A core file that an image of this program has saved. It is booted instead of the plain core.
     pub image: Option<PathBuf>,
     /// True to load the user's `~/.sbclrc` after the boot.
     pub user_init: bool,
-    /// A directory to use in place of the home directory if the user has none, and for ASDF's compiled files if the user's
-    /// cache directory is not writable. The directory need not exist; the caller removes it. `None` for no such directory.
+    /// A directory that serves as the home directory if the user has no home directory, and that receives ASDF's compiled
+    /// files if the user's cache directory is not writable. It need not exist; the caller removes it. `None` for no such
+    /// directory.
     pub scratch: Option<PathBuf>,
 }
 
@@ -60,7 +61,7 @@ pub enum OnError {
     Abort,
     /// The evaluation is held where it failed, for the debugger's tools.
     Debug,
-    /// The evaluation is held, and the user chooses the restart.
+    /// The evaluation is held, and the user is asked to choose a restart.
     Ask,
 }
 
@@ -166,7 +167,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the time for which a failed evaluation is held for debugging before it is released. Default ten minutes.
+    /// Returns the time for which a failed evaluation is held for debugging before it is unwound. Default ten minutes.
     #[must_use]
     pub fn hold(&self) -> Duration {
         self.hold

@@ -20,7 +20,8 @@ pub struct Variable {
     pub name: &'static str,
     /// A description of the effect, in Markdown.
     pub effect: &'static str,
-    /// The value that is used if the environment variable is not set, in Markdown; empty if there is none.
+    /// A description, in Markdown, of the value that is used if the environment variable is not set. Empty if the variable
+    /// has no default.
     pub default: &'static str,
 }
 

@@ -48,7 +48,7 @@ fn format_size(bytes: u64) -> String {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BootError {
-    /// A process can have only one image, and it has been booted before (or is being booted now).
+    /// The only image that a process can have has been booted before, or is being booted now.
     #[error("SBCL is already booted: a process has a single image (Lisp::get_or_boot returns it)")]
     AlreadyBooted,
     /// An earlier boot failed; SBCL's runtime cannot be initialised twice.
@@ -59,8 +59,8 @@ pub enum BootError {
     Limit(#[from] LimitError),
     /// The system's limit for this process leaves no room for heap and stacks.
     #[error(
-        "SBCL needs {} MiB of address space for its heap and stacks, but this process is limited to {} MiB: make them \
-         smaller (the options heap and control-stack), or raise the limit (ulimit -v)", needed >> 20, limit >> 20
+        "SBCL needs {} MiB of address space for its heap and stacks, but this process is limited to {} MiB: reduce the \
+         options heap and control-stack, or raise the limit (ulimit -v)", needed >> 20, limit >> 20
     )]
     AddressSpace {
         /// The needed address space in bytes.
@@ -84,9 +84,9 @@ pub enum BootError {
         /// The reason why the core cannot be used.
         reason: String,
     },
-    /// The core was saved by a program with another SBCL, or another version of this crate. Only that program can boot
-    /// it.
-    #[error("the core {} was saved by build {saved_by}, but this program is build {this}: save it again", path.display())]
+    /// The core was saved by a program that contains another build of this crate or of SBCL. Only programs with the same
+    /// build can boot the core.
+    #[error("the core {} was saved by build {saved_by}, but this program is build {this}: save a new core", path.display())]
     OtherBuild {
         /// The core's file.
         path: PathBuf,
@@ -95,7 +95,8 @@ pub enum BootError {
         /// The build of this program.
         this: String,
     },
-    /// The core was saved with another heap size. Without a requested heap size, the core boots with the saved size.
+    /// The requested heap size differs from the heap size that the core was saved with. If no heap size is requested, the
+    /// core boots with the saved size.
     #[error(
         "the core {} was saved with a heap of {} MiB and does not boot with {} MiB: set the option heap to the saved \
         size", path.display(),
@@ -112,7 +113,7 @@ pub enum BootError {
     /// This program contains no core.
     #[error(
         "this program contains no SBCL core: it was built without the feature `core`, and its build script built no core \
-         (sbcl-build). Name a directory that has an sbcl.core"
+         (sbcl-build). Set the option core to a directory that has an sbcl.core"
     )]
     NoCore,
     /// The core was built for another version of the contract between Rust and Lisp.
@@ -135,7 +136,7 @@ pub enum BootError {
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     Os {
-        /// The failed action.
+        /// The action that failed, worded to follow "cannot".
         what: &'static str,
         /// The system's error.
         source: std::io::Error,
@@ -197,7 +198,7 @@ pub enum EvaluationError {
     },
     /// The evaluation was in the background when its image was lost.
     #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_listed(&["describe-last-error"], ": \
-        describe-last-error with `list` shows what is known about it"))]
+        describe-last-error with `list` shows what is known about the loss"))]
     Lost {
         /// The evaluation's number.
         id: u64,

@@ -1,9 +1,10 @@
-//! A guide to Lisp in a Rust program, one chapter per topic. The crate's tests compile all examples, and run most of them.
+//! A guide to Lisp in a Rust program, one chapter per topic. The crate's tests check all examples, and run most of
+//! them.
 //!
 //! | chapter | topic |
 //! |---|---|
 //! | [`values`] | conversions, handles, your own types |
-//! | [`functions`] | calling Lisp, and redefining it while it runs |
+//! | [`functions`] | calling Lisp functions, and redefining them while they run |
 //! | [`host_functions`] | Rust functions that Lisp calls |
 //! | [`conditions`] | errors, restarts, handlers, warnings |
 //! | [`threads`] | threads, time limits, interruption, futures |
@@ -13,9 +14,9 @@
 //! | [`safety`] | what safe Rust guarantees, and what Lisp code can do |
 //! | [`what_ends_the_process`] | faults, and which of them end the process |
 //! | [`mistakes`] | common mistakes, and what to do instead |
-//! | [`performance`] | what costs time, and how to avoid it |
+//! | [`performance`] | costs of calls and conversions, and how to avoid them |
 //!
-//! The example `guided_tour` shows all of this in one file.
+//! The example `guided_tour` shows most of these topics in one file.
 
 pub mod values {
     //! Conversions between Lisp objects and Rust values.
@@ -39,8 +40,8 @@ pub mod values {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! A conversion copies. To keep an object itself, ask for a [`Value`](crate::Value): a handle that keeps the object
-    //! alive and may be stored, sent and dropped anywhere.
+    //! A conversion copies. To get a reference to the object instead, request a [`Value`](crate::Value): a handle that
+    //! keeps the object alive and may be stored, sent and dropped anywhere.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -53,11 +54,11 @@ pub mod values {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Structs and enums are converted by serde, as property lists and keywords: see [`Serde`](crate::Serde). An integer
-    //! beyond 128 bits is a `num_bigint::BigInt`, with the feature `num-bigint`; a ratio is a [`Ratio`](crate::Ratio).
-    //! [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as memory allows.
-    //! [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends them in place, which is `unsafe` because another Lisp thread
-    //! may write to them.
+    //! Structs and enums are converted by serde, as property lists and keywords: see [`Serde`](crate::Serde). Integers
+    //! of more than 128 bits convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios convert to
+    //! and from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as memory
+    //! allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets in place, which is `unsafe` because
+    //! another Lisp thread may write to them.
 }
 
 pub mod functions {
@@ -82,11 +83,11 @@ pub mod functions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! [`load_str`](crate::Lisp::load_str) and [`load_file`](crate::Lisp::load_file) load code as `load` does. If a
-    //! function is redefined while calls of it run, those calls complete with the old definition, and none is lost.
+    //! [`load_str`](crate::Lisp::load_str) and [`load_file`](crate::Lisp::load_file) load code as Lisp's `load` does.
+    //! If a function is redefined while it runs, the running calls complete with the old definition.
     //!
     //! A call from an ordinary Rust thread is handed over to a Lisp thread. Make many small calls inside
-    //! [`enter`](crate::Lisp::enter): its closure runs on a Lisp thread, from where calls are direct.
+    //! [`enter`](crate::Lisp::enter), whose closure runs on a Lisp thread, where calls are direct.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -114,17 +115,17 @@ pub mod host_functions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Lisp calls host functions on any of its threads, on multiple threads at once, so they must be `Send + Sync`. While
-    //! a host function waits, neither garbage collections nor other Lisp threads wait for it.
-    //! [`define_as`](crate::Lisp::define_as) takes a lambda list with optional and keyword arguments;
+    //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
+    //! `Send + Sync`. While a host function waits, neither garbage collections nor other Lisp threads wait for the
+    //! function. [`define_as`](crate::Lisp::define_as) takes a lambda list with optional and keyword arguments;
     //! [`Values`](crate::Values) returns multiple values. A closure that must stay on its thread can be a [local
     //! function](crate::Cx::local_function).
     //!
     //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for
     //! the next evaluation: in such a function, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
-    //! error of kind `DEADLOCK`. Either call Lisp as any host function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on
-    //! the same thread), or [`submit`](crate::Session::submit) the code. A deadlock through another thread is not detected:
-    //! a function that waits for a thread which calls `evaluate` waits forever.
+    //! error of kind `DEADLOCK`. Instead, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same
+    //! thread), or queue the code with [`submit`](crate::Session::submit). A deadlock through another thread is not
+    //! detected: a function that waits for a thread which calls `evaluate` waits forever.
     //!
     //! A non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has called
     //! as [`Error::Unwinding`](crate::Error::Unwinding). Return that error to the caller, so that destructors run as
@@ -134,8 +135,8 @@ pub mod host_functions {
 pub mod conditions {
     //! Errors, restarts, handlers, warnings.
     //!
-    //! An error that nothing in Lisp handles is returned as [`Error::Condition`](crate::Error::Condition), with
-    //! everything that SBCL knows about it.
+    //! An error that nothing in Lisp handles is returned as [`Error::Condition`](crate::Error::Condition), with the
+    //! condition object, its classes and message, the restarts and the backtrace.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -153,16 +154,18 @@ pub mod conditions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Warnings from compiling and loading code go to [`on_warning`](crate::Builder::on_warning), or to `tracing`.
+    //! Warnings from evaluated and loaded code go to the hook set with [`on_warning`](crate::Builder::on_warning), by
+    //! default to `tracing`.
 }
 
 pub mod threads {
     //! Threads, time limits, interruption and futures.
     //!
-    //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run in parallel on the program's Lisp
-    //! [`threads`](crate::Builder::threads). While a call is inside Rust, a [spare
-    //! thread](crate::Builder::spare_threads) can run another call in its place, so the Rust code may wait for threads
-    //! that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the current thread.
+    //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run on the program's Lisp threads, as
+    //! many in parallel as [`threads`](crate::Builder::threads) allows (by default one). While a call is inside Rust,
+    //! a [spare thread](crate::Builder::spare_threads) can run another call in its place, so the Rust code may wait
+    //! for threads that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the
+    //! current thread.
     //!
     //! Options such as a time limit belong to a handle and to the functions that it looks up, not to a thread.
     //!
@@ -184,15 +187,15 @@ pub mod threads {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! An interrupted call unwinds and runs its cleanup forms. The cleanup forms have a grace period of [5
-    //! seconds](crate::Builder::cleanup) before they are interrupted, too. A Rust function that Lisp has called runs to
-    //! its end first. Interrupting a call again has no effect: at most one interruption is under way.
-    //! [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
-    //! [`enter_async`](crate::Lisp::enter_async) return futures, independent of any runtime, that interrupt the call when
-    //! they are dropped.
+    //! An interrupted call unwinds and runs its cleanup forms. After a grace period, by default [5
+    //! seconds](crate::Builder::cleanup), the cleanup forms are interrupted, too. A Rust function that Lisp has called
+    //! runs to its end before the call unwinds. Interrupting a call again has no effect: at most one interruption is
+    //! under way. [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
+    //! [`enter_async`](crate::Lisp::enter_async) return futures, independent of any runtime, that interrupt the call
+    //! when they are dropped.
     //!
     //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` does not leave its closure or its thread, and that a
-    //! function which Lisp may call on any thread does not depend on one thread:
+    //! closure that Lisp may call on any thread owns its data and can be sent to other threads:
     //!
     //! ```compile_fail,E0277
     //! fn is_send<T: Send>() {}
@@ -218,9 +221,10 @@ pub mod threads {
 pub mod output {
     //! The streams that Lisp prints to and reads from.
     //!
-    //! `*standard-output*` is this process' standard output unless the program sets [`stdout`](crate::Builder::stdout).
-    //! [`stderr`](crate::Builder::stderr) sets `*error-output*`, and [`stdin`](crate::Builder::stdin) the input, which is
-    //! otherwise empty. The streams are chosen at boot, for all threads.
+    //! `*standard-output*` is this process' standard output unless the program sets
+    //! [`stdout`](crate::Builder::stdout). [`stderr`](crate::Builder::stderr) sets `*error-output*`, and
+    //! [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The streams are chosen at
+    //! boot, for all threads.
     //!
     //! ```no_run
     //! use std::io::{Cursor, sink};
@@ -230,14 +234,15 @@ pub mod output {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event, like each
-    //! warning, so that a service's log has both.
+    //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event. Warnings are
+    //! such events by default, so that the log of a service contains both.
     //!
     //! A thread of the library writes output in order, and a Lisp thread that prints waits for it, so the output of a
     //! call has been written when the call returns. An interrupted call, including one past its time limit, does not
-    //! wait: a stream that blocks cannot delay the call, and up to 1 MiB of its further output is written later. A
-    //! stream that calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting
-    //! for it; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
+    //! wait: a stream that blocks cannot delay the call. Up to 1 MiB of the call's further output is written later,
+    //! and the rest is lost. A stream whose code calls Lisp gets
+    //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for the stream; a stream
+    //! that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
     //!
     //! To get the output of one call, capture it in Lisp:
     //!
@@ -252,16 +257,17 @@ pub mod own_core {
     //! A program that contains its own Lisp code.
     //!
     //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp
-    //! into a core that the program contains: see the example `bundled`. Disable the default feature `core` to leave
-    //! out the plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory instead of a core in the
-    //! program.
+    //! files into a core that the program contains: see the example `bundled`. Disable the default feature `core` to
+    //! leave out the plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory instead of the
+    //! core in the program.
 }
 
 pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
-    //! [`Lisp::save`](crate::Lisp::save) writes the whole image, including the values of variables, while the program
-    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than any other boot.
+    //! [`Lisp::save`](crate::Lisp::save) writes the complete image, including the values of variables, while the
+    //! program continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than any
+    //! other boot.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
@@ -280,19 +286,19 @@ pub mod saving {
     //! | object | in the saved core |
     //! |---|---|
     //! | variables, functions, closures, macros, packages, hash tables, classes, instances, loaded systems | unchanged |
-    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | invalid; objects that only these kept alive are gone |
+    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | invalid; objects that only such handles kept alive are gone |
     //! | a function [defined](crate::Lisp::define) in Rust | signals a `rust:host-error` until it is defined again |
     //! | a [local function](crate::Cx::local_function) | always signals a `rust:host-error` |
     //! | calls on other threads | cut off where they were, without cleanup forms; their locks are free |
     //! | threads, timers, files, sockets, foreign memory | gone |
     //!
-    //! A copy of the process (`fork`) saves the image. The copy has a single thread, a Lisp thread; the copy runs no
-    //! code of the host and waits for none of its locks. The program may continue with any work. But an object that a
-    //! call is changing at that moment, such as a hash table, may be saved half changed: hold a lock while changing it
-    //! and while saving.
+    //! A copy of the process (`fork`) saves the image. The copy has a single thread, a Lisp thread; the copy runs none
+    //! of the program's Rust code and waits for none of its locks. Meanwhile the program continues normally. If a call
+    //! changes an object, such as a hash table, at the moment of the copy, the object may be saved half changed: hold
+    //! a lock while you change the object and while you save.
     //!
-    //! Saving without a copy would end the process, because of the host's threads and the Rust frames on the stacks of
-    //! Lisp threads. Therefore `save` fails if the process cannot be copied.
+    //! Saving without a copy would end the program: to save, SBCL moves every object and then ends the process.
+    //! Therefore `save` fails if the process cannot be copied. `save` works on Linux only.
     //!
     //! A core boots only in the same build (of the crate and of SBCL) that saved it, with the same heap size. The file may
     //! contain secrets, so only its owner can read it.
@@ -301,12 +307,12 @@ pub mod saving {
 pub mod safety {
     //! Memory safety: what safe Rust guarantees, and what Lisp code can do.
     //!
-    //! The Rust API is memory safe. Whatever safe Rust writes in an [`IntoLisp`](crate::IntoLisp), returns, forgets,
-    //! panics with or calls in a callback, no memory is corrupted and no object is mistaken for another. The only `unsafe`
-    //! function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
+    //! The Rust API is memory safe: safe Rust can neither corrupt memory nor confuse two objects, whatever an
+    //! implementation of [`IntoLisp`](crate::IntoLisp) writes, and whatever a callback calls, returns, forgets or panics
+    //! with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
-    //! Lisp code can be unsafe. [`eval`](crate::Lisp::eval), [`load_file`](crate::Lisp::load_file), a function called by
-    //! name and a booted core can do anything that this process can, as foreign code in it could:
+    //! Lisp code can be unsafe. [`eval`](crate::Lisp::eval), [`load_file`](crate::Lisp::load_file), a function called
+    //! by name and a booted core can do anything that this process can do, as foreign code could:
     //!
     //! ```no_run
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -315,16 +321,17 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Also unsafe are `(safety 0)` with false declarations, `sb-alien`, symbols of SBCL's internal packages
-    //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and threads that change an object at the same time without a lock, where
-    //! SBCL itself promises nothing. Evaluate only code that you trust, as you link only code that you trust: the image
-    //! is not a sandbox. Ordinary Lisp is checked by SBCL: a wrong index, type or number of arguments signals a condition.
+    //! Other unsafe features are `(safety 0)` with false declarations, `sb-alien`, symbols of SBCL's internal packages
+    //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and changes to an object by several threads at the same time without a
+    //! lock, for which SBCL itself guarantees nothing. The image is not a sandbox: evaluate only code that you trust,
+    //! as you link only code that you trust. Ordinary Lisp is checked by SBCL: a wrong index, type or number of
+    //! arguments signals a condition.
 }
 
 pub mod what_ends_the_process {
     //! Faults, and which of them end the process.
     //!
-    //! Unlike the server, a program of yours has no supervisor: a fault that cannot be handled from inside ends the
+    //! Unlike the server, your program has no supervisor: a fault that the process cannot handle itself ends the
     //! process.
     //!
     //! | fault | consequence |
@@ -334,28 +341,31 @@ pub mod what_ends_the_process {
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation does not end | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function called by Lisp needs more stack than the 256 KiB that are left | the process ends, as on any stack overflow in Rust |
-    //! | during a call, the heap in use exceeds 40 % of its size and has grown by more than a sixth of its size | a `storage-condition`, `heap-nearly-exhausted`; checked after each collection |
+    //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
     //! | a single object does not fit in the heap | a `storage-condition` |
-    //! | the heap is exhausted during a collection, because multiple calls together keep too much memory in use or code cannot be interrupted; or a `(make-list n)`, which SBCL allocates in one piece, does not fit | SBCL ends the process with status 87 |
+    //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
+    //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
     //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
-    //! | a panic in the closure of `enter` | continues in the caller |
+    //! | a panic in the closure of `enter` | the panic continues in the caller of `enter` |
     //! | a panic in the destructor of a host function's argument, result or error; of a function or handler that is replaced or dropped; or of a restart's argument | the panic is caught and ignored |
-    //! | a panic in the destructor of a value captured by a closure that is called once (`enter`, a reply), while the closure's own panic unwinds | Rust ends the process, as always |
-    //! | panics in two destructors that run together: of elements of a container whose reading failed, of both streams of a call, of an argument and of a value in the function's body | Rust ends the process, as always |
+    //! | a panic in the destructor of a value captured by a closure that is called once (by `enter`, or a `reply` of `Session::submit`), while the closure's own panic unwinds | Rust ends the process, as always |
+    //! | two destructors that run during the same drop panic: of two elements of a container whose conversion failed, of two streams of a `Builder`, or of an argument and of a local variable of a host function | Rust ends the process, as always |
+    //! | a value of a recursive Rust type is nested so deeply that dropping it needs more stack than the thread has | the process ends, as on any stack overflow in Rust |
     //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
-    //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of goes on." |
+    //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of continues." |
     //! | `abort` in C code, SIGKILL | the process ends |
-    //! | a Lisp thread ends by itself | another thread replaces it |
+    //! | one of the program's Lisp threads ends by itself, for example by `abort-thread` | another thread replaces the thread |
     //!
-    //! SBCL needs the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT), SIGUSR2 and SIGURG, and only on
-    //! its own threads: on other threads they go to the handlers installed before boot. SIGCHLD and SIGALRM go to SBCL and
-    //! to these handlers. All other signals belong to the program. A handler installed after boot must call the previous
-    //! handler, as the common runtimes do (tokio, `signal-hook`).
+    //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
+    //! code, and on other threads, these signals go to the handlers installed before boot. SIGCHLD and SIGALRM go to
+    //! SBCL and to these handlers. SIGUSR2 and SIGURG belong to SBCL alone; those that SBCL has not sent are ignored.
+    //! All other signals belong to the program. A handler installed after boot must call the previous handler, as the
+    //! common runtimes do (tokio, `signal-hook`).
     //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
-    //! image cannot be unloaded. After a `fork` without `exec` the child has no Lisp.
+    //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp.
 }
 
 pub mod mistakes {
@@ -386,8 +396,9 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **A number that does not fit.** No conversion truncates an integer: a larger integer is an
-    //! [`Error::Conversion`](crate::Error::Conversion). An `f64` accepts any real number, rounded to the nearest double.
+    //! **A number that does not fit.** No conversion truncates an integer: if an integer does not fit the type, the
+    //! result is an [`Error::Conversion`](crate::Error::Conversion). An `f64` accepts any real number, rounded to the
+    //! nearest double.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -396,14 +407,14 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Code as a string for each call.** A string that contains values must be built, read and compiled each time, and
-    //! breaks on quotes. Define a function once and call it with arguments.
+    //! **Code as a string for each call.** A string that contains values must be built, read and compiled each time,
+    //! and is wrong if a value contains a quotation mark. Define a function once and call it with arguments.
     //!
     //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
-    //! another thread that does. Copy what you need, release the lock, then call.
+    //! another thread that does. Copy what you need, release the lock, then make the call.
     //!
-    //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function that
-    //! Lisp has called runs to its end first.
+    //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function
+    //! that Lisp has called is not interrupted: the call ends when the function returns.
     //!
     //! **A second boot.** A process has one image, so tests of one program share it:
     //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns the same image to all of them.
@@ -412,9 +423,9 @@ pub mod mistakes {
 pub mod performance {
     //! Costs of calls and conversions, and how to avoid them.
     //!
-    //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and its result is handed back.
-    //! Inside [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use `enter` for many small
-    //! calls:
+    //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and the result is handed
+    //! back. Inside [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use `enter` for
+    //! many small calls:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -427,21 +438,24 @@ pub mod performance {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a function up once and
-    //! follows its redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up each time.
-    //! [`Lisp::eval`](crate::Lisp::eval) also reads the text, and compiles it unless it is a simple call.
+    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a name up once, and the
+    //! resulting function follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up each time.
+    //! [`Lisp::eval`](crate::Lisp::eval) also reads the text each time, and compiles it unless the form is a simple
+    //! call.
     //!
-    //! **Conversions.** A conversion copies. Keep large objects in Lisp and pass a [`Value`](crate::Value), which costs
-    //! the same for any size. [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies vectors of octets at the speed of memory.
+    //! **Conversions.** A conversion copies. Keep large objects in Lisp and pass a [`Value`](crate::Value), whose cost
+    //! does not depend on the object's size. [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies vectors of octets as
+    //! fast as memory allows.
     //!
-    //! **Generic arithmetic.** Undeclared Lisp arithmetic works on numbers of all types. Declarations of the types
+    //! **Generic arithmetic.** Without declarations, Lisp arithmetic works on numbers of all types. Type declarations
     //! (`fixnum`, `double-float`) make inner loops many times as fast; SBCL checks them.
     //!
-    //! **Garbage.** A collection stops all Lisp threads for some milliseconds. Rust threads continue unless they are
-    //! inside a call.
+    //! **Garbage.** A collection stops all Lisp threads for some milliseconds. Rust threads continue, unless they wait
+    //! for the result of a call.
     //!
-    //! **One thread.** By default one Lisp thread runs all calls, one after another.
+    //! **One thread.** By default a single Lisp thread runs all calls, one after another.
     //! [`Builder::threads`](crate::Builder::threads) sets how many calls run in parallel.
     //!
-    //! The repository's `docs/benchmarks.md` has the figures of each kind of call; `make bench` measures them.
+    //! The repository's `docs/benchmarks.md` has the measured time of each kind of call; `make bench` measures the
+    //! times again.
 }

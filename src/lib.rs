@@ -17,13 +17,14 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! [`Lisp`] is the image: it boots SBCL, evaluates, calls functions in both directions, and converts values. The [`guide`]
-//! explains it by topic, beginning with [values](guide::values) and ending with [common mistakes](guide::mistakes) and
-//! [performance](guide::performance). A process has one image; see [what ends the process](guide::what_ends_the_process).
+//! [`Lisp`] is a handle to the image: it boots SBCL, evaluates code, calls functions in both directions, and converts
+//! values. The [`guide`] explains the library by topic, beginning with [values](guide::values) and ending with [common
+//! mistakes](guide::mistakes) and [performance](guide::performance). A process has one image; see [what ends the
+//! process](guide::what_ends_the_process).
 //!
 //! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: it evaluates code as a REPL
-//! does, captures everything SBCL knows about an error, and can hold a failed evaluation for debugging. [`mcp`] serves a
-//! session to an MCP client.
+//! does, records an error's message, backtrace and restarts, and can hold a failed evaluation for debugging. [`mcp`]
+//! serves a session to an MCP client.
 //!
 //! To use the crate without the server, from a clone of its repository:
 //!
@@ -36,19 +37,19 @@
 //!
 //! | feature | default | effect |
 //! |---|---|---|
-//! | `core` | yes | The program contains the plain core. Without this feature, the program needs a core of its own, which its build script makes from the program's Lisp code with the crate `sbcl-build`. |
+//! | `core` | yes | The program contains the plain core. Without this feature, the program needs another core: its build script makes one from the program's Lisp code with the crate `sbcl-build`, or [`Builder::core`] names one. |
 //! | `mcp` | yes | The module [`mcp`]: the MCP server and the command line. Without this feature the library has few dependencies. |
-//! | `num-bigint` | no | Conversions of integers of any size. |
+//! | `num-bigint` | no | Conversions between Lisp integers and the integers of the crate `num-bigint`, which have any size. |
 //!
 //! # Platforms
 //!
-//! | platform | state |
+//! | platform | status |
 //! |---|---|
 //! | x86-64 Linux, glibc 2.31 or newer | tested |
-//! | aarch64 Linux, macOS | the Rust code compiles, but has never run |
+//! | aarch64 Linux, macOS | the Rust code compiles, but has never run there |
 //! | Windows | not supported |
 //!
-//! The crate needs Rust 1.89 or newer. Building it compiles SBCL 2.6.4, which takes some minutes once per machine.
+//! The crate needs Rust 1.89 or newer. The first build on a machine compiles SBCL 2.6.4, which takes some minutes.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]

@@ -1,14 +1,14 @@
 //! The kinds of failure that the server reports itself, in place of the type of a Lisp condition.
 
-/// The kind of an evaluation that reached its time limit.
+/// The failure kind of an evaluation that reached its time limit.
 pub(crate) const TIMEOUT: &str = "TIMEOUT";
-/// The kind of an evaluation that was cancelled or aborted, or ended with its image.
+/// The failure kind of an evaluation that was cancelled or aborted, or whose image was replaced by a reset or restore.
 pub(crate) const CANCELLED: &str = "CANCELLED";
-/// The kind of an evaluation that filled the heap.
+/// The failure kind of an evaluation that nearly filled the heap.
 pub(crate) const HEAP_EXHAUSTED: &str = "HEAP-EXHAUSTED";
-/// The kind of an evaluation that ended its own thread.
+/// The failure kind of an evaluation that ended its own thread.
 pub(crate) const THREAD_TERMINATED: &str = "THREAD-TERMINATED";
-/// The kind of an evaluation during which the Lisp process ended.
+/// The failure kind of an evaluation during which the Lisp process ended.
 #[cfg(feature = "mcp")]
 pub(crate) const IMAGE_LOST: &str = "IMAGE-LOST";
 

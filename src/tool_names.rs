@@ -8,12 +8,13 @@ static LISTED_TOOLS: RwLock<Option<Vec<String>>> = RwLock::new(None);
 /// The tools for a held evaluation. [`ANY_DEBUGGER_TOOL`] stands for any of these tools.
 const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
-/// A name that is accepted in place of a tool's name, and stands for any of the tools for a held evaluation.
+/// A name that stands for any of the tools for a held evaluation. The functions of this module accept it in place of a
+/// tool's name.
 pub(crate) const ANY_DEBUGGER_TOOL: &str = "debugger";
 
 /// Sets the names of the tools that this process lists to its clients.
 #[cfg(feature = "mcp")]
-pub(crate) fn set_listed(names: Vec<String>) {
+pub(crate) fn set_listed_tools(names: Vec<String>) {
     *LISTED_TOOLS.write() = Some(names);
 }
 
@@ -37,8 +38,8 @@ pub(crate) fn listed_debugger_tools() -> impl Iterator<Item = &'static str> {
     look.into_iter().chain(act).filter(|(tool, _)| is_listed(tool)).map(|(_, text)| text)
 }
 
-/// Returns `has(tool)`. For the name [`ANY_DEBUGGER_TOOL`], returns true if `has` returns true for any of the tools for a
-/// held evaluation.
+/// Returns true if a tool is available. `has` returns true for the name of an available tool. The name
+/// [`ANY_DEBUGGER_TOOL`] is available if any tool for a held evaluation is available.
 pub(crate) fn is_tool_available(tool: &str, has: impl Fn(&str) -> bool) -> bool {
     if tool == ANY_DEBUGGER_TOOL { DEBUGGER_TOOLS.into_iter().any(has) } else { has(tool) }
 }

@@ -229,7 +229,7 @@
   (destructuring-bind (package name &rest rest) entry
     (declare (ignore rest))
     (equal (list (if (string= package "C") name (format nil "~A::~A" package name)))
-           (mapcar #'first (moved-names (list entry) machine)))))
+           (mapcar #'first (changed-names (list entry) machine)))))
 
 (defun check-message ()
   "Return the message of the check in this SBCL, or NIL if nothing has moved."

@@ -29,10 +29,10 @@ pub(super) enum TokenKind {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
-    /// Byte range of the token in its line. The range of a string that continues on the next line ends at the line's end.
+    /// Start and end of the token, as bytes of its line. A string that continues on the next line ends at the line's end.
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Column on the screen, with tab stops every eight columns.
+    /// Column of the start on the screen, from 0, with tab stops every eight columns.
     pub(super) column: u32,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct Line {
     pub(super) tokens: Vec<Token>,
     /// The construct within which the next line begins.
     pub(super) end: Mode,
-    /// Positions of the `"` that begin or end a string.
+    /// Byte positions of the `"` characters that begin or end a string.
     pub(super) quotes: Vec<usize>,
     /// Number of quotes in unusual positions: an opening quote directly after an atom, or a closing quote directly before
     /// an atom or an opening parenthesis.
     pub(super) crowded_quotes: u32,
-    /// Start of a string, symbol or comment that begins in this line and continues on the next.
+    /// Byte position of a string, symbol or comment that begins in this line and continues on the next line.
     pub(super) unclosed_start: Option<usize>,
 }
 
@@ -105,12 +105,12 @@ impl Lexer<'_> {
     fn run(&mut self, mode: Mode) -> Mode {
         let begun = match mode {
             Mode::Code => Mode::Code,
-            Mode::String => self.string(),
-            Mode::Bars => match self.bars() {
-                Mode::Code => self.atom(),
+            Mode::String => self.skip_string(),
+            Mode::Bars => match self.skip_bars() {
+                Mode::Code => self.skip_atom(),
                 mode => mode,
             },
-            Mode::Comment(depth) => self.comment(depth),
+            Mode::Comment(depth) => self.skip_comment(depth),
         };
         if begun != Mode::Code {
             return begun;
@@ -134,7 +134,7 @@ impl Lexer<'_> {
                     }
                     self.line.quotes.push(start);
                     self.at += 1;
-                    let end = self.string();
+                    let end = self.skip_string();
                     self.push(TokenKind::String, start);
                     end
                 }
@@ -146,9 +146,9 @@ impl Lexer<'_> {
                     self.push(TokenKind::Prefix, start);
                     Mode::Code
                 }
-                b'#' => self.dispatch_macro(),
+                b'#' => self.read_dispatch_macro(),
                 _ => {
-                    let end = self.atom();
+                    let end = self.skip_atom();
                     self.push(TokenKind::Atom, start);
                     end
                 }
@@ -161,7 +161,7 @@ impl Lexer<'_> {
         Mode::Code
     }
 
-    /// Returns true if the quote at `start` follows a dispatching macro such as `#p`, or `,@`.
+    /// Returns true if the double quote at `start` directly follows `,@` or a dispatching macro such as `#p`.
     fn follows_dispatch_macro(&self, start: usize) -> bool {
         let before = &self.text[..start];
         before.ends_with(b"#") || before.len() > 1 && before[before.len() - 2] == b'#' || before.ends_with(b",@")
@@ -169,7 +169,7 @@ impl Lexer<'_> {
 
     /// Advances to the end of the string, or to the end of the line if the string continues on the next line. Returns the
     /// mode there.
-    fn string(&mut self) -> Mode {
+    fn skip_string(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
             match byte {
@@ -188,7 +188,7 @@ impl Lexer<'_> {
     }
 
     /// Advances beyond the closing vertical bar, or to the end of the line if there is none. Returns the mode there.
-    fn bars(&mut self) -> Mode {
+    fn skip_bars(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
             match byte {
@@ -201,13 +201,13 @@ impl Lexer<'_> {
     }
 
     /// Advances to the end of the atom, or to the end of the line if a vertical bar is not closed. Returns the mode there.
-    fn atom(&mut self) -> Mode {
+    fn skip_atom(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             match byte {
                 b'\\' => self.at = (self.at + 2).min(self.text.len()),
                 b'|' => {
                     self.at += 1;
-                    if self.bars() == Mode::Bars {
+                    if self.skip_bars() == Mode::Bars {
                         return Mode::Bars;
                     }
                 }
@@ -215,16 +215,12 @@ impl Lexer<'_> {
                 _ => self.at += 1,
             }
         }
-        // Skip the continuation bytes of an escaped UTF-8 character.
-        while self.byte(0).is_some_and(|byte| (0x80..=0xbf).contains(&byte)) {
-            self.at += 1;
-        }
         Mode::Code
     }
 
     /// Advances to the end of the block comment, or to the end of the line if the comment continues on the next line.
     /// Returns the mode there.
-    fn comment(&mut self, mut depth: u8) -> Mode {
+    fn skip_comment(&mut self, mut depth: u8) -> Mode {
         while self.at < self.text.len() {
             match (self.text[self.at], self.byte(1)) {
                 (b'|', Some(b'#')) => {
@@ -244,8 +240,8 @@ impl Lexer<'_> {
         Mode::Comment(depth)
     }
 
-    /// Reads a token that begins with `#`. Returns the mode after it.
-    fn dispatch_macro(&mut self) -> Mode {
+    /// Reads the token or block comment that begins with the `#` at the current position. Returns the mode where it ends.
+    fn read_dispatch_macro(&mut self) -> Mode {
         let start = self.at;
         self.at += 1;
         while self.byte(0).is_some_and(|byte| byte.is_ascii_digit()) {
@@ -258,12 +254,12 @@ impl Lexer<'_> {
         match byte {
             b'|' => {
                 self.at += 1;
-                self.comment(1)
+                self.skip_comment(1)
             }
             b'\\' => {
                 // Skip the character after the backslash, whatever it is, and the rest of a character name.
                 self.at = (self.at + 2).min(self.text.len());
-                let end = self.atom();
+                let end = self.skip_atom();
                 self.push(TokenKind::Atom, start);
                 end
             }
@@ -274,7 +270,7 @@ impl Lexer<'_> {
             }
             b':' | b'*' | b'b' | b'B' | b'o' | b'O' | b'x' | b'X' | b'r' | b'R' => {
                 self.at += 1;
-                let end = self.atom();
+                let end = self.skip_atom();
                 self.push(TokenKind::Atom, start);
                 end
             }

@@ -58,8 +58,8 @@ impl CheckResult {
 enum Imbalance {
     /// A closing parenthesis has no opening parenthesis. The fields are its line and its byte in the line, from 0.
     Unmatched(usize, usize),
-    /// The text ends within a construct. The fields are the construct's mode, and the line and byte, from 0, where the
-    /// construct begins.
+    /// The text ends within a construct. The fields are the construct's mode (`Code` for a form), and the line and byte,
+    /// from 0, where the construct begins.
     Unfinished(Mode, usize, usize),
 }
 
@@ -69,8 +69,8 @@ type StopCondition<'a> = &'a dyn Fn() -> bool;
 /// The position of a parenthesis: line and byte, from 0.
 type Position = (usize, usize);
 
-/// Checks that the lines are balanced. Calls `visit` with the positions of each closing parenthesis and of its opening
-/// parenthesis.
+/// Checks that the lines are balanced. Calls `visit` for each pair of parentheses, with the position of the closing
+/// parenthesis first.
 fn check_balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<(), Imbalance> {
     let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
@@ -99,12 +99,12 @@ fn check_balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> R
     }
 }
 
-/// Splits a text at its newlines. The lines, joined with newlines, are the text again.
+/// Splits a text at its newlines. Joining the lines with newlines restores the text.
 fn split_lines(text: &str) -> Vec<&str> {
     text.split('\n').collect()
 }
 
-fn lexed(lines: &[&str]) -> Vec<Line> {
+fn lex_lines(lines: &[&str]) -> Vec<Line> {
     let mut mode = Mode::Code;
     lines
         .iter()
@@ -121,17 +121,17 @@ fn lexed(lines: &[&str]) -> Vec<Line> {
 #[must_use]
 pub fn packages(text: &str) -> Vec<String> {
     let lines = split_lines(text);
-    reader::packages(&lines, &lexed(&lines))
+    reader::packages(&lines, &lex_lines(&lines))
 }
 
 /// Checks the Lisp source `text`, and suggests a repair if its parentheses, strings or comments are not balanced.
 ///
-/// Assumes standard syntax (CLHS 2). `known` has the names, in upper case, of packages that other files define.
+/// Assumes standard syntax (CLHS 2). `known` lists the names, in upper case, of packages that other files define.
 #[must_use]
 pub fn check(text: &str, known: &[String]) -> CheckResult {
     let lines = split_lines(text);
     match check_balance(&lines, |_, _| {}) {
-        Ok(()) => CheckResult { findings: reader::findings(&lines, &lexed(&lines), known), repaired: None },
+        Ok(()) => CheckResult { findings: reader::findings(&lines, &lex_lines(&lines), known), repaired: None },
         Err(imbalance) => {
             let edits = repair::find_edits(&lines, &|| false).unwrap_or_default();
             let repaired = apply_edits(&lines, &edits);
@@ -161,7 +161,7 @@ pub fn is_unfinished(text: &str) -> bool {
         Err(Imbalance::Unfinished(..)) => true,
         Err(Imbalance::Unmatched(..)) => false,
         Ok(()) => {
-            let lexed = lexed(&lines);
+            let lexed = lex_lines(&lines);
             let last = lexed.iter().rev().find_map(|line| line.tokens.last());
             last.is_some_and(|token| matches!(token.kind, TokenKind::Prefix | TokenKind::Feature))
         }
@@ -199,7 +199,7 @@ pub fn highlights(text: &str) -> Vec<(std::ops::Range<usize>, HighlightKind)> {
         parts.push((open..open + 1, HighlightKind::Parenthesis { partner: close }));
         parts.push((close..close + 1, HighlightKind::Parenthesis { partner: open }));
     });
-    for (line, start) in lexed(&lines).iter().zip(&starts) {
+    for (line, start) in lex_lines(&lines).iter().zip(&starts) {
         for token in &line.tokens {
             let range = start + token.start..start + token.end;
             match token.kind {
@@ -217,7 +217,7 @@ pub fn highlights(text: &str) -> Vec<(std::ops::Range<usize>, HighlightKind)> {
 fn is_readable(text: &str) -> bool {
     let lines = split_lines(text);
     check_balance(&lines, |_, _| {}).is_ok()
-        && reader::findings(&lines, &lexed(&lines), &[]).iter().all(|finding| finding.severity != Severity::Error)
+        && reader::findings(&lines, &lex_lines(&lines), &[]).iter().all(|finding| finding.severity != Severity::Error)
 }
 
 /// Longest code or file, in bytes, that [`hint`] examines.

@@ -9,17 +9,17 @@ use super::{Finding, Severity};
 /// Maximum nesting depth of parentheses. A text that is nested more deeply is not checked.
 const MAX_DEPTH: usize = 500;
 
-/// Sub-characters of SBCL's dispatching macros (CLHS 2.4.8).
+/// The characters, in upper case, that may follow `#` in SBCL's standard syntax (CLHS 2.4.8).
 const DISPATCH_CHARACTERS: &str = "'(*+-.:=#ABCOPRSX\\|";
 
 /// Operators, without package prefix, that define a package or name a package that is defined elsewhere.
 const DEFINING_OPERATORS: [&str; 4] = ["DEFPACKAGE", "DEFINE-PACKAGE", "MAKE-PACKAGE", "DEFSYSTEM"];
 
-/// Operators that load or create packages whose names are, at least approximately, the arguments.
+/// Operators whose arguments are, at least approximately, the names of packages that the operators load or create.
 const LOADING_OPERATORS: [&str; 6] =
     ["LOAD-SYSTEM", "LOAD-SYSTEMS", "QUICKLOAD", "REQUIRE", "RENAME-PACKAGE", "ADD-PACKAGE-LOCAL-NICKNAME"];
 
-/// Packages of the image, without SBCL's own packages (`SB-…`) and the internal packages of ASDF (`ASDF/…`, `UIOP/…`).
+/// Packages that every image has, besides SBCL's own packages (`SB-…`) and ASDF's internal packages (`ASDF/…`, `UIOP/…`).
 const NON_SB_PACKAGES: [&str; 11] = [
     "ASDF",
     "ASDF-ACTION",
@@ -60,7 +60,7 @@ pub(super) fn packages(lines: &[&str], lexed: &[Line]) -> Vec<String> {
 /// Maximum number of unknown packages for which a similar known name is searched.
 const MAX_HINTS: usize = 100;
 
-/// Returns the problems in balanced lines. `known` has the names of packages that are defined elsewhere.
+/// Returns the problems in balanced lines. `known` lists the names of packages that are defined elsewhere.
 pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<Finding> {
     let mut walk = FormWalk::new(lines, lexed);
     walk.run();
@@ -84,7 +84,7 @@ pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<
                     continue;
                 }
                 let near = (unknown.len() < MAX_HINTS).then(|| most_similar_name(&name, &defined)).flatten();
-                let hint = near.map(|near| format!(" (is {near} meant?)")).unwrap_or_default();
+                let hint = near.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default();
                 let message =
                     format!("no package {name} is known here: load its definition before this form is read{hint}");
                 unknown.insert(name);
@@ -110,8 +110,8 @@ fn most_similar_name<'names>(name: &str, defined: &HashSet<&'names str>) -> Opti
     near.min_by_key(|other| (other.len().abs_diff(name.len()), *other))
 }
 
-/// Returns true if the names differ by one inserted, deleted or replaced character, or by two exchanged neighbours. A name
-/// of fewer than three characters has no similar names.
+/// Returns true if the names differ by one inserted, deleted or replaced character, or by two swapped adjacent
+/// characters. A name of fewer than three characters has no similar names.
 fn is_similar(name: &str, other: &str) -> bool {
     let (name, other): (Vec<char>, Vec<char>) = (name.chars().collect(), other.chars().collect());
     if name.len() < 3 || name == other || name.len().abs_diff(other.len()) > 1 {
@@ -132,7 +132,7 @@ fn is_similar(name: &str, other: &str) -> bool {
 enum Problem {
     /// Standard syntax does not allow the text. The field is the message of the finding.
     Refused(String),
-    /// The text begins with this dispatching macro, which SBCL does not have.
+    /// The text uses the reader macro that the field names, such as `#!`, which SBCL does not define.
     Macro(String),
     /// The text names this package, which may be unknown.
     Package(String),
@@ -182,7 +182,7 @@ impl<'a> FormWalk<'a> {
             if self.text(at) == "." {
                 self.refuse(at, "a dot outside a list");
             }
-            let next = self.form(at, FormContext { depth: 0, backquotes: 0, skipped: false });
+            let next = self.walk_form(at, FormContext { depth: 0, backquotes: 0, skipped: false });
             at = next.max(at + 1);
         }
     }
@@ -203,7 +203,7 @@ impl<'a> FormWalk<'a> {
 
     /// Walks over the form whose first token has the index `at`, and returns the index of the token after the form. A
     /// closing parenthesis is not a form.
-    fn form(&mut self, at: usize, context: FormContext) -> usize {
+    fn walk_form(&mut self, at: usize, context: FormContext) -> usize {
         // Prefixes count as levels, too, so the depth can exceed the nesting depth of the parentheses.
         let context = FormContext { depth: context.depth + 1, ..context };
         if context.depth > 2 * MAX_DEPTH {
@@ -224,17 +224,17 @@ impl<'a> FormWalk<'a> {
             Some(TokenKind::Feature) => {
                 let skipped = FormContext { skipped: true, ..context };
                 self.check_feature_operators(at + 1);
-                let feature = self.form(at + 1, skipped);
-                let conditional = if self.form_missing { feature } else { self.form(feature, skipped) };
+                let feature = self.walk_form(at + 1, skipped);
+                let conditional = if self.form_missing { feature } else { self.walk_form(feature, skipped) };
                 if self.form_missing {
                     self.refuse(at, "a feature expression with nothing after it");
                     return conditional;
                 }
                 // No form need follow: the conditional may be the last element of its list.
-                return self.form(conditional, context);
+                return self.walk_form(conditional, context);
             }
-            Some(TokenKind::Prefix) => self.prefixed(at, context),
-            Some(TokenKind::Open) => self.list(at, context),
+            Some(TokenKind::Prefix) => self.walk_prefixed(at, context),
+            Some(TokenKind::Open) => self.walk_list(at, context),
         };
         self.form_missing = false;
         end
@@ -263,7 +263,7 @@ impl<'a> FormWalk<'a> {
         }
     }
 
-    fn prefixed(&mut self, at: usize, context: FormContext) -> usize {
+    fn walk_prefixed(&mut self, at: usize, context: FormContext) -> usize {
         let prefix = self.text(at);
         let backquotes = match prefix.as_bytes()[0] {
             b'`' => context.backquotes + 1,
@@ -281,7 +281,7 @@ impl<'a> FormWalk<'a> {
             }
             _ => context.backquotes,
         };
-        let end = self.form(at + 1, FormContext { backquotes, ..context });
+        let end = self.walk_form(at + 1, FormContext { backquotes, ..context });
         if self.form_missing {
             self.refuse(at, &format!("{prefix} with nothing after it"));
         }
@@ -292,7 +292,7 @@ impl<'a> FormWalk<'a> {
     fn check_dispatch_macro(&mut self, at: usize, prefix: &str) {
         let (line, token) = self.tokens[at];
         let named = prefix.trim_start_matches('#').trim_start_matches(|c: char| c.is_ascii_digit());
-        // A delimiter is not part of the token, but follows it in the line.
+        // If the character after `#` is a delimiter, it is not part of the token, but follows the token in the line.
         let Some(character) = named.chars().next().or_else(|| self.lines[line][token.end..].chars().next()) else {
             return self.refuse(at, "# at the end of a line");
         };
@@ -305,7 +305,7 @@ impl<'a> FormWalk<'a> {
         }
     }
 
-    fn list(&mut self, open: usize, context: FormContext) -> usize {
+    fn walk_list(&mut self, open: usize, context: FormContext) -> usize {
         let mut at = open + 1;
         if !context.skipped && self.text(at) == "." {
             self.refuse(at, "a dot with nothing before it in its list");
@@ -326,7 +326,7 @@ impl<'a> FormWalk<'a> {
             {
                 self.refuse(at, "a dot with nothing after it in its list");
             }
-            at = self.form(at, context);
+            at = self.walk_form(at, context);
         }
         at
     }
@@ -411,10 +411,10 @@ fn bare_name(token: &str) -> String {
     token.rsplit(':').next().unwrap_or_default().to_uppercase()
 }
 
-/// Returns the name that a string designator denotes: `:foo`, `#:foo`, `foo` or `"FOO"`.
+/// Returns the name, converted to upper case, that a string designator such as `:foo`, `#:foo` or `"foo"` denotes.
 fn designated_name(text: &str) -> String {
     match text.strip_prefix('"') {
-        // Strings that name systems are in lower case, but the names of their packages in upper case.
+        // Strings that name systems are in lower case, but the names of the systems' packages are in upper case.
         Some(name) => name.trim_end_matches('"').to_uppercase(),
         None => bare_name(text).replace('|', ""),
     }

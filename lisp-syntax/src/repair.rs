@@ -16,9 +16,9 @@ use super::lexer::{Line, Mode, Token, TokenKind, is_blank, lex};
 const EDIT_COST: u32 = 24;
 /// Cost of each parenthesis after the first that an edit inserts.
 const EXTRA_PAREN_COST: u32 = 5;
-/// Cost of a line whose first form begins at, or left of, the innermost open parenthesis.
+/// Cost of a line whose first form begins in the column of the innermost open parenthesis, or left of it.
 const OUTSIDE_COST: u32 = 10;
-/// Cost of a list at the left margin, within an open form. Such a list probably is a top-level form.
+/// Cost of a list at the left margin, within an open form. Such a list is probably a top-level form.
 const AT_MARGIN_COST: u32 = 16;
 /// Cost of a line that is indented too deeply.
 const TOO_DEEP_COST: u32 = 5;
@@ -27,7 +27,7 @@ const UNALIGNED_COST: u32 = 2;
 /// Cost of an improbable feature, such as a line that begins within a symbol between vertical bars, or a quote in an
 /// unusual position.
 const UNLIKELY_COST: u32 = 6;
-/// Maximum difference between the cost of a state and the lowest cost. A state that costs more is dropped.
+/// Maximum difference between the cost of a state and that of the cheapest state. A state that costs more is dropped.
 const MAX_COST_ABOVE_BEST: u32 = 90;
 /// Maximum number of edits of a repair.
 const MAX_EDITS: u8 = 4;
@@ -39,7 +39,7 @@ const MAX_CLOSING: usize = 16;
 const MAX_POSITIONS: usize = 24;
 /// Number of parentheses of a line, counted from its end, whose removal is tried.
 const MAX_REMOVED_PARENTHESES: usize = 200;
-/// Number of line variants, counted for each state that they are applied to, after which the search is abandoned.
+/// Number of steps after which the search is abandoned. A step applies one variant of a line to one state.
 const MAX_STEPS: usize = 600_000;
 /// Maximum number of lines of a text for which edits are searched.
 const MAX_LINES: usize = 5_000;
@@ -64,7 +64,7 @@ pub(super) struct Edit {
 struct OpenParen {
     line: u32,
     column: u32,
-    /// Column of the form's second element, if it is in the same line as the parenthesis.
+    /// Column of the form's second element, if that element is on the same line as the parenthesis.
     argument: Option<u32>,
     /// Column of the last element that begins a line.
     child: Option<u32>,
@@ -170,12 +170,12 @@ fn search(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<Edit>> {
         return None;
     }
     let mut best: Option<(u32, Vec<Edit>)> = None;
-    for allowed in 1..=MAX_EDITS {
-        // Stop when `allowed` edits alone would cost at least as much as the best repair so far.
-        if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT_COST * u32::from(allowed)) {
+    for max_edits in 1..=MAX_EDITS {
+        // Stop when `max_edits` edits alone would cost at least as much as the best repair so far.
+        if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT_COST * u32::from(max_edits)) {
             break;
         }
-        let found = Search::new(lines, allowed, stop).run();
+        let found = Search::new(lines, max_edits, stop).run();
         let better = match (&best, &found) {
             (Some((least, _)), Some((cost, _))) => cost < least,
             (None, found) => found.is_some(),
@@ -197,7 +197,7 @@ fn search(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<Edit>> {
 struct Search<'a> {
     lines: &'a [&'a str],
     /// Maximum number of edits that lead to a state.
-    allowed: u8,
+    max_edits: u8,
     stacks: Stacks,
     edits_made: Vec<(Edit, usize)>,
     steps: usize,
@@ -205,8 +205,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(lines: &'a [&'a str], allowed: u8, stop: StopCondition<'a>) -> Self {
-        Self { lines, allowed, stacks: Stacks::new(), edits_made: Vec::new(), steps: 0, stop }
+    fn new(lines: &'a [&'a str], max_edits: u8, stop: StopCondition<'a>) -> Self {
+        Self { lines, max_edits, stacks: Stacks::new(), edits_made: Vec::new(), steps: 0, stop }
     }
 
     /// Returns the end of the balanced lines that begin at line `begin`: the line with the next top-level list at the
@@ -220,7 +220,7 @@ impl<'a> Search<'a> {
                 return Some(number);
             }
             let line = lex(text, mode);
-            let (reached, cost) = self.apply(&line_effect(mode, &line), number, stack)?;
+            let (reached, cost) = self.apply_effect(&line_effect(mode, &line), number, stack)?;
             // A list at the margin within an open form makes it uncertain where the open form ends.
             if cost >= AT_MARGIN_COST {
                 return None;
@@ -234,7 +234,7 @@ impl<'a> Search<'a> {
         let start = State { cost: 0, edits: 0, history: usize::MAX };
         let mut states = HashMap::from([((Mode::Code, EMPTY_STACK), start)]);
         for number in 0..self.lines.len() {
-            states = self.step(number, states);
+            states = self.apply_variants(number, states);
             if self.steps > MAX_STEPS || (self.stop)() {
                 return None;
             }
@@ -251,7 +251,11 @@ impl<'a> Search<'a> {
     }
 
     /// Applies the variants of the line `number` to the states before the line, and returns the states after the line.
-    fn step(&mut self, number: usize, states: HashMap<(Mode, usize), State>) -> HashMap<(Mode, usize), State> {
+    fn apply_variants(
+        &mut self,
+        number: usize,
+        states: HashMap<(Mode, usize), State>,
+    ) -> HashMap<(Mode, usize), State> {
         let mut variants_by_start: HashMap<(Mode, bool), Vec<LineVariant>> = HashMap::new();
         let mut next: HashMap<(Mode, usize), State> = HashMap::new();
         // The states are sorted so that the same text always has the same result.
@@ -266,14 +270,14 @@ impl<'a> Search<'a> {
             if (self.stop)() {
                 break;
             }
-            let may_edit = state.edits < self.allowed;
+            let may_edit = state.edits < self.max_edits;
             let (lines, stop) = (self.lines, self.stop);
             let variants = variants_by_start
                 .entry((mode, may_edit))
                 .or_insert_with(|| line_variants(lines, number, mode, may_edit, stop));
             self.steps += variants.len();
             for variant in variants {
-                let Some((reached, cost)) = self.apply(&variant.effect, number, stack) else { continue };
+                let Some((reached, cost)) = self.apply_effect(&variant.effect, number, stack) else { continue };
                 let cost = state.cost + cost + variant.cost;
                 let place = next.entry((variant.effect.end, reached));
                 let known = match &place {
@@ -298,7 +302,7 @@ impl<'a> Search<'a> {
 
     /// Applies the effect of the line `number` to a stack. Returns the new stack and the cost of the line's indentation, or
     /// `None` if the line closes more parentheses than are open.
-    fn apply(&mut self, effect: &LineEffect, number: usize, mut stack: usize) -> Option<(usize, u32)> {
+    fn apply_effect(&mut self, effect: &LineEffect, number: usize, mut stack: usize) -> Option<(usize, u32)> {
         let mut cost = 0;
         if let Some((column, kind)) = effect.first
             && kind != FirstKind::Anywhere

@@ -17,8 +17,8 @@
 
 (mapc #'require *contribs*)
 
-;;; Check the table before anything is compiled, so that the build reports each internal name of SBCL that has changed,
-;;; instead of failing in code that relies on the name.
+;;; Check the table of SBCL's internal names before anything is compiled, so that the build reports each name that has
+;;; changed, instead of failing in code that relies on the name.
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
 (handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
   (error (failure)
@@ -36,7 +36,7 @@
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
     ;; The compiled code can also be loaded into an SBCL that has not loaded the contribs, so it begins with a file that
-    ;; does so.
+    ;; loads them.
     (let ((source (make-pathname :name "build-requirements" :type "lisp" :defaults fasls)))
       (with-open-file (file source :direction :output)
         (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" *contribs*))

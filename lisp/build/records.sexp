@@ -4,9 +4,9 @@
 ;;;; its name, its type, its documentation and, optionally, the name that structured results use instead. `?` marks an
 ;;;; optional field. A number is never negative, and a flag is 1 for true.
 
-(system System "Introduces the results of one of several tested systems."
+(system System "The header of the results of one of several tested systems."
  (name text "The name of the system, as requested.")
- (printed number "The number of characters that the evaluation had printed by then."))
+ (printed number "The number of characters that the evaluation had printed when the system's tests began."))
 
 (run RunCounts "The counts of a test run."
  (system text? "The system, if several are tested.")
@@ -24,7 +24,7 @@
  (milliseconds number "The duration of the test.")
  (checks number? "The number of checks that passed, if known.")
  (message text? "The framework's message about the test.")
- (error number? "The index, from 0, of the error that ended the test among the errors of the outcome.")
+ (error number? "The index in the outcome's errors, from 0, of the error that ended the test.")
  (file text? "The file that defines the test.")
  (line number? "The line of the definition, from 1.")
  (code text? "The text of that line."))
@@ -40,7 +40,7 @@
 (more-checks MoreChecks "The number of further failed checks of the preceding test."
  (count number "The number of checks."))
 
-(suspects Suspects "Introduces the suspects of a test."
+(suspects Suspects "The header of a test's list of suspects."
  (system text? "The system, if several are tested.")
  (name text "The name of the test.")
  (printed text? "The failure report, printed by a test operation, to which the suspects belong.")
@@ -58,19 +58,19 @@
  (code text "The text of the line.")
  (passing number? "The number of passing tests that ran the line, if larger than for other lines."))
 
-(no-suspects NoSuspects "The search for suspects found none."
+(no-suspects NoSuspects "A search for suspects without results."
  (system text? "The system, if several are tested."))
 
-(differs Difference "A test that passes in only one of two images."
+(differs Difference "A test that passes only in the session or only in a fresh image."
  (system text? "The system, if several are tested.")
  (name text "The name of the test.")
  (passes passing-image "The image in which the test passes."))
 
-(directory Directory "A directory in which another image finds systems."
+(directory Directory "A directory in which a fresh image must look for systems."
  (system text? "The system, if several are tested.")
  (name text "The path of the directory."))
 
-(load SystemToLoad "A system that another image must load to find the tests."
+(load SystemToLoad "A system that a fresh image must load to find the tests."
  (system text? "The tested system, if several are tested.")
  (name text "The name of the system to load."))
 
@@ -83,7 +83,7 @@
 (loaded Loaded "The result of a load."
  (name text "The name of the system or file.")
  (files number "The number of loaded files.")
- (compiled number "The number of compiled files among them.")
+ (compiled number "The number of loaded files that were compiled.")
  (present number? "The number of files of the system, if none had to be loaded.")
  (definition text? "The file with the system definition, if it was searched for.")
  (systems text? "The other loaded systems, separated by commas.")
@@ -97,13 +97,13 @@
  (calls number "The number of calls.")
  (recorded number "The number of recorded calls.")
  (omitted number "The number of calls that were not recorded.")
- (stopped flag "Tracing of local functions stopped because a thread was started."))
+ (stopped flag "True if tracing of local functions stopped because a thread was started."))
 
 (call TracedCall "A call of a traced function."
  (thread text? "The thread that made the call, if not the evaluating thread.")
  (depth number "The number of recorded calls that enclose the call.")
  (text text "The call, printed.")
- (end call-end "How the call ended.")
+ (end call-end "The way in which the call ended.")
  (result text "The values or the error, printed.")
  (nanoseconds number? "The duration of the call.")
  (deeper number? "The number of deeper calls within the call that were not recorded."))
@@ -127,10 +127,10 @@
 
 (symbol FoundSymbol "A symbol or package that a search found."
  (name text "The name, as a user would type it.")
- (kind text "What the symbol names.")
+ (kind text "The kinds of things that the symbol names.")
  (lambda-list text? "The lambda list; for a package, its exported symbols.")
  (documentation text? "The first line of the documentation.")
- (exported flag "Its package exports the symbol."))
+ (exported flag "True if the package exports the symbol."))
 
 (nothing Nothing "A search without results."
  (text text "The message, with similar names."))
@@ -166,7 +166,7 @@
  (message text "The report of the condition.")
  (during text "The action during which it occurred." "while"))
 
-(saving Saving "Another process is saving the image."
+(saving Saving "A process that is saving the image."
  (process number? "The process number.")
  (stopped number "The time for which the session was stopped, in microseconds.")
  (timers number "The number of timers that the saved image lacks."))

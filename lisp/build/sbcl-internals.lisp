@@ -4,7 +4,7 @@
 
 (defpackage "SBCL-INTERNALS"
   (:use "COMMON-LISP")
-  (:export "CHECK-TABLE" "MOVED-NAMES" "READ-TABLE"))
+  (:export "CHECK-TABLE" "CHANGED-NAMES" "READ-TABLE"))
 
 (in-package "SBCL-INTERNALS")
 
@@ -63,7 +63,7 @@ the functions do not return."
                                                     ,(specifier-text (cdr structure)))))
           ((fboundp name)
            `((:function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition name))) ,(value-count type))))
-          ;; The function has no definition: only the compiler knows it.
+          ;; This function has no definition: the compiler generates the code of its calls.
           ((and (sb-int:info :function :info name) (typep type 'sb-kernel:fun-type))
            `((:open-coded ,(specifier-text (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
 
@@ -145,7 +145,7 @@ Lisp side that includes SYMBOL gives other initial values."
 (defvar *condition-slots* nil
   "The value of the function CONDITION-SLOTS, cached while many names are described.")
 
-(defun word-facets (symbol)
+(defun other-facets (symbol)
   "Return the facets of SYMBOL that are neither an operator, a variable nor a type: a policy quality, a lambda list
 keyword, or a slot name of conditions."
   (let ((conditions (gethash symbol *condition-slots*)))
@@ -157,7 +157,7 @@ keyword, or a slot name of conditions."
   "Return the facets of SYMBOL. INCLUDED lists the names of some slots of the structure SYMBOL: those to which a
 structure of the Lisp side that includes SYMBOL gives other initial values."
   (or (append (function-facets symbol) (setf-facets symbol) (variable-facets symbol) (type-facets symbol)
-              (included-slot-facets symbol included) (word-facets symbol))
+              (included-slot-facets symbol included) (other-facets symbol))
       '((:symbol))))
 
 (defun find-internal (package name)
@@ -242,7 +242,7 @@ when this machine is of the kind on which the table was written."
                       collect (format nil "was ~A; is ~A" (facet-text facet) (facet-text now)))))
       (error (failure) (list (format nil "cannot be described: ~A" failure))))))
 
-(defun moved-names (entries machine)
+(defun changed-names (entries machine)
   "Return a list that contains, for each name that differs from its entry in ENTRIES, a list of the name and the phrases
 that describe the differences. MACHINE is the type of machine on which the table of ENTRIES was written."
   (loop with same-machine = (string= machine (machine-type))
@@ -254,8 +254,8 @@ that describe the differences. MACHINE is the type of machine on which the table
           collect (cons (if (string= package "C") name (format nil "~A::~A" package name)) problems)))
 
 (defun check-table (file)
-  "Signal an error that lists the internal names in FILE, the table, that have changed, if there are any."
-  (let ((moved (multiple-value-call #'moved-names (read-table file))))
+  "If internal names in FILE, the table, have changed, signal an error that lists them and their changes."
+  (let ((moved (multiple-value-call #'changed-names (read-table file))))
     (when moved
       (error "This is SBCL ~A, in which internal names that the Lisp side uses have ~
               changed:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~

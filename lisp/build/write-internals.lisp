@@ -24,15 +24,16 @@ symbols without notice.")
   "The internal names found so far: a hash table from lists of package and name to lists of feature expressions.")
 
 (defvar *included-slots* nil
-  "A hash table from structures of SBCL's to names of slots. Each of these structures is included in a structure of the
-Lisp side, which gives these slots other initial values.")
+  "A hash table from the names of SBCL's structures to lists of slot names. A structure of the Lisp side includes each of
+these structures, and gives the listed slots other initial values.")
 
 (defconstant +conditional+ '+conditional+
   "The first element of a list that represents a form after #+ or #-. The other elements are the feature expression and
 the form.")
 
 (defun read-conditional (stream character argument)
-  "Read the feature expression and the form after #+ or #-, whether or not the expression holds in this SBCL."
+  "Read the feature expression and the form after #+ or #-, and return a list that represents them (see +CONDITIONAL+). If
+the expression does not hold in this SBCL and the form cannot be read, skip the form and return NIL."
   (declare (ignore argument))
   (let* ((features (let ((*package* (find-package "KEYWORD"))) (read stream t nil t)))
          (features (if (eql character #\-) `(:not ,features) features))
@@ -55,7 +56,7 @@ the form.")
                   (and (eq found symbol) (eq status :external)))))
 
 (defun internal-p (symbol)
-  "Return true when SYMBOL is SBCL's and not part of a documented interface."
+  "Return true when SYMBOL belongs to SBCL and is not part of a documented interface."
   (and (sbcl-symbol-p symbol) (not (documented-p symbol))))
 
 (defun runtime-symbol-p (name)
@@ -75,7 +76,7 @@ the form.")
   (pushnew features (gethash (list package name) *name-uses*) :test #'equal))
 
 (defun note-included-slots (form)
-  "If FORM is an :INCLUDE option of DEFSTRUCT for a structure of SBCL's, record the slots to which FORM gives other
+  "If FORM is an :INCLUDE option of DEFSTRUCT for one of SBCL's structures, record the slots to which FORM gives other
 initial values."
   (when (and (eq :include (car form)) (consp (cdr form)) (symbolp (second form)) (internal-p (second form)))
     (dolist (slot (cddr form))

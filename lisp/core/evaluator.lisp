@@ -13,7 +13,7 @@
     (capture-error "ABORTED"
                    (lambda ()
                      (event *job-id* (event-code :error-text) 0
-                            "The code invoked the restart ABORT: the rest of it was not evaluated."))
+                            "The code invoked the restart ABORT: the rest of the code was not evaluated."))
                    nil
                    (lambda () (error-frame hook)))
     (abandon-evaluation :error nil)))

@@ -23,7 +23,7 @@ not hold, so the build tests dangerous assumptions after all others."
   ;; A failing probe may even end the process. The last line of the build's log is then the name of the probe.
   (format t "~&Probing: ~A~%" name)
   (finish-output)
-  (handler-case (if (funcall (the function holds-p)) nil "it does not hold")
+  (handler-case (if (funcall (the function holds-p)) nil "its test returned NIL")
     (error (condition) (princ-to-string condition))))
 
 (defun broken-assumptions ()

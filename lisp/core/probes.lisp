@@ -88,7 +88,7 @@
 
 ;;; Handlers and restarts
 
-(define-assumption "a binding of *HANDLER-CLUSTERS* to the initial ones hides the outer handlers"
+(define-assumption "a binding of *HANDLER-CLUSTERS* to the initial handlers hides the outer handlers"
   (handler-case (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
                   (signal 'simple-condition)
                   t)

@@ -151,4 +151,4 @@ leave the join to a later call of this function."
                                   "the server and the session continue. For a fresh session, use the tool reset-session.")
                                  (t "the server and the session continue."))
                            stream)))
-  (:documentation "User code tried to end the process, which belongs to a server or to a program that embeds the image."))
+  (:documentation "The error of user code that tries to end the process of a server or of an embedding program."))

@@ -207,7 +207,7 @@ second value false."
            (do-held-forms (form text (nreverse arguments))
              (push (with-user-code-boundary () (eval form)) arguments)))))
     (unless success
-      (push-notice "`values` failed: the restart was not invoked, and the evaluation is still held."))
+      (push-notice "An expression in `values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
 
 (defun argument-count (function)

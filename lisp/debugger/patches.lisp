@@ -17,7 +17,7 @@
 (define-patch sb-di:debug-fun-closure-name (debug-fun frame)
   #'closure-name)
 
-(define-assumption "the handlers in *HANDLER-CLUSTERS*, which show whether one of SBCL's own handles an error"
+(define-assumption "the handlers in *HANDLER-CLUSTERS*, which show whether a handler of SBCL handles an error"
   (let ((condition (make-condition 'simple-error)))
     (flet ((handled-by-system-p () (system-handles-p condition (butlast sb-kernel:*handler-clusters*))))
       (and (handler-bind ((warning #'muffle-warning) (simple-error #'princ-to-string)) (handled-by-system-p))

@@ -306,13 +306,13 @@ is made."
                     (error answer)
                     (error class :function (first answer) :message (second answer)))
     (use-value (value)
-      :report "Return a value in place of the function's."
+      :report "Use a value as the function's result."
       :interactive (lambda () (list (progn (write-string "Value: " *query-io*) (eval (read *query-io*)))))
       value)))
 
 (defun fail-unknown-function ()
   "Signal that the program does not have the called function."
-  (fail-program-call 'rust:host-error '("the program" "there is no such function")))
+  (fail-program-call 'rust:host-error '("the program" "the called function is not defined")))
 
 (defun call-and-finish (function write missing)
   "Call the program's FUNCTION as EXCHANGE-MESSAGES does. Then return its values, signal its error, or resume the pending

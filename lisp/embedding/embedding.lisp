@@ -430,7 +430,7 @@ for the error message if the program no longer has the function."
                                 (call-newest))))))))
       (declare (ignore warnings))
       (when failure
-        (error "~A cannot be defined with the lambda list ~:S." name lambda-list))
+        (error "~A cannot be defined: its lambda list ~:S does not compile." name lambda-list))
       (setf (sb-kernel:%fun-lambda-list function) lambda-list)
       function)))
 

@@ -98,7 +98,7 @@ user."
   (guarded (start-lane +evaluation-lane+)
       (failure)
     (event 0 (event-code :thread-refused) 0
-           (with-server-syntax () (format nil "No thread could be started for it: ~A" failure)))))
+           (with-server-syntax () (format nil "No other thread could be started: ~A" failure)))))
 
 (defun run-abandon (job)
   "Perform an :ABANDON job: withdraw the thread of the job that JOB names from its lane. If the lane is the inspection
@@ -113,7 +113,7 @@ lane, start another thread for it."
       (guarded (start-lane lane)
           (failure)
         (event (job-argument job) (event-code :refused) 0
-               (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
+               (with-server-syntax () (format nil "The inspection thread could not be replaced: ~A" failure)))))))
 
 (defun essential-mutexes ()
   "Return the SBCL mutexes without which no code can be compiled, no definition made, and no thread started."

@@ -44,7 +44,7 @@ the result."
                  (failure)
                (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
           (unless answer
-            (refuse "a non-local exit ended their start."))
+            (refuse "a non-local exit ended the start."))
           (return-from start (eq answer :started)))))))
 
 (defun configure-asdf-cache ()

@@ -83,7 +83,8 @@ candidates occur in the names of TESTS, return only those candidates."
 
 (defun load-with-coverage (systems scratch)
   "Load SYSTEMS, which hold tests, and their dependencies. The systems under test, which TESTED-SYSTEMS finds, are loaded
-with coverage marks. Compiled files go into the directory SCRATCH. Return the systems with marks."
+with coverage marks. Their compiled files, and those of systems that are loaded after them, go into the directory SCRATCH.
+Return the systems with marks."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))

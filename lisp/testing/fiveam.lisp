@@ -123,16 +123,16 @@ the expected value."
                (when parts
                  (return-from fiveam-check (funcall make (mapcar #'cut-text parts)))))))
       (try (list (format nil "~% which is not ~%") (format nil "~% to ~%"))
-           (lambda (parts) (make-check :form form :shown shown :expected (fourth parts) :actual (second parts))))
+           (lambda (parts) (make-check :form form :printed-form shown :expected (fourth parts) :actual (second parts))))
       (try (list (format nil "~% which is ~%") (format nil "~%to ~%") " (it should not be)")
-           (lambda (parts) (make-check :form form :shown shown :expected (format nil "anything but ~A" (fourth parts))
+           (lambda (parts) (make-check :form form :printed-form shown :expected (format nil "anything but ~A" (fourth parts))
                                        :actual (second parts))))
       (try (list (format nil "~% which does not satisfy ~%"))
-           (lambda (parts) (make-check :form form :shown shown
+           (lambda (parts) (make-check :form form :printed-form shown
                                        :expected (format nil "a value that satisfies ~A" (third parts))
                                        :actual (second parts))))
       (try (list (format nil "~% which satisfies ~%") " (it should not)")
-           (lambda (parts) (make-check :form form :shown shown
+           (lambda (parts) (make-check :form form :printed-form shown
                                        :expected (format nil "a value that does not satisfy ~A" (third parts))
                                        :actual (second parts)))))
-    (make-check :form form :shown shown :message (cut-text (string-trim '(#\Space #\Newline) reason)))))
+    (make-check :form form :printed-form shown :message (cut-text (string-trim '(#\Space #\Newline) reason)))))

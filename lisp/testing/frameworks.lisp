@@ -9,9 +9,9 @@
   (title "" :type string :read-only t)
   ;; The names of the framework's packages. The first package has its functions.
   (packages '() :type list :read-only t)
-  ;; Conses of two function names. The first names a function of the framework that a system's test-op calls to run tests.
-  ;; The second names our function that takes the same arguments and returns the tests that the framework's function would
-  ;; run.
+  ;; Conses of two function names. The car is the name of a function of the framework that a system's test-op calls to run
+  ;; tests. The cdr is the name of our function that takes the same arguments and returns the tests that the framework's
+  ;; function would run.
   (entries '() :type list :read-only t)
   ;; The variables that hold the framework's report streams: conses of a variable's name and its package's name.
   (streams '() :type list :read-only t)
@@ -39,8 +39,8 @@ the framework's FRAMEWORK structure."
          **frameworks**))
 
 (defun framework-directories ()
-  "Return conses of the source directory, a native namestring, and the title of each loaded framework, for
-*MACHINERY-DIRECTORIES*."
+  "Return a value for *MACHINERY-DIRECTORIES*: for each loaded framework whose source directory is known, a cons of this
+directory, a native namestring, and the framework's title."
   (loop for framework in (loaded-frameworks)
         for system = (asdf:registered-system (string-downcase (framework-title framework)))
         for directory = (and system (asdf:system-source-directory system))

@@ -62,9 +62,9 @@
       (flet ((values-text (name)
                (let ((values (framework-slot failure name)))
                  (if (listp values) (format nil "~{~A~^, ~}" (mapcar #'shown-text values)) (shown-text values)))))
-        (add-check verdict (make-check :form form :shown (shown-form form)
+        (add-check verdict (make-check :form form :printed-form (shown-form form)
                                        :expected (values-text "EXPECTED") :actual (values-text "ACTUAL")
-                                       ;; EXTRAS alternates forms and their values.
+                                       ;; EXTRAS is a list of forms, each followed by its value.
                                        :message (let ((extras (framework-slot failure "EXTRAS")))
                                                   (and (consp extras)
                                                        (format nil "~{~*~A~^, ~}" (mapcar #'shown-text extras)))))))))

@@ -59,7 +59,7 @@ made.")
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()
-  "A list of conses of a Parachute result, which belongs to the running test, and the error that ended its evaluation.")
+  "A list of conses for results of the running test: a Parachute result, and the error that ended its evaluation.")
 
 (defun evaluate-parachute-result (result function set-status)
   "Call FUNCTION, which evaluates RESULT. If RESULT is the result of a test that has not been evaluated before, run FUNCTION
@@ -123,7 +123,7 @@ as a test and record a verdict. SET-STATUS is a function that sets RESULT's stat
     (when condition
       (record-ending-condition verdict condition))
     (add-check verdict
-               (make-check :form form :shown (shown-form form)
+               (make-check :form form :printed-form (shown-form form)
                            :expected (and compares (not condition) (shown-text (framework-slot result "EXPECTED")))
                            :actual (cond (condition nil)
                                          ((slot-boundp result (framework-symbol "VALUE"))

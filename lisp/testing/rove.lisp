@@ -54,7 +54,8 @@
                          append (rove-suite-tests suite)))))
 
 (defun run-rove (tests)
-  "Run TESTS, with the setup, hooks and teardown of their suites. Return true if no test failed, and the results."
+  "Run TESTS, with the setup, hooks and teardown of their suites. Return two values: true if
+no test failed, and the results."
   (let ((stats (make-instance (framework-symbol "STATS" "ROVE/CORE/STATS")))
         (package "ROVE/CORE/SUITE/PACKAGE"))
     (funcall (framework-symbol "INITIALIZE" "ROVE/CORE/STATS") stats)
@@ -131,7 +132,7 @@ assertion, or another object."
                         unless (if (consp argument) (eq 'quote (car argument)) (constantp argument))
                           collect (format nil "~A = ~A" (shown-text argument) (shown-text argument-value)))))
       (make-check :form (and (consp form) form)
-                  :shown (and (consp form) (shown-form form))
+                  :printed-form (and (consp form) (shown-form form))
                   :expected (and (consp form)
                                  (not (typep reason 'condition))
                                  (if negative "false" "true"))

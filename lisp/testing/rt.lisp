@@ -86,7 +86,7 @@ then the framework, printed. The framework's report is dropped from OUTPUT."
               (if condition
                   (record-ending-condition verdict condition)
                   (add-check verdict
-                             (make-check :form form :shown (shown-form form)
+                             (make-check :form form :printed-form (shown-form form)
                                          :expected (format nil "~{~A~^, ~}" (mapcar #'shown-text values))
                                          :actual (and value (cut-text (rt-value-text (string-right-trim "." value))))))))))))
   verdict)
@@ -139,7 +139,7 @@ methods of a Gray stream would show in SBCL's descriptions of the generic functi
   (column 0 :type index))
 
 (defun forward-kept-text (stream)
-  "If STREAM holds back much more than +KEPT-OUTPUT-LENGTH+ characters, forward all but the last +KEPT-OUTPUT-LENGTH+."
+  "If STREAM holds back more than four times +KEPT-OUTPUT-LENGTH+ characters, forward all but the last +KEPT-OUTPUT-LENGTH+."
   (when (> (kept-output-count stream) (* 4 +kept-output-length+))
     (let* ((text (get-output-stream-string (kept-output-text stream)))
            (end (- (length text) +kept-output-length+)))

@@ -44,7 +44,7 @@
   (eq :passed (verdict-status verdict)))
 
 (defun code-file (code)
-  "Return the native namestring of the source file of the component CODE, or NIL."
+  "Return the native namestring of the source file of CODE, a code component, or NIL if the file is unknown."
   (let ((name (sb-c::debug-source-namestring (sb-c::debug-info-source (sb-kernel:%code-debug-info code)))))
     (and name (sb-ext:native-namestring (parse-namestring name)))))
 
@@ -120,8 +120,8 @@ cannot be read."
                     (marked-form-words form) (word-table (subseq text start end)))))))))
   (and (marked-form-map form) t))
 
-;;; Macros. The expansion of a macro runs in the functions that call the macro. A mark in such a function stands for the
-;;; whole macro call.
+;;; Macros. The expansion of a macro runs in the functions that call the macro. The coverage mark of such a call stands for
+;;; the whole expansion.
 
 (defun defined-macro (form)
   "Return the name of the macro that FORM defines, or NIL. LOCATE-FORM must have found FORM."
@@ -291,8 +291,8 @@ NIL. MAP is the form's map (see FORM-MAP), and PATH is a list of indices."
 ;;; The words of failures
 
 (defun map-words (function text)
-  "Call FUNCTION with each word of TEXT, in upper case. A word is a sequence of at least three characters that occur in
-names, not all of them digits."
+  "Call FUNCTION with each word of TEXT, in upper case. A word is a sequence of at least three letters, digits or
+other characters of Lisp names such as hyphens. A sequence of digits alone is not a word."
   (declare (type function function) (type string text))
   (let ((start nil))
     (loop for index from 0 to (length text)
@@ -323,12 +323,13 @@ would only lead to the forms that define and signal the condition."
       (add (subseq message report))
       (map-words (lambda (word) (remhash word table)) (subseq message 0 report))
       (dolist (check (verdict-checks verdict))
-        (add (check-shown check)) (add (check-expected check)) (add (check-actual check)) (add (check-message check))))
+        (add (check-printed-form check))
+        (add (check-expected check)) (add (check-actual check)) (add (check-message check))))
     (loop for word being the hash-keys of table collect word)))
 
 (defun weigh-words (words forms)
-  "Return conses of a word and its weight for the words among WORDS that occur in FORMS. The weight is 1 for a word in a
-single form, and falls towards 0 for a word in all forms."
+  "Return a list with a cons of the word and its weight for each of WORDS that occurs in FORMS. The weight is 1 for a word in
+a single form, and falls towards 0 for a word in all forms."
   (loop with all = (log (1+ (length forms)) 2)
         for word in words
         for among = (count-if (lambda (form) (gethash word (marked-form-words form))) forms)
@@ -336,7 +337,7 @@ single form, and falls towards 0 for a word in all forms."
           collect (cons word (- 1 (/ (log among 2) all)))))
 
 (defun shared-word-weight (words table)
-  "Return the total weight of the words among WORDS, conses of word and weight, that are keys of TABLE."
+  "Return the total weight of the words that are keys of TABLE. WORDS is a list of conses of a word and its weight."
   (loop for (word . weight) in words
         when (gethash word table)
           sum weight))
@@ -344,10 +345,10 @@ single form, and falls towards 0 for a word in all forms."
 ;;; The order of suspects
 
 (defun adjust-score (suspect words frames)
-  "Improve the score of SUSPECT if its name is among FRAMES, the names of functions from the error outwards, and if WORDS, a
-value of WEIGH-WORDS, occur in its form. Make the score of a type definition worse instead, because a type definition
-contains few forms that may be wrong. The definition of a condition often has the same name as a function that signals the
-condition, and contains the words of the condition's report."
+  "Improve the score of SUSPECT if its name is among FRAMES, the names of functions from the error outwards. Improve the
+score further for each of WORDS, a value of WEIGH-WORDS, that occurs in its form. Make the score of a type definition worse
+instead, because a type definition contains few forms that may be wrong. The definition of a condition often has the same
+name as a function that signals the condition, and contains the words of the condition's report."
   (let* ((form (suspect-form suspect))
          (frame (position (definition-symbol-name form) frames :test #'equal)))
     (if (form-has-operator-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
@@ -433,8 +434,8 @@ DIRECTORIES, native namestrings."
   (words '() :type list))
 
 (defun group-reports (reports forms passing failing number)
-  "Return the failed REPORTS as REPORT-GROUPs, the largest group first. FORMS, PASSING, FAILING and NUMBER are as for
-FIND-SUSPECTS."
+  "Return a list of REPORT-GROUPs, the largest first, of the failed REPORTS for which there are suspects. FORMS, PASSING,
+FAILING and NUMBER are as for FIND-SUSPECTS."
   (let ((groups '()))
     (loop for report across (remove-if-not #'failed-p reports)
           repeat +max-weighed-reports+

@@ -5,7 +5,7 @@
 ;;; Systems that hold tests
 
 (defun test-systems (system)
-  "Return a list of SYSTEM and the systems whose tests SYSTEM's test operation runs, SYSTEM last."
+  "Return a list of the other systems whose tests SYSTEM's test operation runs, followed by SYSTEM."
   (let ((found '()))
     (labels ((visit (system)
                (unless (member system found)
@@ -55,14 +55,15 @@ list is for use when SYSTEM's own test operation runs no tests."
                (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
 
 (defvar *redirecting-frameworks* nil
-  "True while this thread's calls of frameworks' functions that run tests are redirected to this test run.")
+  "True while the calls by which this thread makes a framework run tests are redirected to this test run.")
 
 (defvar *framework-called* nil
   "True once a call of a framework was redirected to this test run, even if the call selected no tests.")
 
 (defun call-redirecting-frameworks (function)
-  "Return the values of FUNCTION. Meanwhile redirect this thread's calls of frameworks' functions that run tests: run the
-selected tests in this test run, set *FRAMEWORK-CALLED*, and return the values that the framework's function would return."
+  "Return the values of FUNCTION. Meanwhile, if this thread calls a framework's function that runs tests, run the selected
+tests in this test run instead, set *FRAMEWORK-CALLED*, and return to the caller the values that the framework's function
+would return."
   (declare (type function function))
   (let ((entries (loop for framework in (loaded-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
@@ -182,7 +183,8 @@ package prefix, or NIL if TEXT has no prefix."
 
 (defun run-tests-named (text)
   "Run the tests that TEXT names: a test, or the tests of a group. If TEXT has no package prefix, prefer tests of the current
-package to tests with the same name in other packages. Signal an error with similar names if there are no such tests."
+package to tests with the same name in other packages. If there are no such tests, signal an error that suggests
+similar names."
   (multiple-value-bind (name package-name) (split-name text)
     (let ((package (and package-name (find-package-or-suggest package-name)))
           (names '()))
@@ -305,7 +307,7 @@ defines the test."
             (and (consp named) (or (named-p (second named))
                                    (and (rest (rest named)) (named-p (third named))))))))))
 
-(defun test-map (name text)
+(defun test-form-map (name text)
   "Return the map (see FORM-MAP) of the top-level form of TEXT that defines the test NAME, a string; or NIL. If several forms
 with the same operator define the test, return the map of the last form, whose definition is in effect."
   (let ((position 0)
@@ -345,7 +347,7 @@ VERDICT."
           repeat +max-searched-files+
           for octets = (file-octets file)
           for text = (and octets (octets-text octets 0 (length octets)))
-          for map = (and text (some (lambda (name) (guarded (test-map name text) (failure) nil)) names))
+          for map = (and text (some (lambda (name) (guarded (test-form-map name text) (failure) nil)) names))
           when map
             do (let ((position (first map)))
                  (dolist (check (reverse (verdict-checks verdict)))
@@ -354,7 +356,7 @@ VERDICT."
                      (when place
                        (setf position place
                              (check-line check) (values (line-and-column text place))
-                             (check-shown check) (or (source-of-check text place) (check-shown check))))))
+                             (check-printed-form check) (or (source-of-check text place) (check-printed-form check))))))
                  (return (list (relative-file file directories)
                                (values (line-and-column text position))
                                (line-at text position)))))))
@@ -387,7 +389,7 @@ if several systems are tested, else NIL."
   (when (failed-p verdict)
     (dolist (check (verdict-checks verdict))
       (push-record "check"
-                   :form (check-shown check)
+                   :form (check-printed-form check)
                    :expected (check-expected check)
                    :actual (check-actual check)
                    :message (check-message check)
@@ -479,7 +481,7 @@ as that of a test with the system's name, so that the tests of other systems sti
 
 ;;; Tests in another image
 
-(defun push-file-locations (run)
+(defun push-system-locations (run)
   "Push records by which another image can load the tests of RUN: a record `directory' for each directory of .asd files, and
 a record `load' for each system that defines a package of RUN's tests."
   (dolist (directory (remove-duplicates
@@ -519,7 +521,7 @@ the operation LOAD, and the other arguments are as for the operation RUN-TESTS. 
     (unless (and beside (notevery #'asdf:component-loaded-p systems))
       (mapc #'load-for-tests systems)
       (let ((*coverage* (and covering (current-coverage))))
-        (setf (test-run-covered run) covered
+        (setf (test-run-marked-systems run) covered
               (test-run-coverage run) *coverage*)
         (run-selected-tests run system package name reload)))))
 
@@ -536,7 +538,7 @@ system's tests. If the tests of a system cannot be run, the results of the other
 
 In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD lists systems to load first. If
 SUSPECTS is not 0, find up to SUSPECTS suspects by coverage for each failed test. ENDLESS lists the names of tests that are
-known to exceed their time limit, and get less time. If WAY is true, push the records of PUSH-FILE-LOCATIONS. If BESIDE is
+known to exceed their time limit, and get less time. If WAY is true, push the records of PUSH-SYSTEM-LOCATIONS. If BESIDE is
 true, another image runs the tests, too: run only the tests of systems that are already loaded."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
@@ -564,7 +566,7 @@ true, another image runs the tests, too: run only the tests of systems that are 
       (push-verdicts run (/ (length over)))
       (let ((*coverage* (test-run-coverage run)))
         (when *coverage*
-          (push-suspects run (test-run-covered run) suspects))))
+          (push-suspects run (test-run-marked-systems run) suspects))))
     (when way
-      (mapc #'push-file-locations runs))
+      (mapc #'push-system-locations runs))
     '()))

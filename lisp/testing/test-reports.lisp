@@ -53,9 +53,9 @@ the word after it."
 each piece.")
 
 (defun call-keeping-output (verdict function)
-  "Call FUNCTION, which runs the test operation of VERDICT. Return a list of its values. The second value is the text that
-FUNCTION printed, or at least its last +EXAMINED-OUTPUT-LENGTH+ characters. If coverage is recorded, store the printed
-reports in VERDICT."
+  "Call FUNCTION, which runs the test operation of VERDICT. Return a list of its values and, as a second value, the text that
+FUNCTION printed, or at least the last +EXAMINED-OUTPUT-LENGTH+ characters of that text. If coverage is recorded, store
+the printed reports in VERDICT."
   (declare (type function function))
   (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t))
         (pieces 0))

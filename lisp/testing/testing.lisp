@@ -9,7 +9,7 @@
   ;; The form of the check as an object, by which its source is found; or NIL.
   (form nil)
   ;; The form, the expected value and the actual value as text, and a message; or NIL for a part that is unknown.
-  (shown nil :type (or null string))
+  (printed-form nil :type (or null string))
   (expected nil :type (or null string))
   (actual nil :type (or null string))
   (message nil :type (or null string))
@@ -35,7 +35,7 @@
   ;; The condition that ended the test, or NIL.
   (condition nil)
   (milliseconds 0 :type real)
-  ;; The index, from 0, of the test's error among the errors of this evaluation, once the error was pushed; or NIL.
+  ;; The index, from 0, of the test's error among the errors of this evaluation, once the error has been pushed; or NIL.
   (error nil :type (or null index))
   ;; MARKS are the coverage marks that the test set, a value of MARK-BITS, if coverage is recorded. FRAMES are the names of
   ;; the functions in the frames of the test's error.
@@ -122,7 +122,7 @@
 
 (defstruct (guard (:copier nil) (:predicate nil))
   "The time limit of a running test, and the functions that end the test."
-  ;; The monotonic time at which the test is to be ended, in milliseconds.
+  ;; The monotonic time, in milliseconds, after which WATCH-TESTS interrupts the test.
   (deadline 0 :type real)
   ;; A function that ends the test. Its argument is the reason, such as :TIMEOUT.
   (end-test nil :type (or null function))
@@ -143,16 +143,16 @@
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The GUARD of the innermost running test.
   (guard nil :type (or null guard))
-  ;; If the client gave several systems: the name of this run's system as the client gave it; else NIL.
+  ;; If the client named several systems, the name of this run's system as the client gave it, else NIL.
   (system nil :type (or null string) :read-only t)
   ;; SYSTEMS are the systems that hold the tests, once they are known. MILLISECONDS is the duration of the run, or NIL before
   ;; the run is over.
   (systems '() :type list)
   (milliseconds nil :type (or null integer))
-  ;; If coverage is recorded, COVERAGE is the COVERAGE structure of this image, and COVERED lists the systems that were
-  ;; loaded with coverage marks.
+  ;; If coverage is recorded, COVERAGE is the COVERAGE structure of this image, and MARKED-SYSTEMS lists the systems
+  ;; that were loaded with coverage marks.
   (coverage nil)
-  (covered '() :type list)
+  (marked-systems '() :type list)
   ;; ERRORS is the number of errors that were pushed, and BEGUN is the monotonic time in milliseconds at which the run began.
   ;; OBSERVATION-MILLISECONDS is the CPU time that was spent on examining errors.
   (errors 0 :type index)
@@ -160,7 +160,7 @@
   (observation-milliseconds 0 :type real)
   ;; A monotonic time in milliseconds. Until then, no further test is ended because the heap is nearly used up: a test that
   ;; was ended for this reason is still unwinding, or its garbage is being collected.
-  (ending-for-heap 0 :type real))
+  (heap-grace-end 0 :type real))
 
 (declaim (type (or null test-run) *test-run*))
 (defvar *test-run* nil
@@ -214,9 +214,9 @@ test is already being ended for this reason: a second non-local exit would lose 
 error to the test around it."
   (let ((verdict (guard-verdict guard))
         (now (monotonic-milliseconds)))
-    (when (< now (test-run-ending-for-heap run))
+    (when (< now (test-run-heap-grace-end run))
       (return-from end-test-for-heap nil))
-    (setf (test-run-ending-for-heap run) (+ now +unwind-milliseconds+))
+    (setf (test-run-heap-grace-end run) (+ now +unwind-milliseconds+))
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
             (format nil "The heap was nearly used up (~D of ~D MB), so the test was ended."
@@ -310,9 +310,9 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
     (unless (eq how :returned)
       (record-abnormal-end verdict how))
     (when (eq how :heap)
-      (setf (test-run-ending-for-heap run) (+ (monotonic-milliseconds) +unwind-milliseconds+))
+      (setf (test-run-heap-grace-end run) (+ (monotonic-milliseconds) +unwind-milliseconds+))
       (collect-after-part (test-step-name verdict))
-      (setf (test-run-ending-for-heap run) 0)
+      (setf (test-run-heap-grace-end run) 0)
       ;; The collection may have announced steps of its own, which are over now. Announce the test around this test again.
       (announce-test outer))
     values))
@@ -326,7 +326,7 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
     (:aborted (setf (verdict-status verdict) :error
                     (verdict-message verdict) "The test invoked the restart ABORT."))
     (:left (setf (verdict-status verdict) :error
-                 (verdict-message verdict) "A non-local exit left the test, as when a thread is ended."))))
+                 (verdict-message verdict) "A non-local exit left the test, for example the end of its thread."))))
 
 (defun record-removed-test (verdict)
   "Record in VERDICT that its test no longer existed when the test was to run."
@@ -520,8 +520,8 @@ FUNCTION, and add the verdict to the current test run if FUNCTION fails."
                    (list-all-packages))))
 
 (defun relative-file (file directories)
-  "Return FILE, a native namestring, relative to the first of DIRECTORIES, native namestrings, that contains FILE, or else to
-the working directory."
+  "Return FILE relative to the first of DIRECTORIES that contains FILE, or else relative to the working directory. FILE and
+DIRECTORIES are native namestrings."
   (loop for directory in directories
         when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
           return (subseq file (length directory))

@@ -502,7 +502,7 @@ code that has no cross-reference to SYMBOL but contains SYMBOL as data."
     (if (name-recorded-p symbol)
         (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
                     loaded.")
-        (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code that names it was found."
+        (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code with the symbol was found."
                    (printed-name symbol)))))
 
 (defun push-expansions (symbol limit)
@@ -562,7 +562,7 @@ or on a direct instance of that class."
                                 (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
                             limit
                             (format nil "~A has no methods, and no method specialises on it.~:[~; Not searched: other ~
-                                         code that names the class. Relation references finds some of it.~]"
+                                         code that names the class. The relation references finds some of that code.~]"
                                     (printed-name symbol) class))))
 
 (defun class-eql-specializers (class)

@@ -425,12 +425,12 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
       (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
-             "It could not be fetched either.")
+             "The system could not be fetched either.")
             ((or quicklisp ocicl)
              (with-server-syntax ()
-               (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches it."
+               (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches the system."
                        (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
-            (t "It cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
+            (t "The system cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
 
 (defun missing-system-hint (condition)
   "Return a hint for CONDITION, an ASDF condition for a missing component, if a system is missing; else NIL."

@@ -18,7 +18,7 @@
 (define-assumption "a copy of a package has a symbol table of its own"
   (let* ((package (symbol-package 'private-package-copy))
          (copy (private-package-copy package))
-         (name "a name of no symbol"))
+         (name "a name that no symbol has"))
     (and (eq 'private-package-copy (find-symbol "PRIVATE-PACKAGE-COPY" copy))
          (intern name copy)
          (null (find-symbol name package)))))

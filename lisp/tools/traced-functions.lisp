@@ -182,7 +182,7 @@ package named PACKAGE. Signal an error if there is no such local function, or if
           ((null name)
            (error "~S has no local function ~A in its compiled code~:[: it has none~;~:*; it has~{ ~(~S~)~^,~}~]. ~
                    SBCL merges a function into its caller if it is inline or called from a single place: ~
-                   (declare (notinline ~(~A~))) there, and a second call or #'~:*~(~A~), prevent that."
+                   (declare (notinline ~(~A~))) there, and a second call or #'~:*~(~A~), prevent the merging."
                   outer (second tree) locals (second tree))))
     (let ((debug-fun (sb-di:fun-debug-fun function :local-name name)))
       (when (eq :fixed (sb-c::compiled-debug-fun-returns (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun)))

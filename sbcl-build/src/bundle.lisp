@@ -58,8 +58,8 @@ library."
 
 (defun diagnostic-line (what condition file line column form)
   "Return the line that reports CONDITION. WHAT is the string `error' or `warning'. FILE is the name of the file in which
-CONDITION arose, or NIL if it is unknown. LINE and COLUMN are the position in FILE, or 0. FORM is a description of the
-top-level form at the position, or NIL."
+CONDITION arose, or NIL if it is unknown. LINE and COLUMN are the position in FILE, or 0 if it is unknown. FORM is a
+description of the top-level form at the position, or NIL."
   (format nil "~A: ~@[~A:~]~@[~D:~]~@[~D:~]~:[~; ~]~A: ~A~@[ (in ~A)~]"
           what file (and (plusp line) line) (and (plusp column) column) file
           (cond ((typep condition 'style-warning) "STYLE-WARNING")
@@ -68,7 +68,7 @@ top-level form at the position, or NIL."
           (with-standard-io-syntax
             (let ((*print-readably* nil)
                   (*print-escape* nil))
-              (or (ignore-errors (one-line (princ-to-string condition))) "it cannot be printed")))
+              (or (ignore-errors (one-line (princ-to-string condition))) "the message cannot be printed")))
           form))
 
 (defun source-position (condition)

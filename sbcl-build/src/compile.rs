@@ -19,9 +19,9 @@ const LINES_SHOWN: usize = 40;
 /// The Lisp code of an application.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Application {
-    /// ASDF systems: the name of each, and the directory of its definition.
+    /// The name of each ASDF system, and the directory of its definition.
     pub(crate) systems: Vec<(String, PathBuf)>,
-    /// Directories whose files are compiled and loaded.
+    /// Directories whose `.lisp` files are compiled and loaded.
     pub(crate) directories: Vec<PathBuf>,
     /// Directories in which ASDF searches for libraries, at any depth.
     pub(crate) search: Vec<PathBuf>,
@@ -48,17 +48,17 @@ impl Application {
         write(&program, BUNDLE_PROGRAM)?;
         write(&application, &self.property_list(host, &report, &out.join("fasl"), core)?)?;
         write(&report, "")?;
-        let output = File::create(&log).map_err(io("making", &log))?;
-        let errors = output.try_clone().map_err(io("making", &log))?;
+        let output = File::create(&log).map_err(io_error("creating", &log))?;
+        let errors = output.try_clone().map_err(io_error("creating", &log))?;
         progress.say(format_args!(
-            "compiling the application's Lisp into a core takes some seconds; log: {}",
+            "compiling the application's Lisp into a core takes a few seconds; log: {}",
             log.display()
         ));
         // SBCL runs in the package's root, like the build script, and reports file names relative to this directory.
         let mut command = bare.command();
         command.arg("--load").arg(&program).env("SBCL_BUILD_APPLICATION", &application);
         let status = command.stdin(Stdio::null()).stdout(output).stderr(errors).status();
-        let status = status.map_err(io("starting", &bare.program))?;
+        let status = status.map_err(io_error("starting", &bare.program))?;
         let diagnostics = Diagnostics::parse(&read(&report)?);
         diagnostics.report_to_cargo();
         match diagnostics.errors.len() {
@@ -76,8 +76,9 @@ impl Application {
 
     /// Returns the property list that `bundle.lisp` reads.
     fn property_list(&self, host: &Path, report: &Path, fasls: &Path, core: &Path) -> Result<String, Error> {
-        let absolute =
-            |path: &Path| path.canonicalize().map_err(io("looking for", path)).map(|path| directory_literal(&path));
+        let absolute = |path: &Path| {
+            path.canonicalize().map_err(io_error("looking for", path)).map(|path| directory_literal(&path))
+        };
         let list = |paths: &[PathBuf]| -> Result<String, Error> {
             let paths: Vec<String> = paths.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?;
             Ok(format!("({})", paths.join(" ")))
@@ -111,16 +112,16 @@ fn directory_literal(path: &Path) -> String {
     string_literal(path.join("").as_os_str())
 }
 
-fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { action, path, source }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
-    std::fs::write(path, text).map_err(io("writing", path))
+    std::fs::write(path, text).map_err(io_error("writing", path))
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    let bytes = std::fs::read(path).map_err(io("reading", path))?;
+    let bytes = std::fs::read(path).map_err(io_error("reading", path))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

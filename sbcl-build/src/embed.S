@@ -2,8 +2,8 @@
  * macro is not defined is left out.
  *
  * SBCL's runtime looks for its core in a section named lisp.core of the running program's file and maps it from there,
- * so the section starts and ends at a multiple of 32 KiB, the runtime's largest unit. The library's symbols delimit
- * exactly the file's contents.
+ * so the section starts and ends at a multiple of 32 KiB, the page size of SBCL's heap on x86-64. The library's symbols
+ * delimit exactly the file's contents.
  */
 
 #if defined(__APPLE__)
@@ -42,7 +42,7 @@ SYMBOL(sbcl_embedded_library_start):
 SYMBOL(sbcl_embedded_library_end):
         .byte 0
 
-        /* Address of the core, which may be in another object of the program; 0 if there is none. */
+        /* Address of the core, which may be in another object of the program; 0 if there is no core. */
         POINTER_SECTION
         .p2align 3
         .globl SYMBOL(sbcl_embedded_core)

@@ -18,7 +18,8 @@ pub struct EmbeddedFiles<'a> {
 /// build script calls this function.
 ///
 /// # Panics
-/// Panics if cargo's variables for build scripts are missing, `OUT_DIR` is not writable, or the assembler fails.
+/// Panics if cargo's environment variables for build scripts are missing, `OUT_DIR` is not writable, or the assembler
+/// fails.
 pub fn embed(name: &str, contents: &EmbeddedFiles<'_>) {
     let source = PathBuf::from(crate::env_var("OUT_DIR")).join(format!("{name}.S"));
     std::fs::write(&source, ASSEMBLY_SOURCE).unwrap_or_else(|error| panic!("writing {}: {error}", source.display()));
@@ -30,14 +31,14 @@ pub fn embed(name: &str, contents: &EmbeddedFiles<'_>) {
         if let Some(file) = file {
             // If someone clears the cache, the files are missing and the build script runs again.
             println!("cargo::rerun-if-changed={}", file.display());
-            assembler.define(define, Some(quoted(file).as_str()));
+            assembler.define(define, Some(assembler_literal(file).as_str()));
         }
     }
     assembler.compile(name);
 }
 
 /// Returns a path as a string literal for the assembler.
-fn quoted(path: &Path) -> String {
+fn assembler_literal(path: &Path) -> String {
     let text = path.display().to_string();
     format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\""))
 }

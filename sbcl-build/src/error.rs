@@ -18,8 +18,8 @@ pub enum Error {
 
     /// The program would contain two cores: its own and the plain core.
     #[error(
-        "the program would carry two cores: its dependency sbcl-mcp has the feature `core`. Give it \
-         default-features = false; if the feature comes from another package, build this one alone (-p)"
+        "the program would carry two cores: its dependency sbcl-mcp has the feature `core`. Set \
+         default-features = false for sbcl-mcp; if the feature comes from another package, build this package alone (-p)"
     )]
     TwoCores,
 

@@ -28,9 +28,9 @@
 //!
 //! # Without building
 //!
-//! If [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) is set, nothing is compiled. The variable names a directory
-//! with `libsbcl.so` and, for a package `my-app`, `my-app.core`, which a build without the variable leaves in its
-//! `OUT_DIR`. On docs.rs nothing is done.
+//! If [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) is set, nothing is compiled. This environment variable
+//! names a directory with `libsbcl.so` and, for a package `my-app`, the file `my-app.core`, which a build without the
+//! environment variable leaves in its `OUT_DIR`. On docs.rs, [`Core::build`] does nothing.
 //!
 //! Otherwise a build has the requirements of `sbcl-mcp`, and needs no network once SBCL is in the cache.
 #![forbid(unsafe_code)]
@@ -91,7 +91,7 @@ impl Core {
     /// are passed to cargo first, line by line.
     ///
     /// # Panics
-    /// Panics if cargo's variables for build scripts are missing. The panic makes the build fail.
+    /// Panics if cargo's environment variables for build scripts are missing. The panic makes the build fail.
     pub fn build(self) -> Result<(), Error> {
         if std::env::var_os("DOCS_RS").is_some() {
             return Ok(());

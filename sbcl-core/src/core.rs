@@ -12,12 +12,13 @@ use crate::{files, process};
 /// Revision of this recipe, incremented when it makes a different core from the same input.
 const REVISION: &str = "2";
 
-/// The file of the Lisp side that SBCL loads. It saves a core to the file named by [`CORE_OUTPUT_VARIABLE`].
+/// The file of the Lisp side that SBCL loads. The code in it saves a core to the file that the environment variable
+/// [`CORE_OUTPUT_VARIABLE`] names.
 const BUILD_FILE: &str = "build/build.lisp";
 
 /// The header that declares the interface between the Lisp side and its host. The build of the Lisp side reads this
 /// header, too.
-const HEADER: &str = "sbcl_host.h";
+const CONTRACT_HEADER: &str = "sbcl_host.h";
 
 /// The environment variable that tells build.lisp in which file to save the core.
 const CORE_OUTPUT_VARIABLE: &str = "SBCL_MCP_CORE_OUTPUT";
@@ -36,14 +37,14 @@ const HOST_FASL_NAME: &str = "sbcl-host.fasl";
 
 /// The files made by this stage.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct CoreFiles {
     /// The core.
     pub(crate) core: PathBuf,
     /// The compiled Lisp side, as one fasl.
     pub(crate) host: PathBuf,
 }
 
-/// Number of versions of this stage that are kept.
+/// Number of versions of this stage that the cache keeps.
 const KEPT_VERSIONS: usize = 5;
 
 /// Returns the core and the compiled Lisp side from the cache, or builds them.
@@ -53,8 +54,8 @@ pub(crate) fn build(
     lisp: &Path,
     include: &Path,
     progress: &Progress,
-) -> Result<Core, Error> {
-    let header = files::list(include, |name| name == Path::new(HEADER))?;
+) -> Result<CoreFiles, Error> {
+    let header = files::list(include, |name| name == Path::new(CONTRACT_HEADER))?;
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
@@ -67,10 +68,10 @@ pub(crate) fn build(
         save_core(sbcl, lisp, context)
     })?;
     cache.prune("core", KEPT_VERSIONS);
-    Ok(Core { core: directory.join(FILE_NAME), host: directory.join(HOST_FASL_NAME) })
+    Ok(CoreFiles { core: directory.join(FILE_NAME), host: directory.join(HOST_FASL_NAME) })
 }
 
-/// Returns the files of the Lisp side.
+/// Returns the names, relative to the directory `lisp`, of the files that the Lisp side consists of.
 pub(crate) fn lisp_files(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(lisp, |_| true)?;
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd", "sexp"])).collect())
@@ -80,7 +81,7 @@ fn save_core(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(),
     let step = "saving the core";
     let (fasls, home) = (context.scratch.join("fasl"), context.scratch.join("home"));
     for directory in [&fasls, &home] {
-        std::fs::create_dir(directory).context("making", directory)?;
+        std::fs::create_dir(directory).context("creating", directory)?;
     }
     let (output, host) = (context.result.join(FILE_NAME), context.result.join(HOST_FASL_NAME));
     let mut command = process::clean_command(&sbcl.program().to_string_lossy());

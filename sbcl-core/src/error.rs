@@ -22,7 +22,7 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// The failure of a build.
+/// An error that makes a build fail.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -46,7 +46,7 @@ pub enum Error {
     /// run.
     #[error(
         "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to a directory \
-         with a libsbcl and an sbcl.core built on one",
+         with a libsbcl and an sbcl.core for {target}",
         variable = settings::PREBUILT
     )]
     CrossBuild {
@@ -62,7 +62,7 @@ pub enum Error {
     MissingTools {
         /// The missing programs.
         missing: Vec<String>,
-        /// The command that installs the missing programs, for each system.
+        /// The commands that install the missing programs, one for each operating system.
         help: String,
     },
 
@@ -73,7 +73,7 @@ pub enum Error {
         compiler: String,
         /// The compiler's output.
         output: String,
-        /// The command that installs a complete compiler, for each system.
+        /// The commands that install a complete compiler, one for each operating system.
         help: String,
     },
 
@@ -105,7 +105,7 @@ pub enum Error {
         tried: Vec<Attempt>,
     },
 
-    /// A program that a step ran has failed.
+    /// A program that a step runs failed or could not be started.
     #[error("{step} failed ({status}). The end of its output:\n{output}\nThe full output is in {}", log.display())]
     Step {
         /// The name of the step, such as `saving the core`.
@@ -141,7 +141,7 @@ pub enum Error {
     },
 }
 
-/// An extension of I/O results that adds the failed action and its path.
+/// An extension of I/O results, which adds the failed action and its path to an error.
 pub(crate) trait IoContext<T> {
     /// Converts an I/O error into [`Error::Io`], with the action and its path.
     fn context(self, action: &'static str, path: &Path) -> Result<T, Error>;

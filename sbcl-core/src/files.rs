@@ -1,4 +1,4 @@
-//! Directory trees and executable programs.
+//! Functions that list and copy directory trees and look for executable programs.
 
 use std::path::{Path, PathBuf};
 
@@ -32,14 +32,14 @@ pub(crate) fn copy(from: &Path, to: &Path, names: &[PathBuf]) -> Result<(), Erro
     for name in names {
         let target = to.join(name);
         if let Some(parent) = target.parent() {
-            std::fs::create_dir_all(parent).context("making", parent)?;
+            std::fs::create_dir_all(parent).context("creating", parent)?;
         }
         std::fs::copy(from.join(name), &target).context("copying to", &target)?;
     }
     Ok(())
 }
 
-/// Returns true if the name has one of these extensions.
+/// Returns true if the name has one of these extensions, which are given without the dot.
 pub(crate) fn has_extension(name: &Path, extensions: &[&str]) -> bool {
     let extension = name.extension().and_then(|extension| extension.to_str());
     extension.is_some_and(|extension| extensions.contains(&extension))

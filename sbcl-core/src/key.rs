@@ -7,14 +7,14 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, IoContext};
 
-/// A stage's key: the first 20 digits of a hash.
+/// A stage's key: the first 20 hexadecimal digits of a SHA-256.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key(String);
 
 impl Key {
     /// Returns a number derived from the key, small enough to be a date in seconds since 1970.
     pub(crate) fn as_timestamp(&self) -> u32 {
-        u32::from_str_radix(&self.0[..8], 16).expect("a key is hexadecimal")
+        u32::from_str_radix(&self.0[..8], 16).expect("a key consists of hexadecimal digits")
     }
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The hash, under construction, of a stage's inputs.
+/// A builder of a [`Key`], which hashes a stage's inputs as they are added.
 pub(crate) struct KeyBuilder(Sha256);
 
 impl KeyBuilder {

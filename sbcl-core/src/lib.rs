@@ -30,7 +30,8 @@
 //! | `CC` | the C compiler (default `cc`) |
 //! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
 //!
-//! An empty variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own directory.
+//! An empty environment variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own
+//! directory.
 //!
 //! # In the build script
 //!

@@ -15,7 +15,7 @@ use crate::{files, process};
 /// Revision of this recipe, incremented when it makes a different library from the same input.
 const REVISION: &str = "2";
 
-/// Number of versions of this stage that are kept.
+/// Number of versions of this stage that the cache keeps.
 const KEPT_VERSIONS: usize = 5;
 
 /// The shim: one C file and the directory of its headers.
@@ -67,18 +67,18 @@ fn link_library(
     context: &StageContext<'_>,
 ) -> Result<(), Error> {
     let runtime = sbcl.runtime_directory();
-    let flags = Flags::read(&runtime.join("sbcl.mk"))?;
+    let variables = MakeVariables::read(&runtime.join("sbcl.mk"))?;
     let object = context.scratch.join("shim.o");
-    // The shim is compiled with the flags of SBCL's own shared library, so that it sees the same structures.
+    // The shim is compiled with SBCL's own flags, so that the shim and the runtime agree on the layout of structures.
     let mut compile = toolchain.compiler_command();
     compile.args(["-fPIC", "-c", "-I"]).arg(&runtime).arg("-I").arg(shim.include);
-    compile.args(flags.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));
+    compile.args(variables.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));
     compile.arg(shim.source).arg("-o").arg(&object);
     context.log.run("compiling the shim", &mut compile, context.progress)?;
 
     let name = platform.library_name();
     let debug = context.result.join("debug");
-    std::fs::create_dir(&debug).context("making", &debug)?;
+    std::fs::create_dir(&debug).context("creating", &debug)?;
     let library = debug.join(name);
     let mut link = toolchain.compiler_command();
     link.arg("-shared").arg("-o").arg(&library).args(sbcl.objects()?).arg(&object);
@@ -92,7 +92,7 @@ fn link_library(
         // With this option, a missing symbol makes the build fail, rather than the first call.
         link.arg("-Wl,-z,defs");
     }
-    link.args(flags.words("LIBS"));
+    link.args(variables.words("LIBS"));
     context.log.run("linking libsbcl", &mut link, context.progress)?;
 
     // On macOS a full strip would remove the exported names, too.
@@ -103,9 +103,9 @@ fn link_library(
 }
 
 /// The variables of `sbcl.mk`, the makefile in which SBCL's build records its flags.
-struct Flags(HashMap<String, String>);
+struct MakeVariables(HashMap<String, String>);
 
-impl Flags {
+impl MakeVariables {
     fn read(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).context("reading", path)?;
         Ok(Self::parse(&text))
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn flags_are_parsed_from_sbcl_mk() {
-        let flags = Flags::parse("CC=cc\nCFLAGS=-g -DX=1  -O3\nLIBS=-ldl -lm\n");
+        let flags = MakeVariables::parse("CC=cc\nCFLAGS=-g -DX=1  -O3\nLIBS=-ldl -lm\n");
         assert_eq!(flags.words("CFLAGS").collect::<Vec<_>>(), ["-g", "-DX=1", "-O3"]);
         assert_eq!(flags.words("LIBS").collect::<Vec<_>>(), ["-ldl", "-lm"]);
         assert_eq!(flags.words("ABSENT").count(), 0);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use sbcl_core::Recipe;
 
 fn main() -> ExitCode {
-    let checkout = checkout();
+    let checkout = checkout_directory();
     let recipe = Recipe::in_checkout(&checkout);
     if std::env::args().nth(1).as_deref() == Some("internals") {
         return match write_internals(&recipe, &checkout) {
@@ -50,8 +50,9 @@ fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
     Err(format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Returns the checkout that contains this crate; cargo provides its path when it runs this program.
-fn checkout() -> PathBuf {
+/// Returns the directory of the checkout that contains this crate. When cargo runs this program, it sets
+/// `CARGO_MANIFEST_DIR` to the crate's directory.
+fn checkout_directory() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR");
     let manifest = manifest.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map(Path::to_owned).unwrap_or(manifest)

@@ -17,8 +17,8 @@ const LINES_SHOWN: usize = 120;
 /// Interval at which a program without output is reported as still running.
 const REPORT_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Environment variables that a step may see. Other variables are removed, since they could change a stage without
-/// changing its key.
+/// Environment variables that the programs of a step may see. Other environment variables are removed, since they could
+/// change a stage without changing its key.
 const KEPT_VARIABLES: [&str; 9] =
     ["PATH", "HOME", "USER", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "SDKROOT", "DEVELOPER_DIR"];
 
@@ -44,7 +44,7 @@ pub(crate) struct Log {
 impl Log {
     /// Creates the log, or empties an existing one.
     pub(crate) fn create(path: PathBuf) -> Result<Self, Error> {
-        let file = File::create(&path).context("making", &path)?;
+        let file = File::create(&path).context("creating", &path)?;
         Ok(Self { path, file })
     }
 
@@ -65,8 +65,8 @@ impl Log {
         };
         let started = Instant::now();
         writeln!(&self.file, "$ {command:?}").context("writing", path)?;
-        let (reader, writer) = std::io::pipe().context("making a pipe for", path)?;
-        command.stdout(writer.try_clone().context("making a pipe for", path)?);
+        let (reader, writer) = std::io::pipe().context("creating a pipe for", path)?;
+        command.stdout(writer.try_clone().context("creating a pipe for", path)?);
         command.stderr(writer);
         let spawned = command.spawn();
         // `command` still holds write ends of the pipe. Unless they are closed, the reader never reaches the end.

@@ -1,4 +1,4 @@
-//! Generates the Rust side of `lisp/build/records.sexp`, a table described in that file.
+//! Generates Rust structures from the table `lisp/build/records.sexp`. The beginning of that file describes its format.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ enum Form {
 impl Form {
     /// Reads all forms of `text`.
     fn read_all(text: &str) -> Result<Vec<Self>, String> {
-        // The last element is the innermost open list.
+        // The lists that are still open, innermost last. The first list collects the top-level forms.
         let mut open = vec![Vec::new()];
         let mut characters = text.chars().peekable();
         while let Some(character) = characters.next() {
@@ -70,7 +70,8 @@ fn rust_type(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the invocation of the macro `records!` for a table of records.
+/// Returns Rust source that defines the records of `table`, the text of a table of records. The source is an invocation
+/// of the macro `records!`.
 ///
 /// # Errors
 /// Returns a description of the problem if the table's syntax is wrong, if a record or field is malformed, or if the

@@ -21,7 +21,8 @@ const BUILD_OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
 /// Flags for the C compiler. SBCL's signal handlers first read a thread local, on whichever thread receives the signal.
 /// In a library loaded with dlopen, the first read on a thread allocates (`__tls_get_addr`), and deadlocks if the
-/// signal arrived within malloc. With this model the thread local exists from the start of the thread.
+/// signal arrived within malloc. With the model `initial-exec`, the thread local exists from the
+/// start of the thread.
 const CFLAGS: &str = "-ftls-model=initial-exec";
 
 /// Contribs that the core does not need.
@@ -31,7 +32,7 @@ const EXCLUDED_CONTRIBS: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-
 /// because booting with a larger heap patches every function for a wider card table, which costs time and memory.
 pub(crate) const HEAP_MEGABYTES: &str = "8192";
 
-/// Number of versions of this stage that are kept.
+/// Number of versions of this stage that the cache keeps.
 const KEPT_VERSIONS: usize = 3;
 
 /// A built SBCL.
@@ -68,7 +69,7 @@ impl Sbcl {
         BareSbcl { program: self.program(), core: self.core(), home: self.home() }
     }
 
-    /// Returns the position-independent objects of the shared library.
+    /// Returns the paths of the position-independent object files from which the shared library is linked.
     pub(crate) fn objects(&self) -> Result<Vec<PathBuf>, Error> {
         let names = files::list(&self.directory, |_| true)?;
         let objects = names.into_iter().filter(|name| files::has_extension(name, &["o"]));
@@ -147,7 +148,7 @@ fn compile_sbcl(
     context: &StageContext<'_>,
 ) -> Result<(), Error> {
     let tree = context.scratch.join("tree");
-    std::fs::create_dir(&tree).context("making", &tree)?;
+    std::fs::create_dir(&tree).context("creating", &tree)?;
     source::unpack(source, &tree, context)?;
     let step = format!("building SBCL {}", pin::VERSION);
     let mut build = script_command(&tree, "make.sh", key, toolchain);
@@ -156,7 +157,7 @@ fn compile_sbcl(
     // This step makes the object files. Its library is not used, because the library stage links a library with the shim.
     let step = "building libsbcl";
     context.log.run(step, &mut script_command(&tree, "make-shared-library.sh", key, toolchain), context.progress)?;
-    files::copy(&tree, &context.result, &files::list(&tree, is_needed)?)?;
+    files::copy(&tree, &context.result, &files::list(&tree, is_kept)?)?;
     for name in ["src/runtime/sbcl", "src/runtime/sbcl.mk", "src/runtime/runtime.pic.o", "output/sbcl.core"] {
         let file = context.result.join(name);
         if !file.is_file() {
@@ -180,7 +181,7 @@ fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> 
 
 /// Returns true if `name` is a file of the built tree to keep, or a directory to enter. The files keep their relative
 /// paths, because the headers include one another by relative paths, and SBCL finds its contribs relative to its home.
-fn is_needed(name: &Path) -> bool {
+fn is_kept(name: &Path) -> bool {
     const FILES: [&str; 3] = ["src/runtime/sbcl", "src/runtime/sbcl.mk", "output/sbcl.core"];
     const DIRECTORIES: [&str; 9] = [
         "src",
@@ -208,12 +209,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_needed_keeps_headers_pic_objects_and_contribs_only() {
+    fn built_tree_keeps_only_headers_pic_objects_and_contribs() {
         for name in ["src/runtime/thread.h", "src/runtime/thread.pic.o", "obj/sbcl-home/contrib/asdf.fasl"] {
-            assert!(is_needed(Path::new(name)), "{name}");
+            assert!(is_kept(Path::new(name)), "{name}");
         }
         for name in ["src/runtime/thread.c", "src/runtime/thread.o", "src/code/list.lisp", "output/cold-sbcl.core"] {
-            assert!(!is_needed(Path::new(name)), "{name}");
+            assert!(!is_kept(Path::new(name)), "{name}");
         }
     }
 }

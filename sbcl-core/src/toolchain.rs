@@ -1,4 +1,4 @@
-//! The programs that a build needs, found and tested before anything starts.
+//! The programs that a build needs. They are found and tested before any stage is built.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,10 +8,10 @@ use crate::error::{Error, IoContext};
 use crate::settings::Settings;
 use crate::{files, process};
 
-/// Time limit for a command that tests the compiler.
+/// Time limit for each run of the compiler that identifies or tests it.
 const COMPILER_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Systems with known installation commands, in the order of [`Tool::packages`].
+/// Names of operating systems and their installation commands, in the order of [`Tool::packages`].
 const SYSTEMS: [(&str, &str); 4] = [
     ("Debian, Ubuntu", "apt-get install"),
     ("Fedora", "dnf install"),
@@ -19,7 +19,8 @@ const SYSTEMS: [(&str, &str); 4] = [
     ("macOS", "brew install"),
 ];
 
-/// The command that installs compilers on macOS, used in place of a package.
+/// The command that installs the compiler and its tools on macOS. In [`Tool::packages`], this command takes the place of
+/// a package.
 const XCODE_INSTALL: &str = "xcode-select --install";
 
 /// A required program and its alternatives.
@@ -55,7 +56,7 @@ impl Toolchain {
         };
         if !files::is_program(toolchain.compiler_program()) {
             // Report all missing tools at once, rather than the compiler now and the other tools in the next build.
-            check(&toolchain.tools(), files::is_program)?;
+            check_tools(&toolchain.tools(), files::is_program)?;
         }
         Ok(toolchain)
     }
@@ -70,9 +71,9 @@ impl Toolchain {
     }
 
     /// Checks that all tools of a build exist and that the compiler works. `scratch` is a directory for the compiler's
-    /// output. The error names all missing tools and the commands that install them.
+    /// output. If tools are missing, the error names all of them and the commands that install them.
     pub(crate) fn check(&self, scratch: &Path) -> Result<(), Error> {
-        check(&self.tools(), files::is_program)?;
+        check_tools(&self.tools(), files::is_program)?;
         self.try_compiler(scratch)
     }
 
@@ -129,8 +130,8 @@ fn tool(name: &'static str, commands: &[&str], packages: [&'static str; 4]) -> T
     Tool { name, commands: commands.iter().map(|&command| command.to_owned()).collect(), packages }
 }
 
-/// Adds options to the command of a plain SBCL, so that it reads no init file and never waits for input. Returns any
-/// other command unchanged.
+/// If the command is only the name or path of SBCL, adds options with which SBCL reads no init file and never waits for
+/// input. Returns any other command unchanged.
 fn bootstrap_command(command: &str) -> String {
     let program = Path::new(command).file_name().unwrap_or_default().to_string_lossy();
     if program.starts_with("sbcl") && !command.contains(char::is_whitespace) {
@@ -140,7 +141,7 @@ fn bootstrap_command(command: &str) -> String {
     }
 }
 
-fn check(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
+fn check_tools(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
     let is_missing = |tool: &&Tool| !tool.commands.iter().any(|command| is_there(command));
     let missing: Vec<&Tool> = tools.iter().filter(is_missing).collect();
     if missing.is_empty() {
@@ -152,7 +153,7 @@ fn check(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
     })
 }
 
-/// Returns the command that installs these tools, for each system.
+/// Returns advice with the commands that install these tools, one line for each operating system.
 fn install_help(tools: &[&Tool]) -> String {
     let mut help = String::from("Install with:");
     for (system, (name, install)) in SYSTEMS.iter().enumerate() {
@@ -183,7 +184,7 @@ mod tests {
 
     #[test]
     fn missing_tools_are_listed_with_install_commands() {
-        let message = check(&toolchain().tools(), |_| false).unwrap_err().to_string();
+        let message = check_tools(&toolchain().tools(), |_| false).unwrap_err().to_string();
         for part in [
             "sbcl (or another",
             "a C compiler",
@@ -200,10 +201,10 @@ mod tests {
 
     #[test]
     fn install_commands_name_only_the_missing_tools() {
-        let message = check(&toolchain().tools(), |name| name != "sbcl").unwrap_err().to_string();
+        let message = check_tools(&toolchain().tools(), |name| name != "sbcl").unwrap_err().to_string();
         assert!(message.contains("Debian, Ubuntu: apt-get install sbcl\n"), "{message}");
         assert!(!message.contains("gcc"), "{message}");
-        assert!(check(&toolchain().tools(), |name| name != "gmake").is_ok());
+        assert!(check_tools(&toolchain().tools(), |name| name != "gmake").is_ok());
     }
 
     #[test]

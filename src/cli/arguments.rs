@@ -17,8 +17,8 @@ use crate::recovery::checkpoint::store::Checkpoints;
 use crate::sandbox::Confinement;
 use crate::{ImageConfig, Limits, Session, mcp};
 
-/// Options of the command `sbcl` that `sbcl-mcp` does not have. A program passes them if it starts another Lisp with
-/// the path of its own runtime (`sb-ext:*runtime-pathname*`), which is `sbcl-mcp`.
+/// Options of the command `sbcl` that `sbcl-mcp` does not have. Lisp code that starts another Lisp with
+/// `sb-ext:*runtime-pathname*` passes such options to `sbcl-mcp`, since the variable names this program.
 const SBCL_OPTIONS: [&str; 22] = [
     "--noinform",
     "--dynamic-space-size",
@@ -76,7 +76,7 @@ pub(super) enum Command {
     },
     /// Load an ASDF system or a file, and print the report of load-system.
     ///
-    /// Without --attach the system is loaded in a new image, which ends afterwards: a test of whether it loads. The
+    /// Without --attach the system is loaded in a new image, which ends afterwards, to test that it loads. The
     /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if loaded, 1 if not, 2 if the load could
     /// not be tried (no server, or a wrong command line).
     Load {
@@ -98,9 +98,9 @@ pub(super) enum Command {
         #[command(flatten)]
         options: Options,
         #[command(flatten)]
-        tests: Tests,
+        tests: TestOptions,
     },
-    /// Start a REPL for people, in a new image or in that of a running server.
+    /// Start a REPL for people, in a new image or in the image of a running server.
     ///
     /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
     /// interrupts an evaluation; pressed twice within a second it replaces the image and restores it. The defaults
@@ -108,7 +108,7 @@ pub(super) enum Command {
     /// file there are no prompts, and each form's values are printed. Exit status: 1 if something failed, 2 for a
     /// wrong command line, 3 if there is no server.
     Repl {
-        /// Attach to a running server (`serve --socket`): the only server, or the one named. Work in its image.
+        /// Attach to a running server (`serve --socket`): the only running server, or the server NAME. Work in its image.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
         attach: Option<Option<String>>,
         #[command(flatten)]
@@ -147,21 +147,21 @@ pub(super) enum Command {
     /// Check that the server has everything it needs, and say how to fix what is missing.
     ///
     /// The checks cover versions, paths, limits, memory and directories; the command also starts a server with the given
-    /// options and evaluates a form. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command line, 3
-    /// if the checks could not be made.
+    /// options and evaluates a form. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command
+    /// line, 3 if the checks could not be made.
     Doctor {
         #[command(flatten)]
         options: Options,
     },
     /// Replay a recorded session (`--record`) against a new server, and show which answers differ.
     ///
-    /// The requests are sent in order, each after the answers that preceded it. Times, addresses, process ids and
+    /// The requests are sent in order, each after the answers that came before it. Times, addresses, process ids and
     /// temporary files may differ. The recorded code is evaluated again, with its effects. Exit status: 0 if all
     /// answers are equal, 1 if some differ, 2 for a wrong command line, 3 if the recording cannot be replayed.
     Replay {
         /// File written by `--record`.
         file: PathBuf,
-        /// Options of the new server; default: the recorded ones.
+        /// Options of the new server; default: the options of the recorded server.
         #[arg(last = true)]
         options: Vec<OsString>,
     },
@@ -173,12 +173,12 @@ pub(super) enum Command {
     },
     /// Report what the Lisp reader would reject in source files, without evaluating them.
     ///
-    /// The findings are unbalanced parentheses (located by the indentation), strings and comments, and wrong syntax. Each
-    /// finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on other code.
-    /// Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong command line, 3
-    /// if a file cannot be read or written.
+    /// The findings are unbalanced parentheses (located by the indentation), unclosed strings and comments, and wrong
+    /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on
+    /// other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
+    /// command line, 3 if a file cannot be read or written.
     Check {
-        /// Treat the packages of a running server (`serve --socket`) as known: the only server, or the one named
+        /// Treat the packages of a running server (`serve --socket`) as known: the only running server, or the server NAME
         /// (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
@@ -244,15 +244,15 @@ pub(super) enum Command {
 /// The option that selects the image of a running server.
 #[derive(Debug, Args)]
 pub(super) struct Attach {
-    /// Use the image of a running server (`serve --socket`): the only server, or the one named (--attach=NAME, with the
-    /// =).
+    /// Use the image of a running server (`serve --socket`): the only running server, or the server NAME
+    /// (--attach=NAME, with the =).
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     pub(super) attach: Option<Option<String>>,
 }
 
 /// The options and arguments of `test`.
 #[derive(Debug, Args)]
-pub(super) struct Tests {
+pub(super) struct TestOptions {
     /// First load files that changed on disk; useful with --attach, whose image may have older versions.
     #[arg(long)]
     pub(super) reload: bool,
@@ -285,12 +285,12 @@ pub(super) struct Serve {
     #[arg(long, value_name = "NAME")]
     pub(super) session: Option<OsString>,
     /// State to restore after the Lisp process dies.
-    #[arg(long, value_enum, default_value_t = Restore::Checkpoint)]
-    pub(super) restore: Restore,
+    #[arg(long, value_enum, default_value_t = RestoreMode::Checkpoint)]
+    pub(super) restore: RestoreMode,
     /// When checkpoints are saved. They contain everything in memory, secrets included, and take disk space.
     #[arg(long, value_enum, default_value_t = CheckpointTiming::Asked)]
     pub(super) checkpoints: CheckpointTiming,
-    /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic ones are deleted.
+    /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic checkpoints are deleted.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
     pub(super) checkpoint_space: u64,
     /// Also send results as structured content, with a schema for each tool. Some clients then hide the text.
@@ -312,7 +312,7 @@ pub(super) struct Serve {
     /// owner can read it; at most 256 MiB.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
-    /// Milliseconds between two checks of the Lisp process; shorter in tests.
+    /// Milliseconds between two checks of the Lisp process.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     pub(super) watch_interval: u64,
 }
@@ -328,7 +328,7 @@ pub(super) enum CheckpointTiming {
 
 /// The state that is restored after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Restore {
+pub(super) enum RestoreMode {
     /// The last checkpoint; forms that defined something since are evaluated again.
     Checkpoint,
     /// All forms that defined something are evaluated again.
@@ -405,7 +405,7 @@ impl Options {
         }
     }
 
-    /// Boots Lisp, confined as requested.
+    /// Boots Lisp, confined as requested. The directory of `checkpoints` stays writable.
     ///
     /// # Errors
     /// Returns a sentence if the process cannot be confined or Lisp cannot be booted.
@@ -427,8 +427,8 @@ impl Options {
     }
 }
 
-/// Returns the server options given to a command, each as `--name=value` or, for a flag, `--name`. They are for a server
-/// that this process starts.
+/// Returns the server options given to a command, each as `--name=value` or, for a flag, `--name`. A command passes these
+/// options to the server that it starts.
 pub(super) fn server_options(command_line: &ArgMatches) -> Vec<OsString> {
     let Some((_, given)) = command_line.subcommand() else { return Vec::new() };
     let server = Serve::augment_args(clap::Command::new("serve"));
@@ -508,7 +508,7 @@ fn parse_test_timeout(text: &str) -> Result<f64, String> {
 }
 
 fn parse_positive_duration(text: &str) -> Result<Duration, String> {
-    parse_timeout(text)?.0.ok_or_else(|| "it must be greater than 0".to_owned())
+    parse_timeout(text)?.0.ok_or_else(|| "not greater than 0".to_owned())
 }
 
 fn parse_log_filter(text: &str) -> Result<EnvFilter, String> {

@@ -67,7 +67,7 @@ pub(super) fn run(
     }
     let mut output = File::from(output);
     let written = match repaired {
-        // Stdout is taken by the repaired text, so the report goes to stderr.
+        // Stdout gets the text from stdin, repaired if possible, so the report goes to stderr.
         Some(text) => {
             super::print_to_stderr(report.trim_end());
             output.write_all(text.as_bytes())
@@ -83,7 +83,7 @@ fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut
     let mut checked = check(&text, &[]);
     // Other files are searched for packages only if a finding depends on them.
     if checked.findings.iter().any(|finding| finding.severity == Severity::Note) {
-        let known = [context.packages_around(file), context.known.clone()].concat();
+        let known = [context.packages_of_related_files(file), context.known.clone()].concat();
         checked = check(&text, &known);
     }
     let name = file.display().to_string();
@@ -161,13 +161,18 @@ struct PackageContext {
 }
 
 impl PackageContext {
-    /// Returns the packages that the files around `file` define or refer to: the files of its system, or else of its
-    /// directory.
-    fn packages_around(&mut self, file: &Path) -> Vec<String> {
+    /// Returns the packages that related files define or refer to. The related files are the files below the directory with
+    /// the system definition, or else below the directory of `file`.
+    fn packages_of_related_files(&mut self, file: &Path) -> Vec<String> {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let mut directories = file.ancestors().skip(1);
         let own = directories.next().unwrap_or(Path::new("/"));
-        let root = file.ancestors().skip(1).take(MAX_PARENTS).find(|directory| has_system(directory)).unwrap_or(own);
+        let root = file
+            .ancestors()
+            .skip(1)
+            .take(MAX_PARENTS)
+            .find(|directory| has_system_definition(directory))
+            .unwrap_or(own);
         if let Some((_, packages)) = self.packages_by_directory.iter().find(|(directory, _)| directory == root) {
             return packages.clone();
         }
@@ -186,7 +191,7 @@ impl PackageContext {
     }
 }
 
-fn has_system(directory: &Path) -> bool {
+fn has_system_definition(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| {
         entries
             .any(|entry| entry.is_ok_and(|entry| entry.path().extension().is_some_and(|extension| extension == "asd")))

@@ -90,7 +90,7 @@ struct ServerProcess {
 }
 
 impl Client {
-    /// Starts a server with these arguments. Its stderr is collected for [`end`](Self::end).
+    /// Starts a server with these arguments. The server's stderr is collected for [`end`](Self::end).
     ///
     /// # Errors
     /// Returns an error if the process cannot be started.
@@ -135,7 +135,7 @@ impl Client {
         let capabilities =
             if self.notice_handler.get().is_some() { json!({"experimental": {NOTICE_METHOD: {}}}) } else { json!({}) };
         let params = json!({"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": client});
-        // A server without room for another client sends its reason and closes before it reads, so writing may fail.
+        // At its client limit, a server sends an error and closes the connection without reading, so writing may fail.
         let _ = self.send("initialize", &params);
         let result = self.wait_for_result(self.last_id, Some(time))?;
         self.notify("notifications/initialized", &json!({}))?;
@@ -217,7 +217,7 @@ impl Client {
     }
 
     /// Returns the next event, or `None` if there is none within `time`.
-    pub(super) fn next(&mut self, time: Option<Duration>) -> Option<ClientEvent> {
+    pub(super) fn next_event(&mut self, time: Option<Duration>) -> Option<ClientEvent> {
         let event = match time {
             None => self.events.recv().unwrap_or(ClientEvent::Closed),
             Some(time) => match self.events.recv_timeout(time) {
@@ -240,7 +240,7 @@ impl Client {
         let end = time.map(|time| Instant::now() + time);
         loop {
             let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match self.next(remaining) {
+            match self.next_event(remaining) {
                 Some(ClientEvent::Message(message)) => {
                     if let Some(result) = response_to(message, id) {
                         return result;
@@ -253,7 +253,8 @@ impl Client {
         }
     }
 
-    /// Closes the connection. If this client started the server, waits for its end and returns its stderr.
+    /// Closes the connection. If this client started the server, waits until the server ends, or kills it after
+    /// [`SHUTDOWN_TIMEOUT`]. Returns the stderr of a server that ended by itself, otherwise an empty string.
     pub(super) fn end(mut self) -> String {
         self.end_server()
     }
@@ -305,7 +306,8 @@ pub(super) fn response_to(mut message: Value, id: u64) -> Option<Result<Value, C
     })
 }
 
-/// Reads messages until the stream ends or the client is gone. Lines that are not JSON are skipped.
+/// Reads messages until the stream ends or the client is gone. Passes notices to `notice_handler`, if it is set, and other
+/// messages to `events`. Lines that are not JSON are skipped.
 fn read_messages(from: impl Read, events: &Sender<ClientEvent>, notice_handler: &OnceLock<NoticeHandler>) {
     let mut from = BufReader::new(from);
     loop {
@@ -356,8 +358,8 @@ pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
     Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())
 }
 
-/// Adds defaults that suit a person at a terminal: no time limit, since there is Ctrl-C, and long answers. Options in
-/// `given` take precedence.
+/// Adds defaults that suit a person at a terminal: no time limit, since Ctrl-C interrupts, a day to debug a held evaluation,
+/// long answers, and a log of errors only. Options in `given` take precedence.
 fn with_interactive_defaults(given: Vec<OsString>) -> Vec<OsString> {
     let mut arguments = Vec::new();
     for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {

@@ -101,7 +101,7 @@ pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedF
         many => format!("{many} checks failed."),
     };
     let written = File::from(output).write_all(format!("{}\n{end}\n", findings.text).as_bytes());
-    written.map_err(|error| format!("sbcl-mcp cannot write: {error}"))?;
+    written.map_err(|error| format!("sbcl-mcp cannot write the findings: {error}"))?;
     Ok(if findings.problems == 0 { SUCCEEDED } else { FAILED })
 }
 
@@ -153,7 +153,7 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
     }
 }
 
-/// Checks the limits of the process, memory and /proc.
+/// Checks the resource limits of the process, the memory of the system, and /proc.
 fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     let needed = address_space(config);
     let needed_for = format!("needed: {} for a heap of {}", format_bytes(needed), format_bytes(config.heap));
@@ -166,7 +166,7 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
                 _ if limit < needed + MALLOC_MARGIN => CheckState::Note,
                 _ => CheckState::Fine,
             };
-            let remedy = (state != CheckState::Fine).then(|| suggest_smaller(config, limit));
+            let remedy = (state != CheckState::Fine).then(|| suggest_smaller_image(config, limit));
             findings.push(state, "address space", &found, remedy.as_deref());
         }
     }
@@ -191,7 +191,7 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
 }
 
 /// Returns a suggestion of options with which an image fits into `limit` bytes of address space.
-fn suggest_smaller(config: &ImageConfig, limit: u64) -> String {
+fn suggest_smaller_image(config: &ImageConfig, limit: u64) -> String {
     let stacks = std::iter::once(config.control_stack).chain(SMALL_STACKS);
     for control_stack in stacks.filter(|stack| *stack <= config.control_stack) {
         let besides = address_space(&ImageConfig { control_stack, heap: 0, ..config.clone() });
@@ -219,7 +219,7 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
                 format_bytes(left),
                 format_bytes(needed)
             );
-            let remedy = format!("{}; or sysctl vm.overcommit_memory=0", suggest_smaller(config, left));
+            let remedy = format!("{}; or sysctl vm.overcommit_memory=0", suggest_smaller_image(config, left));
             findings.problem("overcommit", &found, &remedy);
         }
         (Some(mode), _) => findings.fine("overcommit", &format!("vm.overcommit_memory is {mode}")),
@@ -229,7 +229,7 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
 
 fn check_memory(findings: &mut Findings, heap: u64) {
     let Some((total, available)) = meminfo("MemTotal").zip(meminfo("MemAvailable")) else { return };
-    let limit = cgroup_limit().filter(|limit| *limit < total);
+    let limit = cgroup_memory_limit().filter(|limit| *limit < total);
     let mut found = format!("{}, {} available", format_bytes(total), format_bytes(available));
     if let Some(limit) = limit {
         _ = write!(found, "; limited to {} by the control group", format_bytes(limit));
@@ -250,7 +250,7 @@ fn check_memory(findings: &mut Findings, heap: u64) {
 }
 
 /// Returns the smallest memory limit of this process's control group and the group's ancestors, in bytes.
-fn cgroup_limit() -> Option<u64> {
+fn cgroup_memory_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let limits = groups.lines().flat_map(|line| {
         // The format is hierarchy:controllers:path (cgroups(7)); version 2 has no controllers.
@@ -261,7 +261,8 @@ fn cgroup_limit() -> Option<u64> {
             "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             _ => ("/nonexistent", ""),
         };
-        // In a container, the path may be that of the host, while the root is the process's own group.
+        // In a container, the path may be the host's, while the mounted root is the process's own group. Reading the limits
+        // of all ancestors includes the root's limit in this case, too.
         let own = Path::new(root).join(path.trim_start_matches('/'));
         let above: Vec<_> = own.ancestors().take_while(|group| group.starts_with(root)).map(Path::to_owned).collect();
         above.into_iter().filter_map(move |group| first_line(group.join(file))?.parse().ok())
@@ -277,7 +278,7 @@ fn check_directories(findings: &mut Findings) {
     } else {
         "temporary files"
     };
-    match probe_in(&temporary) {
+    match probe_existing_directory(&temporary) {
         Err(error) => findings.problem(
             what,
             &format!("{} is not writable: {error}", temporary.display()),
@@ -381,7 +382,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         Err(error) => return findings.problem("start", &format!("cannot start a process: {error}"), "ulimit -u"),
     };
     if let Err(failure) = client.initialize(TIMEOUT) {
-        return report_failure(findings, "start", failure, client);
+        return push_request_failure(findings, "start", failure, client);
     }
     findings.fine("start", &format_milliseconds(started.elapsed()));
     let started = Instant::now();
@@ -393,7 +394,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
             let found = format!("(+ 1 2) returned:\n{}", answer.text);
             findings.problem("evaluation", &found, "please report this");
         }
-        Err(failure) => return report_failure(findings, "evaluation", failure, client),
+        Err(failure) => return push_request_failure(findings, "evaluation", failure, client),
     }
     let code = "(values (asdf:asdf-version) (uiop:native-namestring (asdf:apply-output-translations #p\"/\")))";
     let answer = client.call("evaluate-lisp", &json!({"code": code}), Some(TIMEOUT));
@@ -422,7 +423,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
 }
 
 /// Adds a problem for a failed request to the server, with the server's stderr.
-fn report_failure(findings: &mut Findings, what: &str, failure: CallError, client: Client) {
+fn push_request_failure(findings: &mut Findings, what: &str, failure: CallError, client: Client) {
     let said = client.end();
     let found = match failure {
         CallError::Refused(reason) => reason,
@@ -435,10 +436,10 @@ fn report_failure(findings: &mut Findings, what: &str, failure: CallError, clien
 /// Checks that files can be created in a directory, or in its closest existing ancestor if the directory does not
 /// exist.
 fn probe_directory(directory: &Path) -> io::Result<()> {
-    probe_in(directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")))
+    probe_existing_directory(directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")))
 }
 
-fn probe_in(directory: &Path) -> io::Result<()> {
+fn probe_existing_directory(directory: &Path) -> io::Result<()> {
     let name = ScratchDirectory::new().path().file_name().unwrap_or_default().to_owned();
     let file = directory.join(name);
     File::create_new(&file)?;

@@ -24,7 +24,7 @@ use lisp_syntax::{HighlightKind, highlights, is_unfinished};
 /// Maximum number of history entries.
 const MAX_HISTORY: usize = 2_000;
 /// Maximum length of text that is coloured, in bytes; also used to bound the history file.
-const MAX_TEXT: usize = 64 << 10;
+const MAX_HIGHLIGHTED_BYTES: usize = 64 << 10;
 /// Maximum time to wait for completions. The editor does not react to keys meanwhile.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of completions shown.
@@ -111,7 +111,7 @@ fn history_file() -> io::Result<PathBuf> {
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     // The number of entries is limited, but not their length: an excessively large file is emptied.
-    if file.metadata()?.len() > (MAX_HISTORY * MAX_TEXT / 16) as u64 {
+    if file.metadata()?.len() > (MAX_HISTORY * MAX_HIGHLIGHTED_BYTES / 16) as u64 {
         file.set_len(0)?;
     }
     Ok(path)
@@ -153,15 +153,14 @@ impl Validator for FormValidator {
     }
 }
 
-/// A highlighter of strings, keywords, and the partner of the parenthesis at the cursor. The field is true if colours
-/// are shown.
+/// A highlighter of strings, keywords, and the pair of parentheses at the cursor. The field is true if colours are shown.
 struct SyntaxHighlighter(bool);
 
 impl Highlighter for SyntaxHighlighter {
     fn highlight(&self, text: &str, cursor: usize) -> StyledText {
         let mut styled = StyledText::new();
         let mut done = 0;
-        if self.0 && text.len() <= MAX_TEXT {
+        if self.0 && text.len() <= MAX_HIGHLIGHTED_BYTES {
             for (range, part) in highlights(text) {
                 // The cursor is on the parenthesis or just after it.
                 let is_at_cursor = |at: usize| at == cursor || at + 1 == cursor;
@@ -185,7 +184,7 @@ impl Highlighter for SyntaxHighlighter {
     }
 }
 
-/// A completer of commands, and of symbols with the results of find-symbols.
+/// A completer for commands and symbols. Finds symbols with the server's tool `find-symbols`.
 struct ReplCompleter(Arc<Mutex<Client>>);
 
 impl Completer for ReplCompleter {

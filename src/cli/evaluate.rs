@@ -14,7 +14,7 @@ use crate::os::temporary::ScratchDirectory;
 use crate::session::observer::StuckReporter;
 use crate::{Evaluation, Outcome, report};
 
-pub(super) fn in_own_image(options: Options, code: &[String], stdio: Stdio) -> i32 {
+pub(super) fn evaluate_in_own_image(options: Options, code: &[String], stdio: Stdio) -> i32 {
     evaluate_and_print(options, code, stdio).unwrap_or_else(report_cannot_run)
 }
 
@@ -27,7 +27,7 @@ fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result
     start_logging(options.log);
     let output = std::fs::File::from(output);
     let print_outcome = Arc::new(move |outcome: &Outcome| {
-        let mut report = tools::for_shell(&report::evaluation(outcome), false);
+        let mut report = tools::reword_for_shell(&report::evaluation(outcome), false);
         if !report.ends_with('\n') {
             report.push('\n');
         }
@@ -37,7 +37,7 @@ fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result
         Ok(i32::from(outcome.is_error()))
     });
     let print_unfinished = print_outcome.clone();
-    session.observe(Arc::new(StuckReporter::new(move |outcome| {
+    session.set_observer(Arc::new(StuckReporter::new(move |outcome| {
         crate::exit_now(print_unfinished(&outcome).unwrap_or_else(report_cannot_run));
     })));
     print_outcome(&session.evaluate(Evaluation::new(text)))
@@ -50,11 +50,16 @@ fn report_cannot_run(reason: String) -> i32 {
 }
 
 /// Evaluates code in the image of a running server. `timeout` is the time limit in seconds. Returns the exit status.
-pub(super) fn in_attached_image(name: Option<String>, code: &[String], timeout: Option<f64>, stdio: Stdio) -> i32 {
+pub(super) fn evaluate_in_attached_image(
+    name: Option<String>,
+    code: &[String],
+    timeout: Option<f64>,
+    stdio: Stdio,
+) -> i32 {
     let evaluated = || {
         let code = read_code(code, stdio.input)?;
         let client = connect_or_start(Some(name), Vec::new())?;
-        tools::run(client, &tools::ToolRequest::Evaluate { code, timeout }, stdio.output)
+        tools::call_and_print(client, &tools::ToolRequest::Evaluate { code, timeout }, stdio.output)
     };
     evaluated().unwrap_or_else(|reason| {
         print_to_stderr(&format!("sbcl-mcp eval: {reason}"));

@@ -23,7 +23,7 @@ pub struct ExitStatus {
     pub meaning: &'static str,
 }
 
-/// Lists the statuses of commands as [`ExitStatus`] records.
+/// Expands to a slice of [`ExitStatus`] records, one for each status of each command.
 macro_rules! statuses {
     ($($command:literal { $($status:expr => $meaning:literal,)+ })+) => {
         &[$($(ExitStatus { command: $command, status: $status, meaning: $meaning },)+)+]

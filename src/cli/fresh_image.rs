@@ -20,7 +20,7 @@ pub(super) fn run(options: Options, stdio: Stdio) -> i32 {
 }
 
 fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
-    // The parent keeps its end of the pipe open, so the request ends with its line and not with the end of the input.
+    // The request is one line. The parent keeps its end of the pipe open, so reading to the end of the input would block.
     let input = stdio.input.try_clone().map_err(|error| error.to_string())?;
     let mut request = String::new();
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
@@ -39,7 +39,7 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
         (&output).write_all(&text).map_err(|error| error.to_string())
     });
     let send_unfinished = send_outcome.clone();
-    session.observe(Arc::new(StuckReporter::new(move |outcome| {
+    session.set_observer(Arc::new(StuckReporter::new(move |outcome| {
         crate::exit_now(i32::from(send_unfinished(&outcome).is_err()));
     })));
     send_outcome(&session.evaluate_with_options(None, tests.evaluation(), Some(&tests.operation().with_errors())))

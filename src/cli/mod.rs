@@ -70,11 +70,14 @@ pub fn main() -> ! {
                 let shared = serve.socket || serve.session.is_some();
                 repl::start(attach, options(), shared, timeout(), stdio)
             }
-            Command::Load { attach, what, .. } => {
-                tools::call(attach.attach, options(), &tools::ToolRequest::Load { what, timeout: timeout() }, stdio)
-            }
+            Command::Load { attach, what, .. } => tools::connect_and_call(
+                attach.attach,
+                options(),
+                &tools::ToolRequest::Load { what, timeout: timeout() },
+                stdio,
+            ),
             Command::Test { attach, tests, .. } => {
-                tools::call(attach.attach, options(), &tools::ToolRequest::Test(tests), stdio)
+                tools::connect_and_call(attach.attach, options(), &tools::ToolRequest::Test(tests), stdio)
             }
             Command::Doctor { options: given } => {
                 let config = given.image_config(&ScratchDirectory::new());
@@ -91,13 +94,13 @@ pub fn main() -> ! {
             Command::Man { directory } => manual::write_manual(&directory),
             Command::FreshImage { serve, .. } => fresh_image::run(serve.options, stdio),
             Command::Eval { attach, options, code } => match attach.attach {
-                Some(name) => evaluate::in_attached_image(name, &code, timeout(), stdio),
-                None => evaluate::in_own_image(options, &code, stdio),
+                Some(name) => evaluate::evaluate_in_attached_image(name, &code, timeout(), stdio),
+                None => evaluate::evaluate_in_own_image(options, &code, stdio),
             },
         },
         Err(error) => report_failure(&format!("sbcl-mcp cannot set up stdin and stdout: {error}")),
     };
-    // `exit_now` runs no exit handlers, since they must not run while Lisp's threads do.
+    // `exit_now` runs no exit handlers, since these handlers must not run while Lisp threads are running.
     crate::exit_now(status)
 }
 

@@ -10,7 +10,8 @@ use clap::{Arg, Command};
 use super::manual::visible_command;
 use crate::ImageConfig;
 
-/// Values outside the range of any numeric option. The parser's error message for such a value names the range.
+/// Values that are too large or too small for an option with a range. The parser's error message for such a value names
+/// the range.
 const OUT_OF_RANGE: [&str; 2] = ["99999999999999", "0"];
 
 /// Returns the description of all options and commands in Markdown.
@@ -18,24 +19,24 @@ const OUT_OF_RANGE: [&str; 2] = ["99999999999999", "0"];
 pub fn options() -> String {
     let program = visible_command();
     let server = program.find_subcommand("serve").expect("the command serve");
-    let shared: BTreeSet<String> = server.get_arguments().map(identity).collect();
+    let shared: BTreeSet<String> = server.get_arguments().map(argument_key).collect();
     let mut text = String::from(
         "## Options of the server\n\n`sbcl-mcp` and `sbcl-mcp serve` are the same, with these options:\n\n",
     );
     push_table(&mut text, "serve", server.get_arguments());
     for command in program.get_subcommands().filter(|command| command.get_name() != "serve") {
-        describe(&mut text, command, "sbcl-mcp", &shared);
+        push_description(&mut text, command, "sbcl-mcp", &shared);
     }
     text
 }
 
-/// Appends the description of a command and its subcommands. `shared` has the [`identity`] of each server option.
-fn describe(text: &mut String, command: &Command, parent: &str, shared: &BTreeSet<String>) {
+/// Appends the description of a command and its subcommands. `shared` has the [`argument_key`] of each server option.
+fn push_description(text: &mut String, command: &Command, parent: &str, shared: &BTreeSet<String>) {
     let name = format!("{parent} {}", command.get_name());
     let about = command.get_long_about().or_else(|| command.get_about()).map(plain_text).unwrap_or_default();
     _ = write!(text, "\n## {name}\n\n{}\n", with_full_stop(&about));
     let (of_server, own): (Vec<&Arg>, Vec<&Arg>) =
-        command.get_arguments().partition(|argument| shared.contains(&identity(argument)));
+        command.get_arguments().partition(|argument| shared.contains(&argument_key(argument)));
     if !own.is_empty() {
         text.push('\n');
         push_table(text, command.get_name(), own.into_iter());
@@ -47,7 +48,7 @@ fn describe(text: &mut String, command: &Command, parent: &str, shared: &BTreeSe
         _ = writeln!(text, "\nAlso these [options of the server](#options-of-the-server): {}.", names.join(", "));
     }
     for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
-        describe(text, command, &name, shared);
+        push_description(text, command, &name, shared);
     }
 }
 
@@ -77,7 +78,8 @@ fn push_table<'a>(text: &mut String, command: &str, arguments: impl Iterator<Ite
     }
 }
 
-/// Returns the values that an option accepts: its choices, or the range that the parser's error message names.
+/// Returns the values that an option accepts: its choices, its range, or an empty string if no range is known. Unless the
+/// range is a constant of [`ImageConfig`], it is taken from the parser's error message.
 fn accepted_values(command: &str, argument: &Arg) -> String {
     let choices: Vec<_> = argument.get_possible_values();
     if argument.get_action().takes_values() && !choices.is_empty() {
@@ -129,7 +131,7 @@ fn usage(argument: &Arg, with_value: bool) -> String {
 }
 
 /// Returns a key that is equal for options that several commands share.
-fn identity(argument: &Arg) -> String {
+fn argument_key(argument: &Arg) -> String {
     format!("{} {}", argument.get_id(), argument.get_help().map(plain_text).unwrap_or_default())
 }
 

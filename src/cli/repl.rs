@@ -75,8 +75,9 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
 
 /// The settings of a REPL.
 pub(super) struct ReplOptions {
-    /// The name of the running server that the REPL attaches to; `None` for a server of its own.
-    pub(super) joined: Option<String>,
+    /// The name of the running server that the REPL attaches to; empty if the user gave no name. `None` if the REPL starts a
+    /// server of its own.
+    pub(super) attached_to: Option<String>,
     /// True if other clients may attach to the REPL's own server.
     pub(super) shared: bool,
     /// The time limit for evaluations in seconds, if one was given.
@@ -86,14 +87,14 @@ pub(super) struct ReplOptions {
 /// Runs the REPL on `client` until its input ends. Returns the exit status.
 ///
 /// # Errors
-/// Returns a sentence if the server did not start or stdout cannot be written.
+/// Returns a sentence if the server does not start, Ctrl-C cannot be handled, or stdout cannot be written.
 pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, String> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let is_dumb = std::env::var_os(environment::TERMINAL).is_none_or(|term| term == "dumb");
     let colours =
         is_terminal && !is_dumb && std::env::var_os(environment::NO_COLOUR).is_none_or(|value| value.is_empty());
     let notices = ExternalPrinter::new(MAX_NOTICES);
-    let is_shared = options.shared || options.joined.is_some();
+    let is_shared = options.shared || options.attached_to.is_some();
     if is_shared && is_terminal {
         let notices = notices.sender();
         client.on_notice(move |params| drop(notices.try_send(notice_text(params, colours))));
@@ -105,7 +106,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
     let client = Arc::new(Mutex::new(client));
     let has_editor = is_terminal && !is_dumb && io::stderr().is_terminal();
     let editor = has_editor.then(|| Editor::new(client.clone(), colours, is_shared.then(|| notices.clone())));
-    let owns_image = options.joined.is_none();
+    let owns_image = options.attached_to.is_none();
     let mut repl = Repl {
         client,
         interactive: is_terminal,
@@ -147,7 +148,7 @@ fn notice_text(params: &Value, colours: bool) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Forwards Ctrl-C to the client as an event, so that it does not end this process.
+/// Forwards Ctrl-C to the client as an event. Without a handler, Ctrl-C would end this process.
 fn watch_interrupts(client: &Client) -> io::Result<()> {
     let (mut receiver, sender) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
@@ -209,10 +210,10 @@ impl From<io::Error> for ReplError {
 /// The reply to a request.
 enum RequestReply {
     Answer(Box<ToolAnswer>),
-    /// The user interrupted the request. `has_ended` is false if the image may have been lost: the new image must then
-    /// report what it restored.
+    /// The user interrupted the request. If `image_may_be_lost` is true, the REPL then shows what the new image has
+    /// restored.
     Interrupted {
-        has_ended: bool,
+        image_may_be_lost: bool,
     },
     /// The server refused the request, for this reason.
     Refused(String),
@@ -232,14 +233,14 @@ struct Repl {
     client: Arc<Mutex<Client>>,
     interactive: bool,
     colours: bool,
-    /// True if the image is the REPL's own.
+    /// True if the REPL has started the server whose image it uses.
     owns_image: bool,
     timeout: Option<f64>,
     /// Notices about other clients that are not shown yet.
     notices: ExternalPrinter<String>,
     /// The debugger level: 1 while an evaluation is held, otherwise 0.
     level: usize,
-    /// The number of the frame, in the held evaluation, in which code is evaluated.
+    /// The number of the held evaluation's frame in which code is evaluated.
     frame: u64,
     package: Option<String>,
     failed: bool,
@@ -251,7 +252,11 @@ impl Repl {
         if !self.interactive {
             return Ok(());
         }
-        let whose = options.joined.as_ref().map_or(String::new(), |name| format!(", in the session {name}"));
+        let whose = match options.attached_to.as_deref() {
+            None => String::new(),
+            Some("") => ", in a running server".to_owned(),
+            Some(name) => format!(", in the session {name}"),
+        };
         self.print(
             TextStyle::Note,
             &format!("; SBCL {}{whose}. :help lists commands, Ctrl-D leaves.\n", crate::SBCL_VERSION),
@@ -347,7 +352,7 @@ impl Repl {
                 self.print(TextStyle::Failure, &format!("; {name} takes a number.\n"))?;
             }
             ":load" => {
-                let arguments = self.with_options(load_arguments(rest));
+                let arguments = self.with_evaluation_options(load_arguments(rest));
                 self.run_tool("load-system", &arguments)?;
             }
             ":test" => match test_arguments(&split_names(rest)) {
@@ -357,18 +362,18 @@ impl Repl {
                     self.print(TextStyle::Failure, &format!("; {reason}\n"))?;
                 }
             },
-            ":describe" => self.show("describe-symbol", &json!({"name": rest, "source": true}))?,
-            ":checkpoints" => self.show("checkpoint", &json!({}))?,
+            ":describe" => self.call_and_show("describe-symbol", &json!({"name": rest, "source": true}))?,
+            ":checkpoints" => self.call_and_show("checkpoint", &json!({}))?,
             ":checkpoint" | ":restore" => {
                 let action = if name == ":restore" { "restore" } else { "save" };
                 let name = if rest.is_empty() { DEFAULT_CHECKPOINT } else { rest };
-                self.show("checkpoint", &json!({"action": action, "name": name}))?;
+                self.call_and_show("checkpoint", &json!({"action": action, "name": name}))?;
                 if action == "restore" {
                     self.level = 0;
                 }
             }
             ":reset" => {
-                self.show("reset-session", &json!({}))?;
+                self.call_and_show("reset-session", &json!({}))?;
                 self.level = 0;
             }
             ":bt" => self.show_frames(&json!({"max-frames": number.unwrap_or(DEFAULT_FRAMES)}))?,
@@ -388,7 +393,7 @@ impl Repl {
                 self.run_tool("resume-from-frame", &arguments)?;
             }
             _ => {
-                self.show("abort-evaluation", &json!({}))?;
+                self.call_and_show("abort-evaluation", &json!({}))?;
                 self.level = 0;
             }
         }
@@ -430,13 +435,14 @@ impl Repl {
     fn evaluate_forms(&mut self, code: &str) -> Result<(), ReplError> {
         let mut rest = code;
         loop {
-            let arguments = self.with_options(json!({"code": rest}));
+            let arguments = self.with_evaluation_options(json!({"code": rest}));
             let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {ONE_FORM_KEY: true}});
             let reply = self.request("tools/call", params)?;
             let RequestReply::Answer(answer) = &reply else { return self.finish_evaluation(reply) };
             let (read, is_error) = (answer.content["read"].as_u64(), answer.is_error);
             let Some(read) = read.and_then(|read| usize::try_from(read).ok()) else {
-                // `read`, the end of the form, is missing if the code could not be read or contained no further form.
+                // `read` is the number of characters up to the end of the form. It is missing if the code could not be
+                // read or contained no further form.
                 return if is_error { self.finish_evaluation(reply) } else { self.show_notices(&answer.content) };
             };
             self.finish_evaluation(reply)?;
@@ -453,7 +459,7 @@ impl Repl {
     }
 
     /// Adds the time limit and the reaction to errors: a failed evaluation is held in interactive use, else aborted.
-    fn with_options(&self, arguments: Value) -> Value {
+    fn with_evaluation_options(&self, arguments: Value) -> Value {
         let mut arguments = with_timeout(arguments, self.timeout);
         arguments["on-error"] = if self.interactive { "debug" } else { "abort" }.into();
         arguments
@@ -478,7 +484,8 @@ impl Repl {
     /// Updates the debugger level after a request that evaluates, and shows the reply.
     fn finish_evaluation(&mut self, reply: RequestReply) -> Result<(), ReplError> {
         match &reply {
-            // The server refused the call, so a held evaluation stays held, unless the refusal says that there is none.
+            // The server refused the call, so a held evaluation stays held. The level changes only if the server says that
+            // no evaluation is held.
             RequestReply::Answer(answer) if answer.content.get("refused").is_some() => {
                 if reports_no_held_evaluation(answer) {
                     self.level = 0;
@@ -488,9 +495,9 @@ impl Repl {
                 self.level = usize::from(answer.content["held"] == true);
                 self.frame = 0;
             }
-            RequestReply::Interrupted { has_ended } => {
+            RequestReply::Interrupted { image_may_be_lost } => {
                 self.level = 0;
-                if self.owns_image && !has_ended {
+                if self.owns_image && *image_may_be_lost {
                     let client = Arc::clone(&self.client);
                     self.show_recovery(&mut client.lock().unwrap_or_else(PoisonError::into_inner))?;
                 }
@@ -501,7 +508,7 @@ impl Repl {
     }
 
     /// Calls a tool that does not evaluate, and shows its answer.
-    fn show(&mut self, tool: &str, arguments: &Value) -> Result<(), ReplError> {
+    fn call_and_show(&mut self, tool: &str, arguments: &Value) -> Result<(), ReplError> {
         let reply = self.call_tool(tool, arguments)?;
         self.show_reply(reply)
     }
@@ -535,7 +542,7 @@ impl Repl {
                 lines.push(format!("not available: {}", missing.join(", ")));
             }
             if lines.is_empty() {
-                lines.push("No local variables: the frame is SBCL's own code, or SBCL kept none.".to_owned());
+                lines.push("No local variables: the frame's code is SBCL's own, or SBCL kept none.".to_owned());
             }
             answer.text = lines.join("\n");
         }
@@ -552,7 +559,7 @@ impl Repl {
         let client = Arc::clone(&self.client);
         let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
         // Events left over from the previous request, such as a late Ctrl-C, are dropped.
-        while let Some(event) = client.next(Some(Duration::ZERO)) {
+        while let Some(event) = client.next_event(Some(Duration::ZERO)) {
             if matches!(event, ClientEvent::Closed) {
                 return Err(ReplError::ServerGone);
             }
@@ -560,7 +567,7 @@ impl Repl {
         let id = client.send_for_person(method, params).map_err(|_| ReplError::ServerGone)?;
         let mut printed = 0;
         loop {
-            match client.next(None).unwrap_or(ClientEvent::Closed) {
+            match client.next_event(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) if message["params"]["progressToken"] == id => {
                     printed += self.show_progress(&message["params"], printed)?;
                 }
@@ -610,7 +617,7 @@ impl Repl {
             client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| ReplError::ServerGone)?;
         let mut wait = INTERRUPT_NOTICE_DELAY;
         loop {
-            match client.next(Some(wait.saturating_sub(started.elapsed()))) {
+            match client.next_event(Some(wait.saturating_sub(started.elapsed()))) {
                 Some(ClientEvent::Message(message)) => {
                     if let Some(Ok(result)) = response_to(message, question) {
                         let answer = ToolAnswer::from_result(&result);
@@ -625,15 +632,15 @@ impl Repl {
                         if has_ended {
                             self.print(TextStyle::Note, &format!("{}\n", answer.text))?;
                         }
-                        return Ok(RequestReply::Interrupted { has_ended });
+                        return Ok(RequestReply::Interrupted { image_may_be_lost: !has_ended });
                     }
                 }
                 Some(ClientEvent::Interrupted(at)) if ctrl_c.record_press(at) => {
                     self.replace_image(client)?;
-                    return Ok(RequestReply::Interrupted { has_ended: true });
+                    return Ok(RequestReply::Interrupted { image_may_be_lost: false });
                 }
-                // A single press changes nothing: the server interrupts the evaluation once a second until it has
-                // ended.
+                // Another single press only restarts the wait. The server already interrupts the evaluation once a second
+                // until the evaluation has ended.
                 Some(ClientEvent::Interrupted(_)) => (started, wait) = (Instant::now(), INTERRUPT_NOTICE_DELAY),
                 Some(ClientEvent::Closed) => return Err(ReplError::ServerGone),
                 None if wait == INTERRUPT_NOTICE_DELAY => {
@@ -646,7 +653,7 @@ impl Repl {
                 }
                 None => {
                     self.print(TextStyle::Failure, "; The evaluation does not respond to the interrupt.\n")?;
-                    return Ok(RequestReply::Interrupted { has_ended: true });
+                    return Ok(RequestReply::Interrupted { image_may_be_lost: false });
                 }
             }
         }
@@ -677,7 +684,7 @@ impl Repl {
         self.level = 0;
         let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| ReplError::ServerGone)?;
         loop {
-            match client.next(None).unwrap_or(ClientEvent::Closed) {
+            match client.next_event(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) => {
                     if let Some(Ok(result)) = response_to(message, id) {
                         let answer = ToolAnswer::from_result(&result);
@@ -694,8 +701,8 @@ impl Repl {
         }
     }
 
-    /// Returns the child processes of the server that the REPL has started: the workers, which hold the image. Returns none
-    /// if the REPL is attached to a running server.
+    /// Returns the child processes of the server that the REPL has started: the workers, which hold the image. Returns an
+    /// empty list if the REPL is attached to a running server.
     fn workers(&self, client: &Client) -> Vec<rustix::process::Pid> {
         client.server_pid().filter(|_| self.owns_image).map(workers_of).unwrap_or_default()
     }
@@ -741,7 +748,8 @@ impl Repl {
             let stderr = if stderr.ends_with('\n') { stderr.to_owned() } else { format!("{stderr}\n") };
             self.print_stderr(&stderr)?;
         }
-        // The following parts are taken from the text. Escaping makes sure that the markers in it are genuine.
+        // The following parts are found by their markers in the text. Program output cannot contain these markers, since
+        // the server escapes them there.
         if content.get("loaded").is_some()
             && let Some(loaded) = text.split("\n\n").find(|part| !part.starts_with('['))
         {
@@ -831,12 +839,13 @@ fn similar_command(name: &str) -> Option<&'static str> {
     best.filter(|(similarity, _)| *similarity > MIN_SIMILARITY).map(|(_, name)| name)
 }
 
-/// Returns the index of the first line of `text` that begins with this marker, at the start or after a blank line.
+/// Returns the byte index of the first line that begins with `marker` and is preceded by a blank line. The first line of
+/// `text` needs no blank line before it.
 fn find_marker(text: &str, marker: &str) -> Option<usize> {
     if text.starts_with(marker) { Some(0) } else { text.find(&format!("\n\n{marker}")).map(|at| at + 2) }
 }
 
-/// Returns the lines of a section, without its marker.
+/// Returns the lines of a section: from the line after the section's marker up to the next blank line.
 fn section<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     let lines = &text[find_marker(text, &format!("{marker}\n"))? + marker.len() + 1..];
     Some(lines.split("\n\n").next().unwrap_or(lines))
@@ -858,8 +867,8 @@ pub(super) fn start(
 ) -> i32 {
     let run_repl = || {
         restore_stdio(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
-        let joined = attach.clone().map(Option::unwrap_or_default);
-        run(connect_or_start(attach, given)?, &ReplOptions { joined, shared, timeout })
+        let attached_to = attach.clone().map(Option::unwrap_or_default);
+        run(connect_or_start(attach, given)?, &ReplOptions { attached_to, shared, timeout })
     };
     run_repl().unwrap_or_else(|reason| {
         super::print_to_stderr(&format!("sbcl-mcp repl: {reason}"));
@@ -867,7 +876,8 @@ pub(super) fn start(
     })
 }
 
-/// Restores stdin and stdout, which [`Stdio::take`] has moved. Lisp runs in another process, so it cannot disturb them.
+/// Restores stdin and stdout, which [`Stdio::take`] has moved so that Lisp cannot disturb them. Here, Lisp runs in another
+/// process.
 fn restore_stdio(stdio: Stdio) -> io::Result<()> {
     rustix::stdio::dup2_stdin(&stdio.input)?;
     rustix::stdio::dup2_stdout(&stdio.output)?;

@@ -18,7 +18,7 @@ use super::arguments::Cli;
 use super::client::{Client, ClientEvent};
 use super::exit_status::{FAILED, SUCCEEDED};
 use crate::rpc::framing::MAX_LINE;
-use crate::rpc::recorder::{Header, RecordingEntry, Side, read_header};
+use crate::rpc::recorder::{RecordingEntry, RecordingHeader, Side, read_header};
 
 /// Factor by which an answer may take longer than in the recording.
 const TIME_FACTOR: f64 = 10.0;
@@ -64,10 +64,10 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
     let arguments = if arguments.is_empty() { arguments_of(&header) } else { arguments };
     let client = Client::start(arguments).map_err(|error| format!("cannot start a server: {error}"))?;
     let mut replay = Replay::new(client, File::from(output));
-    let Header { sbcl_mcp, sbcl, recorded, .. } = &header;
+    let RecordingHeader { sbcl_mcp, sbcl, recorded, .. } = &header;
     let (now, now_sbcl) = (crate::VERSION, crate::SBCL_VERSION);
     replay.print(&format!(
-        "Recorded {recorded} with sbcl-mcp {sbcl_mcp} (SBCL {sbcl}); played with sbcl-mcp {now} (SBCL {now_sbcl}).\n"
+        "Recorded {recorded} with sbcl-mcp {sbcl_mcp} (SBCL {sbcl}); replayed with sbcl-mcp {now} (SBCL {now_sbcl}).\n"
     ))?;
     let mut number = 1;
     loop {
@@ -91,7 +91,7 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
 }
 
 /// Returns the arguments of the recorded server that affect its answers: all except the ignored options and their values.
-fn arguments_of(header: &Header) -> Vec<OsString> {
+fn arguments_of(header: &RecordingHeader) -> Vec<OsString> {
     let command = Cli::command();
     let takes_value = |name| {
         let option = command.get_arguments().find(|option| option.get_long() == Some(name));
@@ -118,8 +118,8 @@ struct Replay {
     client: Client,
     output: File,
     /// Messages of the server that the recording has not reached yet.
-    waiting: VecDeque<Value>,
-    /// Requests that the recording has not answered yet: their ids, titles and times.
+    kept_messages: VecDeque<Value>,
+    /// Requests that are not answered yet at this point of the recording. Each entry has the id, the title and the time.
     unanswered: Vec<(Value, String, f64)>,
     /// Ids of the server's requests. Each pair has the id in the recording and the id in this run.
     server_requests: Vec<(Value, Value)>,
@@ -131,12 +131,12 @@ struct Replay {
 
 impl Replay {
     fn new(client: Client, output: File) -> Self {
-        let (waiting, unanswered, server_requests) = Default::default();
-        Self { client, output, waiting, unanswered, server_requests, at: 0.0, answers: 0, different: 0 }
+        let (kept_messages, unanswered, server_requests) = Default::default();
+        Self { client, output, kept_messages, unanswered, server_requests, at: 0.0, answers: 0, different: 0 }
     }
 
     fn print(&mut self, text: &str) -> Result<(), String> {
-        self.output.write_all(text.as_bytes()).map_err(|error| format!("sbcl-mcp cannot write: {error}"))
+        self.output.write_all(text.as_bytes()).map_err(|error| format!("sbcl-mcp cannot write the report: {error}"))
     }
 
     /// Replays one record. Returns false if the server has ended.
@@ -161,7 +161,7 @@ impl Replay {
                 self.report_server_end(number)
             }
             Side::Server => match kind_of(&message) {
-                MessageKind::Answer(id) => self.compare(number, id, &message, record.at),
+                MessageKind::Answer(id) => self.compare_answer(number, id, &message, record.at),
                 MessageKind::Request(method, id) => {
                     let timeout = self.timeout(None, record.at);
                     let is_same =
@@ -180,8 +180,8 @@ impl Replay {
         }
     }
 
-    /// Sends a line of the client; an answer to the server gets the id that the server uses in this run. Returns false
-    /// if the server has ended.
+    /// Sends a line of the client. If the line answers a request of the server, the answer gets the id that the server uses
+    /// in this run. Returns false if the server has ended.
     fn send(&mut self, line: &[u8], message: &Value, at: f64) -> bool {
         let members = message.as_array().map_or(std::slice::from_ref(message), Vec::as_slice);
         for member in members {
@@ -200,8 +200,8 @@ impl Replay {
         self.client.send_line(line).is_ok()
     }
 
-    /// Returns the maximum time to wait for a message that was recorded at the time `at` and follows a request recorded at
-    /// the time `requested`, by default the oldest unanswered request. Times are in seconds since the recording began.
+    /// Returns the maximum time to wait for a message. `at` is the time of the message in the recording, and `requested` is
+    /// the time of its request, by default of the oldest unanswered request. Times are in seconds.
     fn timeout(&self, requested: Option<f64>, at: f64) -> Duration {
         let took = at - requested.unwrap_or_else(|| self.unanswered.first().map_or(at, |(.., requested)| *requested));
         Duration::try_from_secs_f64(took * TIME_FACTOR).unwrap_or_default().max(MIN_TIMEOUT)
@@ -209,7 +209,7 @@ impl Replay {
 
     /// Waits for the server's answer to request `id`, and reports any difference from the recorded answer. Returns false
     /// if the server has ended.
-    fn compare(&mut self, number: usize, id: &Value, recorded: &Value, at: f64) -> Result<bool, String> {
+    fn compare_answer(&mut self, number: usize, id: &Value, recorded: &Value, at: f64) -> Result<bool, String> {
         let known = self.unanswered.iter().position(|(known, ..)| known == id);
         let (_, title, requested) = known.map(|index| self.unanswered.remove(index)).unwrap_or_default();
         let title = if title.is_empty() { "unknown request".to_owned() } else { title };
@@ -236,19 +236,19 @@ impl Replay {
     /// Returns the first message from the server that satisfies `is_wanted`: a kept message, or a message that arrives
     /// within `time`.
     fn next_message(&mut self, time: Duration, is_wanted: impl Fn(&Value) -> bool) -> Option<Value> {
-        if let Some(index) = self.waiting.iter().position(&is_wanted) {
-            return self.waiting.remove(index);
+        if let Some(index) = self.kept_messages.iter().position(&is_wanted) {
+            return self.kept_messages.remove(index);
         }
         let end = Instant::now() + time;
         loop {
-            match self.client.next(Some(end.saturating_duration_since(Instant::now())))? {
+            match self.client.next_event(Some(end.saturating_duration_since(Instant::now())))? {
                 ClientEvent::Message(message) if is_wanted(&message) => return Some(message),
                 ClientEvent::Message(message) if matches!(kind_of(&message), MessageKind::Other) => {}
                 ClientEvent::Message(message) => {
-                    if self.waiting.len() == MAX_KEPT_MESSAGES {
-                        self.waiting.pop_front();
+                    if self.kept_messages.len() == MAX_KEPT_MESSAGES {
+                        self.kept_messages.pop_front();
                     }
-                    self.waiting.push_back(message);
+                    self.kept_messages.push_back(message);
                 }
                 ClientEvent::Interrupted(_) => {}
                 ClientEvent::Closed => return None,
@@ -328,7 +328,8 @@ fn normalized(message: &Value) -> Value {
     }
 }
 
-/// Returns the lines by which two messages differ, without their common beginning and end.
+/// Returns the lines that differ between two messages: all lines except the common ones at the beginning and at the end. A
+/// `-` marks lines of `recorded`, a `+` lines of `now`.
 fn difference(recorded: &Value, now: &Value) -> String {
     let text = |message: &Value| match (&message["result"]["content"], message["result"]["content"][0]["text"].as_str())
     {
@@ -367,7 +368,7 @@ mod tests {
         let kept = |arguments: &[&str]| {
             let (sbcl_mcp, sbcl, recorded) = Default::default();
             let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
-            arguments_of(&Header { sbcl_mcp, sbcl, recorded, arguments })
+            arguments_of(&RecordingHeader { sbcl_mcp, sbcl, recorded, arguments })
         };
         let all = ["serve", "--socket", "--heap", "1G", "--record", "a.jsonl", "--session=x", "--tools=core"];
         assert_eq!(kept(&all), ["serve", "--heap", "1G", "--tools=core"]);

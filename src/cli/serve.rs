@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::arguments::{CheckpointTiming, Restore, Serve};
+use super::arguments::{CheckpointTiming, RestoreMode, Serve};
 use super::{print_to_stderr, report_failure, sessions, start_logging, version};
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
@@ -21,7 +21,7 @@ use crate::recovery::status_page::StatusPage;
 use crate::rpc::attach::Listener;
 use crate::rpc::descriptors::to_private_number;
 use crate::rpc::frame;
-use crate::rpc::recorder::{Header, Recorder};
+use crate::rpc::recorder::{Recorder, RecordingHeader};
 use crate::rpc::signals::survive_stray_signals;
 use crate::supervisor;
 
@@ -47,7 +47,7 @@ impl Serve {
     /// Returns a sentence if the file cannot be used.
     fn start_recording(&self) -> Result<Option<Recorder>, String> {
         let Some(path) = &self.record else { return Ok(None) };
-        let header = Header {
+        let header = RecordingHeader {
             sbcl_mcp: crate::VERSION.to_owned(),
             sbcl: crate::SBCL_VERSION.to_owned(),
             recorded: jiff::Timestamp::now().to_string(),
@@ -104,9 +104,9 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     let is_persistent = persistent.is_some();
     let options = supervisor::SupervisorOptions {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
-        restore: serve.restore != Restore::None,
+        restore: serve.restore != RestoreMode::None,
         checkpoints: checkpoints.clone(),
-        boots_last_checkpoint: serve.restore == Restore::Checkpoint,
+        boots_last_checkpoint: serve.restore == RestoreMode::Checkpoint,
         session: persistent,
         listener,
         watch_interval: Duration::from_millis(serve.watch_interval),
@@ -168,7 +168,8 @@ pub(super) fn serve_as_worker(
         }
     };
     let checkpoints = serve.options.checkpoints(checkpoints);
-    let automatic = (serve.checkpoints == CheckpointTiming::Auto || at_end.is_some()).then_some(serve.checkpoint_space);
+    let automatic_space =
+        (serve.checkpoints == CheckpointTiming::Auto || at_end.is_some()).then_some(serve.checkpoint_space);
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
     let supervisor = to_private_number(&stdio.input);
@@ -193,11 +194,11 @@ pub(super) fn serve_as_worker(
     };
     let tool_options = serve.tool_options();
     start_logging(serve.options.log);
-    let saves = SavePolicy { automatic, at_end };
+    let saves = SavePolicy { automatic_space, at_end };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, tool_options)
         .unwrap_or_else(|error| (report_failure(&format!("sbcl-mcp cannot serve: {error}")), None));
     processes::kill_all_descendants_except(&saver.into_iter().collect::<Vec<_>>());
-    // If the supervisor is gone, no other worker will use these files.
+    // If the supervisor is gone, no other worker will use the scratch directory and the checkpoints.
     if supervisor.is_ok_and(|input| wait_for_hang_up(&input, Some(Duration::ZERO))) {
         remove();
     }
@@ -219,8 +220,8 @@ pub(super) fn wait_for_hang_up(input: &OwnedFd, wait: Option<Duration>) -> bool 
     }
 }
 
-/// Starts a thread that ends this process, which may be stuck, if the process still runs when its supervisor has been gone
-/// for `grace_period`. The thread first calls `remove` to delete files that no other process needs.
+/// Starts a thread that waits until the supervisor is gone, and then for `grace_period`. If this process still runs then,
+/// it may be stuck: the thread kills its descendants, calls `remove` to delete files, and ends the process.
 pub(super) fn exit_after_supervisor(
     stdio: &Stdio,
     grace_period: Duration,
@@ -295,7 +296,7 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure>
     Ok(status)
 }
 
-/// Ends the child processes of this process, which exits together with its image, and removes its scratch directory.
+/// Kills the descendants of this process and removes its scratch directory. Called just before the process exits.
 pub(super) fn clean_up(scratch: &ScratchDirectory) {
     // A process that is being killed may start another process, which is then adopted and killed too.
     processes::adopt_orphans();

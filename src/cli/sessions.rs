@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 
-use super::arguments::Restore;
+use super::arguments::RestoreMode;
 use super::print_to_stderr;
 use super::serve::wait_for_hang_up;
 use crate::image::process::take_inherited_descriptor;
@@ -29,7 +29,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between attempts to acquire the session's lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Action on sessions.
+/// An action on sessions.
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
     /// List them (the default).
@@ -41,7 +41,7 @@ pub(super) enum Action {
     },
     /// Write a session's definitions, in order, as Lisp that any SBCL can load.
     Export {
-        /// Its name, or its directory, with a slash in it.
+        /// Name of the session, or its directory (with a slash).
         name: OsString,
         /// File to write in place of stdout.
         #[arg(long, short, value_name = "FILE")]
@@ -49,7 +49,7 @@ pub(super) enum Action {
     },
 }
 
-/// Returns the list of running servers, one per line, that follows the list of sessions.
+/// Returns the list of running servers, one per line, for the end of the list of sessions. Empty if no server is running.
 fn running_server_list(all: &[RunningServer]) -> String {
     let mut text = String::new();
     for RunningServer { name, pid, client, attached, refusal, .. } in all {
@@ -87,15 +87,15 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
         }
     };
     let written = fs::File::from(output).write_all(format!("{}\n", text.trim_end()).as_bytes());
-    written.map(|()| 0).map_err(|error| format!("sbcl-mcp cannot write: {error}"))
+    written.map(|()| 0).map_err(|error| format!("sbcl-mcp cannot write to stdout: {error}"))
 }
 
 /// Opens a session and acquires its lock. Waits while the previous server still saves the session.
 ///
 /// # Errors
 /// Returns a sentence that says which process holds the session, or why the session cannot be used.
-pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(PersistentSession, Lock), String> {
-    if restore != Restore::Checkpoint {
+pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Result<(PersistentSession, Lock), String> {
+    if restore != RestoreMode::Checkpoint {
         return Err("--session continues from the last checkpoint: it cannot be combined with --restore.".to_owned());
     }
     let session = PersistentSession::named(name)?;
@@ -129,7 +129,7 @@ pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(P
     }
 }
 
-/// Prints the messages of the last save on stderr, if any, and removes the file with them.
+/// Prints the messages of the session's last save on stderr, if any, and deletes the file that contains the messages.
 fn report_save_errors(session: &PersistentSession) {
     let file = session.errors_file();
     if let Ok(text) = fs::read_to_string(&file)
@@ -144,7 +144,8 @@ fn report_save_errors(session: &PersistentSession) {
     let _ = fs::remove_file(file);
 }
 
-/// Returns the parameters for the final save of a worker's persistent session; `None` if the worker has no session's lock.
+/// Returns the parameters for the final save of a worker's persistent session. Returns `None` if `lock_fd`, the descriptor
+/// of the session's lock, is missing or cannot be used.
 pub(super) fn final_save(lock_fd: Option<i32>, directory: &Path) -> Option<FinalSave> {
     // The lock's descriptor moves to a high number. Number 3 must stay free, because the saving process expects the lock
     // there.
@@ -157,10 +158,11 @@ pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave
     FinalSave { lock, errors: directory.join(crate::recovery::persistent::ERRORS_FILE) }
 }
 
-/// Makes a checkpoint of the core that this process's child saves. This is the last step of a server.
+/// Waits until the child of this process has saved a core, and makes a checkpoint of the core. Runs as the last step of a
+/// server with a persistent session. Returns a sentence if the session was not saved.
 pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Result<(), String> {
     let lock = take_inherited_descriptor(3)
-        .map_err(|error| format!("The session was not saved: the saving process has no lock: {error}."))?;
+        .map_err(|error| format!("The session was not saved: the saving process did not inherit the lock: {error}."))?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
     let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };

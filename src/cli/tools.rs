@@ -10,7 +10,7 @@ use std::path::Path;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use super::arguments::Tests;
+use super::arguments::TestOptions;
 use super::client::{CallError, Client, ClientEvent, START_TIMEOUT, ToolAnswer, connect_or_start, response_to};
 use super::exit_status::{FAILED, NOT_TRIED, SUCCEEDED};
 use crate::mcp::stdio::Stdio;
@@ -28,7 +28,8 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 6] = [
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
     ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
 ];
-/// Patterns, as in [`ADVICE_REPLACEMENTS`], of advice that is useless if the image ends with the command.
+/// Patterns of advice that is useless once the image has ended, each with its replacement. Used if the image ends with the
+/// command.
 const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 2] = [
     (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
     (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
@@ -38,7 +39,7 @@ const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 2] = [
 pub(super) enum ToolRequest {
     Evaluate { code: String, timeout: Option<f64> },
     Load { what: String, timeout: Option<f64> },
-    Test(Tests),
+    Test(TestOptions),
 }
 
 impl ToolRequest {
@@ -51,8 +52,8 @@ impl ToolRequest {
         }
     }
 
-    /// Returns an error for tests of a package if a new image, booted with these server options, cannot have this
-    /// package.
+    /// Returns an error if the request names tests of a package, and a new image, booted with these server options, cannot
+    /// have this package.
     fn check_for_new_image(&self, options: &[OsString]) -> Result<(), String> {
         let loads_code = |option: &OsString| {
             OPTIONS_THAT_LOAD_CODE
@@ -70,8 +71,9 @@ impl ToolRequest {
         }
     }
 
-    /// Returns the names that the request takes, or the first line of its code.
-    fn names(&self) -> Vec<&str> {
+    /// Returns the names of systems, files or tests in the request, or the first line of its code. The user may have
+    /// written the name of a server there.
+    fn given_names(&self) -> Vec<&str> {
         match self {
             Self::Evaluate { code, .. } => code.lines().take(1).collect(),
             Self::Load { what, .. } => vec![what],
@@ -80,12 +82,12 @@ impl ToolRequest {
     }
 
     /// Returns advice to write `--attach=NAME` if a name that was not found is the name of a running server.
-    fn advice(&self, answer: &ToolAnswer) -> Option<String> {
+    fn attach_advice(&self, answer: &ToolAnswer) -> Option<String> {
         let is_missing = |name: &&str| match self {
             Self::Evaluate { .. } => answer.is_error,
             _ => answer.text.contains(&format!("Component {name:?} not found")),
         };
-        let missing: Vec<_> = self.names().into_iter().filter(is_missing).collect();
+        let missing: Vec<_> = self.given_names().into_iter().filter(is_missing).collect();
         let running = if missing.is_empty() { Vec::new() } else { attach::running_servers() };
         let name = missing.into_iter().find(|name| running.iter().any(|server| server.name == **name))?;
         Some(format!("sbcl-mcp {}: {name} is a running server: attach to it with --attach={name}.", self.command()))
@@ -94,7 +96,7 @@ impl ToolRequest {
     /// Returns the name of the tool to call, and its arguments.
     ///
     /// # Errors
-    /// Returns a sentence if the request cannot be made.
+    /// Returns a sentence if the request names a test or package together with other names.
     fn tool_call(&self) -> Result<(&'static str, Value), String> {
         match self {
             Self::Evaluate { code, timeout } => {
@@ -119,14 +121,19 @@ impl ToolRequest {
 }
 
 /// Calls a tool of a running server, or of a new server with these options. Returns the exit status.
-pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &ToolRequest, stdio: Stdio) -> i32 {
+pub(super) fn connect_and_call(
+    attach: Option<Option<String>>,
+    options: Vec<OsString>,
+    request: &ToolRequest,
+    stdio: Stdio,
+) -> i32 {
     let run_request = || {
         // The request is checked first, so that no server is started for a request that cannot be made.
         request.tool_call()?;
         if attach.is_none() {
             request.check_for_new_image(&options)?;
         }
-        run(connect_or_start(attach, options)?, request, stdio.output)
+        call_and_print(connect_or_start(attach, options)?, request, stdio.output)
     };
     run_request().unwrap_or_else(|reason| {
         super::print_to_stderr(&format!("sbcl-mcp {}: {reason}", request.command()));
@@ -134,23 +141,24 @@ pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, reque
     })
 }
 
-/// Sends the request and prints the answer. Returns the exit status, or a sentence that says why there is no answer.
-pub(super) fn run(mut client: Client, request: &ToolRequest, output: OwnedFd) -> Result<i32, String> {
+/// Sends the request and prints the answer. Returns the exit status, or a sentence that says why there is no answer or why
+/// the answer cannot be printed.
+pub(super) fn call_and_print(mut client: Client, request: &ToolRequest, output: OwnedFd) -> Result<i32, String> {
     let reason = |failure: CallError| failure.to_string();
     let (tool, arguments) = request.tool_call()?;
     client.initialize(START_TIMEOUT).map_err(reason)?;
     let answer = call_and_show_progress(&mut client, tool, &arguments).map_err(reason)?;
-    let text = for_shell(answer.text.trim_end_matches('\n'), client.server_pid().is_none());
+    let text = reword_for_shell(answer.text.trim_end_matches('\n'), client.server_pid().is_none());
     let written = File::from(output).write_all(format!("{text}\n").as_bytes());
     written.map_err(|error| format!("cannot write the answer: {error}"))?;
-    if let Some(advice) = request.advice(&answer) {
+    if let Some(advice) = request.attach_advice(&answer) {
         super::print_to_stderr(&advice);
     }
     Ok(exit_status_of(request, &answer))
 }
 
 /// Rewords an answer for a reader at a shell. `image_lives` is true if the image outlives the command.
-pub(super) fn for_shell(text: &str, image_lives: bool) -> String {
+pub(super) fn reword_for_shell(text: &str, image_lives: bool) -> String {
     let no_image = if image_lives { &[][..] } else { &ADVICE_FOR_LIVE_IMAGE };
     ADVICE_REPLACEMENTS.iter().chain(no_image).fold(text.to_owned(), |text, (advice, instead)| {
         match Regex::new(advice) {
@@ -165,7 +173,7 @@ fn call_and_show_progress(client: &mut Client, tool: &str, arguments: &Value) ->
     let shows_progress = io::stderr().is_terminal() && tool == "load-system";
     let id = client.begin_call(tool, arguments)?;
     loop {
-        match client.next(None) {
+        match client.next_event(None) {
             Some(ClientEvent::Message(message)) => {
                 if let Some(result) = response_to(message.clone(), id) {
                     return result.map(|result| ToolAnswer::from_result(&result));
@@ -191,7 +199,7 @@ fn exit_status_of(request: &ToolRequest, answer: &ToolAnswer) -> i32 {
     }
 }
 
-/// Returns the number of tests that did not pass; 0 if the content is not that of a test run.
+/// Returns the number of tests that failed or ended with an error; 0 if the content is not that of a test run.
 pub(super) fn test_failures(content: &Value) -> u64 {
     if content.get("tests").is_none() {
         return 0;
@@ -207,7 +215,7 @@ pub(super) fn with_timeout(mut arguments: Value, timeout: Option<f64>) -> Value 
     arguments
 }
 
-/// Returns the tests in the content, grouped by system.
+/// Returns the tests in the structured content of a test run, grouped by system.
 fn tests_by_system(content: &Value) -> Vec<Vec<&Value>> {
     let mut systems = BTreeMap::<_, Vec<_>>::new();
     for test in content["tests"].as_array().into_iter().flatten() {
@@ -216,7 +224,8 @@ fn tests_by_system(content: &Value) -> Vec<Vec<&Value>> {
     systems.into_values().collect()
 }
 
-/// Returns true if none of the tests of some system could be run. The content then lists the system itself as a test.
+/// Returns true if the tests of some system could not be run at all. For such a system, the content has an entry with the
+/// name of the system itself in place of the tests.
 fn has_system_without_tests(content: &Value) -> bool {
     let is_system = |test: &&Value| test["system"].is_string() && test["system"] == test["name"];
     tests_by_system(content).iter().any(|tests| tests.iter().all(is_system))

@@ -25,10 +25,10 @@ use crate::image::program;
 pub struct ConversionError {
     /// A description of what was expected.
     pub expected: String,
-    /// The object found instead, as printed and cut off if it is long.
+    /// A description of the object that was found instead, cut off if it is long.
     pub found: String,
     /// The position of the found object in the object that was to be converted, outermost part first, such as `element 3`
-    /// or `the key`.
+    /// or `key 0`.
     pub place: Vec<String>,
 }
 
@@ -199,7 +199,7 @@ impl<'m> Reader<'m> {
         })
     }
 
-    /// Makes Lisp write the slots of an instance as a property list.
+    /// Makes Lisp write the slots of an instance as a property list. Returns the message that contains the list.
     pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<MessageBuffer, ConversionError> {
         let value = Value::from_handle(handle);
         let expected = "a property list, a hash table or an instance";
@@ -251,7 +251,7 @@ impl<'m> Reader<'m> {
     /// Reads a symbol's name. A surrogate in the name is an error.
     pub(super) fn name(&mut self) -> Result<String, ConversionError> {
         match self.token() {
-            Token::String(characters) => Self::text_or_error(characters),
+            Token::String(characters) => Self::decode_text(characters),
             _ => Ok(String::new()),
         }
     }
@@ -261,7 +261,7 @@ impl<'m> Reader<'m> {
         Symbol { package, name: self.text() }
     }
 
-    pub(super) fn text_or_error(characters: Characters<'_>) -> Result<String, ConversionError> {
+    pub(super) fn decode_text(characters: Characters<'_>) -> Result<String, ConversionError> {
         characters
             .to_text()
             .map_err(|code| ConversionError::new("text", format!("a string with the surrogate code point {code:#x}")))
@@ -435,7 +435,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `bool` | `nil` is false, everything else is true |
 /// | `char`, `String` | a character, a string |
 /// | `Option<T>` | `nil` is `None` |
-/// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle of the object |
+/// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
 /// | tuples | multiple values; as elements, a list, a vector or a pair |
@@ -699,7 +699,8 @@ impl FromLisp for f64 {
     }
 }
 
-/// Reads the real number that begins with `token`, rounded to the nearest float.
+/// Reads the real number that begins with `token`, rounded to the nearest `f64`. `expected` describes the number in the
+/// error for an object that is not a real number.
 fn read_real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Result<f64, ConversionError> {
     let one = [1];
     let quotient = match token {
@@ -794,7 +795,7 @@ impl FromLisp for String {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         match reader.token() {
-            Token::String(characters) => Reader::text_or_error(characters),
+            Token::String(characters) => Reader::decode_text(characters),
             token => Err(reader.unexpected("a string", token)),
         }
     }
@@ -872,7 +873,7 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
     }
 }
 
-/// Reads an object that may or may not be a `T`. If the object is not a `T`, the result is `Err` with a handle of the
+/// Reads an object that may or may not be a `T`. If the object is not a `T`, the result is `Err` with a handle to the
 /// object.
 ///
 /// ```
@@ -924,7 +925,7 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // The capacity is limited, because the elements that the message announces have not been read yet.
+        // The capacity is limited, so that a large count alone does not make this function allocate much memory.
         let mut items = Self::with_capacity(count.min(1 << 16));
         for index in 0..count {
             items.push(reader.read().map_err(|error| error.with_outer_place(|| format!("element {index}")))?);

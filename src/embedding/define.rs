@@ -22,8 +22,8 @@ use crate::os::panics::PanicSafeDrop;
 /// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Built-in functions have lower numbers.
 const FIRST_FUNCTION_NUMBER: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
 
-/// The defined functions by number. Redefining a function gives it a new number, because the Lisp stub that calls a closure
-/// by number writes the arguments in the shapes of this closure's parameters.
+/// The defined functions by number. Redefining a function gives it a new number: the Lisp stub that calls a closure by
+/// number writes the arguments as this closure's parameters require, and a new closure may have other parameters.
 static DEFINED_FUNCTIONS: RwLock<BTreeMap<u64, DefinedFunction>> = RwLock::new(BTreeMap::new());
 static NEXT_FUNCTION_NUMBER: AtomicU64 = AtomicU64::new(FIRST_FUNCTION_NUMBER);
 /// Number of changes made to [`DEFINED_FUNCTIONS`].
@@ -41,7 +41,7 @@ struct HostClosure {
 
 struct DefinedFunction {
     closure: Arc<HostClosure>,
-    /// True if Lisp calls this function by its name.
+    /// True once Lisp has installed the function under its name.
     is_installed: bool,
     /// The closures that this definition replaced. They are kept until the defining call has left Lisp, because their
     /// destructors may call Lisp.
@@ -69,12 +69,12 @@ thread_local! {
     static DEFINITION_CACHE: RefCell<DefinitionCache> = RefCell::default();
 }
 
-/// A parameter of a host function, as Lisp sees it.
+/// A parameter of a host function. Lisp needs this description to pass arguments.
 #[derive(Debug, Clone, Copy)]
 #[doc(hidden)]
 pub struct Parameter {
     shape: Shape,
-    /// True if a call may omit the argument.
+    /// True if a call in Lisp may omit the argument.
     optional: bool,
 }
 
@@ -222,8 +222,8 @@ fn register(closure: Arc<HostClosure>) -> u64 {
     number
 }
 
-/// Records that Lisp now calls a new function, perhaps in place of an old function. `reader` has the number of the new
-/// function, then the number of the old function, or 0 if there is none.
+/// Records that Lisp has installed a new function under its name, perhaps in place of an old function. `reader` has two
+/// numbers: first the new function's, then the old function's, or 0 if there is no old function.
 pub(super) fn record_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
     let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
     let mut all = DEFINED_FUNCTIONS.write();

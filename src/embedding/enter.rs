@@ -1,4 +1,4 @@
-//! The context of a Lisp thread, [`Cx`], whose calls into Lisp are direct.
+//! [`Cx`], the context of a Lisp thread. Calls through a `Cx` run on that thread.
 
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
@@ -90,7 +90,7 @@ impl Cx {
         CallContext::current().map(Self::new)
     }
 
-    /// Evaluates the forms in `code` and reads the values of the last one.
+    /// Evaluates the forms in `code` and reads the values of the last form.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -104,7 +104,7 @@ impl Cx {
         self.call_entry(Entry::EvaluateText, |writer| code.write(writer))
     }
 
-    /// Calls the Lisp function `name` with `arguments` and reads its values.
+    /// Calls the Lisp function `name` with `arguments` and reads the values that it returns.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -134,7 +134,7 @@ impl Cx {
         self.call_entry(Entry::FindFunction, |writer| name.write(writer)).map(Function::from_value)
     }
 
-    /// Converts `object` to a Lisp object and returns a handle of it.
+    /// Converts `object` to a Lisp object and returns a handle to it.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -258,16 +258,16 @@ impl Cx {
                 place.write(writer)
             })
         };
-        // SAFETY: the caller promises that nothing writes to the octets.
+        // SAFETY: the caller promises that nothing writes to the octets until `work` returns.
         match unsafe { borrow_octets(work, pin) }? {
             Some(Ok(result)) => Ok(result),
             Some(Err(panic)) => resume_unwind(panic),
-            // Lisp did not call back and reported no error.
+            // Lisp returned without an error, but did not run the task that calls `work`.
             None => Err(Error::Aborted),
         }
     }
 
-    /// Prints `object` as `prin1` does, cut off after `limit` characters.
+    /// Returns the text that `prin1` prints for `object`, cut off after `limit` characters.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -285,7 +285,7 @@ impl Cx {
         value::describe(self, value)
     }
 
-    /// Calls `function` with `arguments` and reads its values.
+    /// Calls `function` with `arguments` and reads the values that it returns.
     #[inline]
     pub(super) fn apply<T: FromLisp>(
         &self,
@@ -331,10 +331,10 @@ impl Cx {
         self.read(answer)
     }
 
-    /// Makes Lisp release all or some of the objects whose handles were dropped. This call cannot be interrupted.
+    /// Makes Lisp release all or some of the objects whose handles were dropped. Lisp cannot be interrupted meanwhile.
     #[cold]
     pub(super) fn release_handles(&self) {
-        // Handles taken from the queue are lost if the call fails. So take none while the call would fail.
+        // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail.
         if self.context.is_unwinding() || !self.context.has_stack_room_for_lisp() {
             return;
         }
@@ -387,8 +387,8 @@ impl Cx {
         }
     }
 
-    /// Returns Lisp's own error if the control stack is nearly used up. The error comes from a call into Lisp that does
-    /// nothing: Lisp needs more stack than Rust does, so any call into Lisp signals the error then.
+    /// Returns Lisp's own error if the control stack is nearly used up. To get this error, makes a call into Lisp that does
+    /// nothing: if Rust has no stack left for another level, Lisp has none for a call either, and signals the error.
     #[inline]
     pub(super) fn check_stack_room(&self) -> Result<(), Error> {
         if self.context.has_stack_room() { Ok(()) } else { self.call_entry(Entry::Objects, |_| Ok(())) }

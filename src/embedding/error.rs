@@ -66,7 +66,8 @@ pub enum Error {
     Save {
         /// The file in which the image should have been saved. A previous file of this name is unchanged.
         path: PathBuf,
-        /// The message of the process that saves the image, or a description of how that process ended.
+        /// The message of the process that saves the image, a description of how that process ended, or the system's
+        /// error.
         reason: String,
     },
     /// SBCL could not be booted.
@@ -215,6 +216,8 @@ impl Condition {
 
     /// Returns the restarts that were available, innermost first.
     ///
+    /// The list is empty if the stack or the heap was exhausted.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let error = lisp.eval::<()>("(restart-case (error \"no\") (try-later () :report \"Try later.\"))").unwrap_err();
@@ -227,7 +230,7 @@ impl Condition {
         &self.restarts
     }
 
-    /// Returns the calls that were active, innermost first and at most 30.
+    /// Returns the calls that were active, innermost first: at most 30 frames.
     ///
     /// The list is empty if the stack or the heap was exhausted.
     #[must_use]
@@ -250,7 +253,7 @@ impl Condition {
         lines.join("\n")
     }
 
-    /// Returns a handle of the condition object.
+    /// Returns a handle to the condition object.
     #[must_use]
     pub fn object(&self) -> &Value {
         &self.object
@@ -272,7 +275,8 @@ impl Condition {
         self.object.slot(name)
     }
 
-    /// Returns the names of the condition's bound slots with their printed values, at most 100 of them.
+    /// Returns the names and printed values of the bound slots among the condition's first 100 slots. Each printed value is
+    /// cut off after 1,000 characters.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].

@@ -11,8 +11,8 @@ use super::value::Value;
 
 /// A Lisp function that Rust can call.
 ///
-/// A function that was looked up by name follows its redefinition, and its calls have the options of the
-/// [`Lisp`](super::Lisp) handle that looked it up: time limit, handler, package and variables.
+/// A `Function` that was looked up by name always calls the current definition. Its calls have the options of the
+/// [`Lisp`](super::Lisp) handle that looked it up: time limit, error handler, package and variable bindings.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -60,7 +60,7 @@ impl Function {
         }
     }
 
-    /// Returns the function, or its name, as an object.
+    /// Returns the Lisp object that is called: the function itself, or the function's name.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

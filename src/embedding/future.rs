@@ -26,7 +26,8 @@ use crate::os::panics;
 #[must_use = "dropping the future interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
-    /// The number of the call, or the error that prevented the call from being submitted. `poll` returns this error once.
+    /// The number of the call, or the error that prevented the call from being submitted. The error is `None` once `poll`
+    /// has returned it.
     call: Result<u64, Option<Error>>,
 }
 

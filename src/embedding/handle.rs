@@ -1,4 +1,4 @@
-//! [`Lisp`], the handle on the image, and [`Builder`], which boots it.
+//! [`Lisp`], the handle to the image, and [`Builder`], which boots the image.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -23,11 +23,11 @@ use crate::error::BootError;
 use crate::os::panics::PanicSafeDrop;
 use crate::session::Session;
 
-/// A handle on the Lisp image of this process.
+/// A handle to the Lisp image of this process.
 ///
-/// Clones are handles on the same image and may be used from any thread. Calls from ordinary Rust threads go to one of
-/// the program's Lisp threads, whose number is set by [`threads`](Builder::threads). Calls from within
-/// [`enter`](Self::enter), and from a Rust function that Lisp has called, are direct.
+/// Clones are handles to the same image and may be used from any thread. A call from an ordinary Rust thread runs on one
+/// of the program's Lisp threads; [`threads`](Builder::threads) sets how many such calls run in parallel. Calls from
+/// within [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -43,7 +43,7 @@ pub struct Lisp {
     options: Arc<Options>,
 }
 
-/// The handle on this process's image, if a [`Builder`] booted the image.
+/// The handle to this process's image, if a [`Builder`] booted the image.
 static LISP: OnceCell<Lisp> = OnceCell::new();
 
 /// A lock held while an image is being booted.
@@ -118,7 +118,7 @@ impl Builder {
     /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default.
     ///
     /// A thread inside a Rust function, or inside the closure of [`enter`](Lisp::enter), does not count, as it runs no
-    /// Lisp. When calls have waited for about 10 ms and fewer than `count` threads are in Lisp, a [spare
+    /// Lisp. When calls have waited for about 20 ms and fewer than `count` threads are in Lisp, a [spare
     /// thread](Self::spare_threads) is started. So a closure may wait for another thread that calls Lisp.
     pub fn threads(mut self, count: u32) -> Self {
         self.threads = count;
@@ -137,8 +137,9 @@ impl Builder {
 
     /// Sets the grace period of cleanup forms in an interrupted call, 5 seconds by default.
     ///
-    /// Cleanup forms that take longer are interrupted as well, and so are the cleanup forms of outer frames. The grace
-    /// period applies to calls that ended by their time limit, too.
+    /// The cleanup forms of a call share the grace period. When it is over, they are interrupted as well, including the
+    /// cleanup forms of outer frames that have not begun yet. The grace period also applies to a call that reached its time
+    /// limit.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -215,7 +216,7 @@ impl Builder {
     /// # Ok::<(), sbcl::Error>(())
     /// ```
     pub fn on_warning(mut self, hook: impl Fn(&str, &str) + Send + Sync + 'static) -> Self {
-        self.streams.warnings = Some(Box::new(hook));
+        self.streams.warning_hook = Some(Box::new(hook));
         self
     }
 
@@ -294,7 +295,7 @@ impl Lisp {
         Self::builder().boot()
     }
 
-    /// Returns the image of this process, and boots it with the default settings if there is none.
+    /// Returns a handle to the image of this process. If no image has been booted, boots one with the default settings.
     ///
     /// This function is for tests, and for libraries that share one image.
     ///
@@ -332,7 +333,7 @@ impl Lisp {
 
     /// Runs `work` on a Lisp thread, where calls are direct.
     ///
-    /// If the current thread is a Lisp thread that has called Rust, `work` runs on it.
+    /// If the current thread is a Lisp thread that has called Rust, `work` runs on the current thread.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -346,8 +347,8 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns the error of `work`; [`Error::Timeout`], [`Error::Interrupted`], [`Error::Aborted`] or [`Error::Unwinding`]
-    /// if the call is ended; [`Error::NoThread`], [`Error::CalledByStream`] or [`Error::Condition`] if the call cannot
-    /// begin.
+    /// if the call ends before `work` has returned; [`Error::NoThread`], [`Error::CalledByStream`] or [`Error::Condition`]
+    /// if the call cannot begin.
     ///
     /// # Panics
     /// Panics if `work` panics.
@@ -355,7 +356,7 @@ impl Lisp {
         pool::run_with_options(&self.options, work)
     }
 
-    /// Evaluates the forms in `code` and reads the values of the last one.
+    /// Evaluates the forms in `code` and reads the values of the last form.
     ///
     /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default.
     ///
@@ -371,7 +372,7 @@ impl Lisp {
         self.enter(|cx| cx.eval(code))
     }
 
-    /// Calls the function `name` with `arguments` and reads its values.
+    /// Calls the function `name` with `arguments` and reads the values that it returns.
     ///
     /// The name is written as `name`, `package:name` or `(setf name)`, in any case.
     ///
@@ -403,7 +404,7 @@ impl Lisp {
         self.enter(|cx| cx.function(name)).map(|function| function.with_options(&self.options))
     }
 
-    /// Converts `object` to a Lisp object and returns a handle of it.
+    /// Converts `object` to a Lisp object and returns a handle to it.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -434,7 +435,7 @@ impl Lisp {
         self.enter(|cx| cx.call_entry(Entry::LoadText, |writer| code.write(writer)))
     }
 
-    /// Loads a source or compiled file of Lisp.
+    /// Loads a file that contains Lisp source code or the output of `compile-file`.
     ///
     /// ```no_run
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -455,12 +456,12 @@ impl Lisp {
 
     /// Defines the Lisp function `name` as a Rust closure.
     ///
-    /// The name is exported from its package, which is created if it does not exist. Lisp may call the function on any
-    /// thread, on multiple threads at once. While the function runs, neither garbage collection nor other Lisp threads
-    /// wait for it. A running function cannot be interrupted before it returns.
+    /// The name's package is created if it does not exist, and exports the name unless it is `COMMON-LISP-USER`. Lisp may
+    /// call the function on any thread, on multiple threads at once. While the function runs, neither garbage collection
+    /// nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
     ///
-    /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; an [`Error::Condition`] that
-    /// came from Lisp is signalled as that condition. A panic is signalled as a `rust:host-panic`.
+    /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`. But for an [`Error::Condition`],
+    /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -520,7 +521,7 @@ impl Lisp {
     /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
     /// called runs to its end first.
     ///
-    /// The limit does not end code whose cleanup forms always leave the unwinding by a non-local exit, such as
+    /// The limit does not end code whose cleanup forms always stop the unwinding by another non-local exit, such as
     /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
     /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer.
     ///
@@ -550,7 +551,7 @@ impl Lisp {
         self.derive(|options| options.package = Some(name.to_owned()))
     }
 
-    /// Returns a handle whose calls pass each error that nothing in Lisp handles to `handler`.
+    /// Returns a handle whose calls pass errors to `handler`, unless Lisp code handles them.
     ///
     /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. If it
     /// returns `None` or panics, the call fails. `handler` may call Lisp; errors in those calls are not passed to it.
@@ -572,7 +573,7 @@ impl Lisp {
 
     /// Returns a handle whose calls bind dynamic variables.
     ///
-    /// Each binding is a symbol's name, with its package if necessary, and a value.
+    /// Each binding has the name of a variable, with a package prefix if necessary, and its value during the calls.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -593,13 +594,15 @@ impl Lisp {
         }))
     }
 
-    /// Returns a handle that interrupts the calls made with this handle, its clones, and handles derived from it.
+    /// Returns a handle that interrupts the calls of this handle and of all related handles: its clones, the handles derived
+    /// from it, and the handle that it was cloned or derived from. [`separate`](Self::separate) makes an unrelated handle.
     #[must_use]
     pub fn interrupt_handle(&self) -> InterruptHandle {
         InterruptHandle { group: self.options.group }
     }
 
-    /// Returns a handle that has its own [interrupt handle](Self::interrupt_handle).
+    /// Returns a handle with the same options that is not related to this handle: their
+    /// [interrupt handles](Self::interrupt_handle) interrupt different calls.
     #[must_use]
     pub fn separate(&self) -> Self {
         self.derive(|options| options.group = Options::new_group())
@@ -630,8 +633,8 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Interrupts the calls of this handle that wait or run now, and returns at once.
-    /// [`Lisp::interrupt_handle`] says which calls these are.
+    /// Interrupts the calls that wait or run now, and returns at once. [`Lisp::interrupt_handle`] describes which calls
+    /// belong to this handle.
     ///
     /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
     /// called runs to its end first. Interrupting a call again has no effect.

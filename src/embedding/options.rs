@@ -20,7 +20,7 @@ pub(super) struct Options {
     pub(super) handler: Option<Handler>,
     pub(super) variables: Vec<Symbol>,
     pub(super) values: Vec<Value>,
-    /// The number of the group: the calls that one interrupt handle ends.
+    /// The number of the group to which the calls belong. An interrupt handle interrupts all calls of one group.
     pub(super) group: u64,
 }
 

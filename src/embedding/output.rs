@@ -27,7 +27,7 @@ pub(super) struct Streams {
     pub(super) stdout: Option<Sink>,
     pub(super) stderr: Option<Sink>,
     pub(super) stdin: Option<Box<dyn Read + Send>>,
-    pub(super) warnings: Option<WarningHook>,
+    pub(super) warning_hook: Option<WarningHook>,
 }
 
 /// A writer that turns each line into a `tracing` event.
@@ -37,8 +37,8 @@ pub(super) struct TracingWriter {
 }
 
 impl TracingWriter {
-    /// Maximum length of an unfinished line, in bytes. A longer unfinished line is emitted.
-    const MAX_LINE: usize = 8192;
+    /// Maximum length of an unfinished line, in bytes. A longer unfinished line becomes an event of its own.
+    const MAX_LINE_BYTES: usize = 8192;
 
     pub(super) fn stdout() -> Self {
         Self { line: String::new(), event: |line| tracing::info!(target: "sbcl::stdout", "{line}") }
@@ -56,7 +56,7 @@ impl Write for TracingWriter {
             (self.event)(&self.line[..end]);
             self.line.drain(..=end);
         }
-        if self.line.len() > Self::MAX_LINE {
+        if self.line.len() > Self::MAX_LINE_BYTES {
             (self.event)(&std::mem::take(&mut self.line));
         }
         Ok(octets.len())
@@ -149,7 +149,7 @@ struct OutputState {
     /// Size of all chunks that are not completely written, in bytes.
     size: usize,
     /// Number of chunks ever queued.
-    pushed: u64,
+    queued: u64,
     /// The number of chunks written.
     written: u64,
     /// Number of lost bytes that no warning has reported yet.
@@ -187,7 +187,7 @@ impl OutputQueue {
     }
 
     /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true, because the caller's call is
-    /// being interrupted. If the queue has no room for the chunk then, the chunk is lost.
+    /// being interrupted. If the queue still has no room for the chunk when the wait stops, the chunk is lost.
     fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
         let size = chunk.len();
         let mut state = self.state.lock();
@@ -200,8 +200,8 @@ impl OutputQueue {
         }
         state.size += size;
         state.chunks.push_back(chunk);
-        state.pushed += 1;
-        let number = state.pushed;
+        state.queued += 1;
+        let number = state.queued;
         self.pushed.notify_one();
         while state.written < number && !is_ending() {
             self.changed.wait(&mut state);
@@ -220,7 +220,7 @@ fn write_chunk(streams: &mut Streams, chunk: &Chunk) {
     match chunk {
         Chunk::Stdout(text) => write_text(streams.stdout.as_mut(), io::stdout(), text),
         Chunk::Stderr(text) => write_text(streams.stderr.as_mut(), io::stderr(), text),
-        Chunk::Warning(class, text) => match &streams.warnings {
+        Chunk::Warning(class, text) => match &streams.warning_hook {
             Some(hook) => hook(class, text),
             None => tracing::warn!(target: "sbcl", "{class}: {text}"),
         },
@@ -268,7 +268,7 @@ type ReadResult = std::thread::Result<Option<String>>;
 
 #[derive(Default)]
 struct InputState {
-    /// True if a Lisp thread wants input and no read has begun since.
+    /// True from a Lisp thread's request for input until a read begins.
     wanted: bool,
     /// The result of the last read, until a Lisp thread takes it.
     result: Option<ReadResult>,

@@ -54,7 +54,7 @@ enum NextStep {
     Request(Request),
     /// Make Lisp release objects whose handles were dropped.
     Release,
-    /// Park the thread, a spare thread that is not needed now, until it is unparked.
+    /// Park the thread, because it is a spare thread that is not needed now.
     Park,
 }
 
@@ -71,8 +71,8 @@ impl Request {
     fn settle(self, end: RequestEnd) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
         let Some(followup) = task.settle(end) else {
-            // The caller lends the options until the task is dropped, so this is not the last reference to them, and no
-            // destructor runs here.
+            // A task without followup code belongs to a blocking caller, which holds the options until the task is
+            // dropped. So this is not the last reference to the options, and no destructor runs here.
             drop(options);
             return None;
         };
@@ -97,7 +97,7 @@ impl Completion {
 /// A call that is running.
 struct RunningCall {
     call: u64,
-    /// The number of the call's group: the calls that one interrupt handle ends.
+    /// The number of the group to which the call belongs. An interrupt handle interrupts all calls of one group.
     group: u64,
     thread: CallThread,
     /// The [`ThreadId`] of the thread that runs the call.
@@ -148,7 +148,7 @@ pub(super) struct Pool {
     /// The grace period of an interrupted call's cleanup forms.
     cleanup: Duration,
     monitor: Mutex<MonitorState>,
-    /// Wakes the monitor.
+    /// The clock that wakes the monitor at its next deadline.
     clock: DeadlineClock,
     next_call: AtomicU64,
 }
@@ -166,7 +166,7 @@ struct PoolState {
     asleep: usize,
     /// The number of parked spare threads.
     parked: usize,
-    /// The number of parked threads that have been unparked and have not noticed yet.
+    /// The number of threads, still counted in `parked`, that have been unparked but have not woken yet.
     unpark_requests: usize,
 }
 
@@ -212,7 +212,7 @@ impl PoolState {
     }
 
     /// Returns true if an interruption was sent to the thread, for any of its calls, and the thread has not taken it yet.
-    fn is_interrupting(&self, thread_id: u64) -> bool {
+    fn is_interruption_under_way(&self, thread_id: u64) -> bool {
         self.orphaned_interruptions.iter().any(|(_, thread)| *thread == thread_id)
             || self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.is_under_way())
     }
@@ -233,7 +233,8 @@ struct MonitorState {
     left_by_last_sweep: usize,
     /// The time of the next check for too few threads.
     thread_check: Option<Instant>,
-    /// The state when requests were first found waiting for a thread: the value of [`Pool::taken`], and the time.
+    /// The value of [`Pool::taken`] when requests were found waiting for a thread, and the time when this value was first
+    /// found. `None` if no request waits for lack of threads.
     stalled_since: Option<(usize, Instant)>,
     supply: ThreadSupply,
 }
@@ -318,7 +319,7 @@ impl Drop for ThreadId {
     }
 }
 
-/// Makes `pool` receive all calls. Called once the image has booted.
+/// Makes `pool` receive all calls of the program. This function must be called after the image has booted.
 pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
     message::register_release_waker(move || _ = woken.pushed.notify_one());
@@ -343,7 +344,8 @@ pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) ->
     }
 }
 
-/// Runs `work` on a Lisp thread under `options`.
+/// Runs `work` with `options` on a Lisp thread. If the current thread is a Lisp thread that has called Rust, `work` runs on
+/// the current thread.
 pub(super) fn run_with_options<R: Send>(
     options: &Arc<Options>,
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
@@ -360,8 +362,8 @@ fn is_in_group(group: u64) -> bool {
     OPTIONS_STACK.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// The task of a blocking call: a closure, its result and the end of the call. They belong to the caller, which waits for
-/// the end of the call and then drops them.
+/// The task of a blocking call: a closure, its result and the end of the call. The task belongs to the caller, which waits
+/// until the pool has dropped its reference to the task.
 struct BlockingTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
@@ -459,17 +461,17 @@ fn store_task(task: Box<dyn Task<Error>>) -> usize {
     })
 }
 
-/// Interrupts a call, if it has not ended.
+/// Interrupts the call with the number `call`, unless the call has ended.
 pub(super) fn interrupt_call(call: u64) {
     if let Some(pool) = POOL.get() {
-        pool.end_calls(|number, _| number == call);
+        pool.interrupt_calls(|number, _| number == call);
     }
 }
 
-/// Interrupts the calls of a group.
+/// Interrupts all calls of a group: those that run, and those that wait for a thread.
 pub(super) fn interrupt_group(group: u64) {
     if let Some(pool) = POOL.get() {
-        pool.end_calls(|_, group_of_call| group_of_call == group);
+        pool.interrupt_calls(|_, group_of_call| group_of_call == group);
     }
 }
 
@@ -611,7 +613,7 @@ impl Pool {
 
     /// Interrupts the running calls, and fails the waiting calls, for which `matches` returns true. `matches` receives the
     /// number of a call and the number of the call's group.
-    fn end_calls(&self, matches: impl Fn(u64, u64) -> bool) {
+    fn interrupt_calls(&self, matches: impl Fn(u64, u64) -> bool) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
         let mut state = self.state.lock();
@@ -717,8 +719,8 @@ impl Pool {
         }
     }
 
-    /// Runs the monitor, and never returns. Interrupts calls that have reached their time limit or that an interrupt handle
-    /// ends, and starts threads when there are too few.
+    /// Runs the monitor, and never returns. Interrupts calls that have reached their time limit or whose interruption has
+    /// been requested, and starts threads when there are too few.
     fn run_monitor(&self, cx: &Cx) {
         loop {
             let result: Result<(), Error> = match self.next_action() {
@@ -815,21 +817,21 @@ impl Pool {
         }
         running.next_check = None;
         let thread_id = running.thread_id;
-        if state.is_interrupting(thread_id) {
+        if state.is_interruption_under_way(thread_id) {
             // The call is checked again when the thread has taken the earlier interruption.
             return None;
         }
         let running = state.find_call(call)?;
-        match running.interruption.step(now) {
-            interruption::Step::Send => {
+        match running.interruption.next_action(now) {
+            interruption::InterruptionAction::Send => {
                 let reason = running.interruption.reason()?;
                 Some(MonitorAction::Interrupt(running.thread.clone(), call, reason))
             }
-            interruption::Step::Wait(until) => {
+            interruption::InterruptionAction::Wait(until) => {
                 monitor.schedule_check(running, until);
                 None
             }
-            interruption::Step::Idle => None,
+            interruption::InterruptionAction::Idle => None,
         }
     }
 
@@ -847,7 +849,8 @@ impl Pool {
     }
 
     /// Unparks a spare thread if requests wait because too many threads are inside Rust. If no spare thread can be unparked,
-    /// returns the number of a thread to start, or else a request that must fail because none was taken for too long.
+    /// returns the number of a thread to start. If no thread can be started either, and no request has been taken for too
+    /// long, returns a request that must fail.
     fn check_threads(&self, monitor: &mut MonitorState, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             (monitor.thread_check, monitor.stalled_since) = (None, None);
@@ -970,7 +973,7 @@ pub(super) enum HostFailure {
     Error(Value, String, String),
     /// Lisp is unwinding.
     Unwinding,
-    /// The function no longer exists.
+    /// No function has the number that Lisp called, for example because the function was replaced in the meantime.
     Missing,
 }
 
@@ -1056,14 +1059,14 @@ mod tests {
         begin(&pool, 1);
         begin(&pool, 2);
         for _ in 0..9 {
-            pool.end_calls(|_, _| true);
+            pool.interrupt_calls(|_, _| true);
         }
         let first = next_interruption(&pool).expect("one is sent");
         assert_eq!(next_interruption(&pool), None);
         // The call ends before the thread takes the call's interruption, and another call begins on the thread.
         pool.state.lock().end_call(first);
         begin(&pool, 3);
-        pool.end_calls(|call, _| call == 3);
+        pool.interrupt_calls(|call, _| call == 3);
         assert_eq!(next_interruption(&pool), None);
         pool.record_interruption_taken(first);
         assert!(next_interruption(&pool).is_some_and(|call| call != first));

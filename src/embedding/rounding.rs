@@ -1,11 +1,11 @@
-//! Division of integers of any size, rounded to the nearest float.
+//! Division of integers of any size, rounded to the nearest `f64`.
 
-/// Number of computed quotient bits: enough for a float and for correct rounding.
+/// Number of quotient bits that are computed: the 53 bits of an `f64`, and more than enough bits to round correctly.
 const QUOTIENT_BITS: i64 = 66;
-/// The binary exponent of the smallest positive float.
+/// The binary exponent of the smallest positive `f64`.
 const MIN_EXPONENT: i64 = -1074;
 
-/// Divides two integers, given in two's complement with the lowest word first. Rounds the quotient to the nearest float,
+/// Divides two integers, given in two's complement with the lowest word first. Rounds the quotient to the nearest `f64`,
 /// ties to even.
 ///
 /// The divisor must not be 0.

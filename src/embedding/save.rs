@@ -21,8 +21,8 @@ use crate::error::BootError;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::poll_set::PollSet;
 
-/// The time after which the host kills the saving process. It is slightly longer than the limit that the saving process
-/// sets itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
+/// The time after which this process kills the copy that saves the image. It is slightly longer than the time limit that
+/// the copy sets for itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// Maximum size of the saving process' message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
@@ -31,9 +31,9 @@ const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
 /// The last word of a core as SBCL writes it: `CORE_MAGIC` of SBCL's `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434C;
 /// Maximum length of a trailer, in bytes.
-const MAX_TRAILER: u64 = 4096;
+const MAX_TRAILER_BYTES: u64 = 4096;
 
-/// The description that is appended to a saved core.
+/// The description, in JSON, that is appended to a saved core.
 #[derive(Debug, Serialize, Deserialize)]
 struct CoreTrailer {
     /// The [build](crate::build_id) that saved the core; no other build may boot it.
@@ -58,7 +58,7 @@ impl CoreTrailer {
         file.seek(SeekFrom::End(-16))?;
         file.read_exact(&mut end)?;
         let size = u64::from_le_bytes(end[..8].try_into().map_err(io::Error::other)?);
-        if end[8..] != *TRAILER_MAGIC || size > MAX_TRAILER || size + 16 > length {
+        if end[8..] != *TRAILER_MAGIC || size > MAX_TRAILER_BYTES || size + 16 > length {
             return Ok(None);
         }
         file.seek(SeekFrom::Start(length - 16 - size))?;
@@ -77,8 +77,8 @@ impl CoreTrailer {
     }
 }
 
-/// Checks that this program can boot the core in the file `path`: with a heap of `asked` bytes, if `asked` is given. Returns
-/// the heap size in bytes that the core was saved with.
+/// Checks that this program can boot the core in the file `path`, and returns the heap size in bytes that the core was saved
+/// with. `asked` is the requested heap size in bytes: in MiB it must equal the saved size. `None` accepts any saved size.
 pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
@@ -92,7 +92,7 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let is_intact = trailer.fingerprint.is_unchanged(&metadata)
         || trailer.fingerprint.matches(&mut file, trailer.bytes).unwrap_or(false);
     if !is_intact {
-        return Err(unusable("it differs from what was saved: it was changed or damaged".to_owned()));
+        return Err(unusable("it was changed or damaged after it was saved".to_owned()));
     }
     match asked {
         Some(asked) if asked >> 20 != trailer.heap >> 20 => {
@@ -102,7 +102,7 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     }
 }
 
-/// A file that is being written next to its target, and deleted if it is dropped unpublished.
+/// A file that is being written next to its target. Dropping the draft deletes the file, unless it was published.
 struct CoreDraft<'path> {
     path: PathBuf,
     target: &'path Path,
@@ -125,7 +125,8 @@ impl<'path> CoreDraft<'path> {
         Ok(draft)
     }
 
-    /// Appends the trailer and renames the draft to its target.
+    /// Checks that SBCL wrote the whole core, appends the trailer with the heap size `heap` in bytes, and renames the draft
+    /// to its target.
     fn publish(&self, heap: u64) -> io::Result<()> {
         let mut file = File::options().read(true).write(true).open(&self.path)?;
         let bytes = file.metadata()?.len();
@@ -133,7 +134,7 @@ impl<'path> CoreDraft<'path> {
         file.seek(SeekFrom::End(-8))?;
         file.read_exact(&mut last)?;
         if u64::from_le_bytes(last) != CORE_MAGIC {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is incomplete"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the saved core is incomplete"));
         }
         file.sync_all()?;
         let modified = jiff::Timestamp::now().round(jiff::Unit::Second).map_err(io::Error::other)?;
@@ -178,7 +179,7 @@ impl Lisp {
     /// definitions, changes of packages and of weak or synchronized hash tables, and anything else in
     /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for some milliseconds. All other changes
     /// can be cut off midway, whether they affect multiple objects or one hash table. If the core must not contain such a
-    /// change half done, hold a lock of your own while changing and while saving.
+    /// change half done, hold a lock of your own during the change, and take the same lock to save.
     ///
     /// Threads of the host, including those inside a function that Lisp has called, are not restricted. No code of the
     /// host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
@@ -186,8 +187,8 @@ impl Lisp {
     /// its children may see the copy end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
     /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at all,
-    /// and replaces a previous file. If the host ends before the file is complete, a file `PATH.…-….draft` remains. The core
-    /// boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
+    /// and replaces a previous file. If the host ends before the file is complete, a file `PATH.…-….draft` remains. The
+    /// core boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
     ///
     /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the process.
     /// Neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive that. If the system
@@ -221,9 +222,9 @@ impl Lisp {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let process = self.enter(|cx| cx.call_entry_with::<i32>(Entry::Save, &(file, writer.as_raw_fd())));
         drop(writer);
-        // After an error there is no copy, or the interruption has ended the copy, so this read returns at once.
+        // If the call failed, no copy was made, or the interruption has ended the copy. So this read returns at once.
         let process = process.inspect_err(|_| drop(read_report(&reader, None)))?;
-        // The host may already have waited for the process, as it may for any of its children.
+        // No descriptor is opened if the program has already waited for the process, as it may do for all its children.
         let process = Pid::from_raw(process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         let ended = read_report(&reader, process.as_ref());
         if let Some(process) = &process {
@@ -236,8 +237,9 @@ impl Lisp {
     }
 }
 
-/// Waits for the report of `save-and-report`: the saving process' message and exit status. Kills `process`, which sends
-/// the report, if the report takes too long. Returns the reason, worded as a clause, if the process did not save.
+/// Waits for the report of the Lisp function `save-and-report`: the saving process' message and exit status. If the report
+/// is not complete within [`SAVE_TIMEOUT`], kills `process`, which sends the report. If the image was not saved, returns
+/// the reason, worded as a clause.
 fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {
     let end = Instant::now() + SAVE_TIMEOUT;
     let mut report = Vec::new();

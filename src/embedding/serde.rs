@@ -74,11 +74,12 @@ impl de::Error for SerdeError {
 
 impl ser::Error for SerdeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self(ConversionError::new("a value that can be serialized", format!("one that cannot: {message}")))
+        Self(ConversionError::new("a value that can be serialized", format!("a value that cannot: {message}")))
     }
 }
 
-/// Converts a Rust name to Lisp's spelling: `line_items` and `LineItems` become `line-items`.
+/// Converts a Rust name to Lisp's spelling: `line_items` becomes `line-items`, and `LineItems` becomes `Line-Items`. Callers
+/// ignore the case or convert it to upper case.
 fn lisp_name(name: &str) -> String {
     let mut lisp = String::with_capacity(name.len() + 4);
     let mut after_lower = false;
@@ -138,7 +139,7 @@ impl<'m> Deserializer<'_, 'm> {
                 Some(character) => visitor.visit_char(character),
                 None => Err(SerdeError(self.0.unexpected("a character that is not a surrogate", token))),
             },
-            Token::String(characters) => visitor.visit_string(Reader::text_or_error(characters).map_err(SerdeError)?),
+            Token::String(characters) => visitor.visit_string(Reader::decode_text(characters).map_err(SerdeError)?),
             Token::Symbol(has_package) => {
                 if has_package {
                     self.0.skip();
@@ -424,7 +425,7 @@ struct Serializer<'w, 'm>(&'w mut Writer<'m>);
 struct CompoundSerializer<'w, 'm> {
     writer: &'w mut Writer<'m>,
     written: message::MessageWriter,
-    table: bool,
+    is_table: bool,
 }
 
 impl CompoundSerializer<'_, '_> {
@@ -446,18 +447,18 @@ impl CompoundSerializer<'_, '_> {
     }
 
     fn finish(self) -> Result<(), SerdeError> {
-        let Self { writer, written, table } = self;
+        let Self { writer, written, is_table } = self;
         let write = |writer: &mut Writer<'_>| {
             writer.0.append(written);
             Ok(())
         };
-        if table { writer.table(write) } else { writer.list(write) }.map_err(SerdeError)
+        if is_table { writer.table(write) } else { writer.list(write) }.map_err(SerdeError)
     }
 }
 
 impl<'w, 'm> Serializer<'w, 'm> {
     fn compound(self) -> CompoundSerializer<'w, 'm> {
-        CompoundSerializer { writer: self.0, written: message::MessageWriter::new(), table: false }
+        CompoundSerializer { writer: self.0, written: message::MessageWriter::new(), is_table: false }
     }
 
     /// Serializes `value` as part of another value.
@@ -560,7 +561,7 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
     }
 
     fn serialize_map(self, _: Option<usize>) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {
-        Ok(CompoundSerializer { table: true, ..self.compound() })
+        Ok(CompoundSerializer { is_table: true, ..self.compound() })
     }
 
     fn serialize_struct(self, _: &'static str, _: usize) -> Result<CompoundSerializer<'w, 'm>, SerdeError> {

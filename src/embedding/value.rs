@@ -1,4 +1,4 @@
-//! [`Value`]: a handle of a Lisp object.
+//! [`Value`]: a handle to a Lisp object.
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl Value {
         pool::run(|cx| cx.call_entry(Entry::TypeOf, |writer| self.write(writer))).map(|LossyText(text)| text)
     }
 
-    /// Prints the object as `prin1` does, cut off with `…` after `limit` characters.
+    /// Returns the text that `prin1` prints for the object, cut off with `…` after `limit` characters.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -148,7 +148,7 @@ impl Value {
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn eql(&self, other: &Self) -> Result<bool, Error> {
-        self.is_same(0, other)
+        self.is_equal_by(0, other)
     }
 
     /// Returns true if both values are `equal`.
@@ -156,7 +156,7 @@ impl Value {
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn equal(&self, other: &Self) -> Result<bool, Error> {
-        self.is_same(1, other)
+        self.is_equal_by(1, other)
     }
 
     /// Returns true if both values are `equalp`.
@@ -164,10 +164,10 @@ impl Value {
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn equalp(&self, other: &Self) -> Result<bool, Error> {
-        self.is_same(2, other)
+        self.is_equal_by(2, other)
     }
 
-    fn is_same(&self, kind: i32, other: &Self) -> Result<bool, Error> {
+    fn is_equal_by(&self, kind: i32, other: &Self) -> Result<bool, Error> {
         pool::run(|cx| cx.call_entry_with(Entry::Same, &(kind, self, other)))
     }
 
@@ -223,7 +223,8 @@ impl Value {
         pool::run(|cx| cx.call_entry_with(Entry::Slot, &(self, name)))
     }
 
-    /// Returns the names of the bound slots with their printed values, at most 100 of them.
+    /// Returns the names and printed values of the bound slots among the object's first 100 slots. Each printed value is
+    /// cut off after 1,000 characters.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
@@ -233,7 +234,7 @@ impl Value {
         Ok(slots.into_iter().map(|(LossyText(name), LossyText(value))| (name, value)).collect())
     }
 
-    /// Returns handles of the elements of a list or a vector.
+    /// Returns handles to the elements of a list or a vector.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -302,7 +303,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Returns `value` as printed, cut off after 60 characters, for error messages.
+/// Returns the printed form of `value` for error messages, cut off after 60 characters.
 pub(super) fn describe(cx: &Cx, value: &Value) -> String {
     cx.print(value, 60).unwrap_or_else(|_| "an object".to_owned())
 }

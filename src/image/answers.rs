@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::bindings::sbcl_message;
-use super::message::{Handle, MessageWriter, fixed_strings};
+use super::message::{Handle, MessageWriter, encode_string_list};
 use super::outgoing::OutgoingBuffer;
 
 #[derive(Debug, Default)]
@@ -51,6 +51,6 @@ pub(super) fn forked_process_error() -> sbcl_message {
     const TEXTS: [&str; 2] =
         ["a Rust function", "it was called in a forked copy of its process, where Rust functions cannot be called"];
     const COUNT: usize = TEXTS[0].len().div_ceil(2) + TEXTS[1].len().div_ceil(2) + 3;
-    static WORDS: [u64; COUNT] = fixed_strings(TEXTS);
+    static WORDS: [u64; COUNT] = encode_string_list(TEXTS);
     sbcl_message { words: WORDS.as_ptr(), count: COUNT as u64 }
 }

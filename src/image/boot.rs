@@ -16,8 +16,8 @@ use super::signals::BootPhase;
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
-/// The progress of this process's only boot. The state only advances, except that a boot which fails before SBCL is
-/// initialised may be retried.
+/// The progress of this process's only boot. The state only advances, except that a boot may be retried if SBCL could not
+/// be loaded.
 static BOOT_STATE: AtomicU8 = AtomicU8::new(BootState::Fresh as u8);
 
 /// Number of threads with a control stack before the user's code starts any: one for each of the four lanes, and two
@@ -44,7 +44,8 @@ pub(crate) type Embedding = (Arc<dyn Program>, u32);
 /// Boots SBCL so that its threads serve `host`, and `program` if there is one.
 ///
 /// # Errors
-/// Returns a [`BootError`]. After an error that occurs once libsbcl is loaded, this process cannot boot again.
+/// Returns a [`BootError`] if `config` is invalid, the limit on address space is too low, this process has booted before,
+/// or SBCL cannot be loaded or started. If SBCL was loaded but could not be started, this process cannot boot again.
 pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Embedding>) -> Result<(), BootError> {
     config.check()?;
     check_address_space(config, program.as_ref().map_or(0, |(_, threads)| u64::from(*threads) + 1))?;
@@ -93,7 +94,7 @@ fn start_runtime(
     program: Option<Embedding>,
 ) -> Result<(), BootError> {
     let signals = BootPhase::begin(runtime.is_lisp_thread_function()?, runtime.catch_stack_loss_function()?);
-    // SAFETY: BOOT_STATE admits one boot per process. `signals` is its boot phase, and this thread was started for the
+    // SAFETY: BOOT_STATE admits one boot per process. The boot phase `signals` has begun. This thread was started for the
     // boot, so its signal mask may change.
     let status = unsafe { runtime.initialize(&runtime_arguments(runtime, config)) }?;
     signals.end();

@@ -1,4 +1,4 @@
-//! Access to the octets of a Lisp vector in place.
+//! Access to the octets of a Lisp vector without copying them.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +14,8 @@ struct BorrowTask<'b, F, R> {
     result: &'b mut Option<std::thread::Result<R>>,
 }
 
-// SAFETY: the task stays on the thread that made it. `pin` keeps the task in a thread local and calls Lisp; on the same
-// thread, Lisp calls a host function, which takes the task from the thread local and runs it.
+// SAFETY: the task stays on the thread that made it. The argument `pin` of `borrow_octets` keeps the task in a thread local
+// and calls Lisp; on the same thread, Lisp calls a host function, which takes the task from the thread local and runs it.
 unsafe impl<F, R> Send for BorrowTask<'_, F, R> {}
 
 impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for BorrowTask<'_, F, R> {
@@ -34,8 +34,8 @@ impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for BorrowTask<'_, F, R> {
 }
 
 /// Runs `work` on the octets of a vector. `pin` makes Lisp pin the vector, write the octets' address and count to the
-/// address that `pin` receives, and run the task. Returns the result of `work`, which is an error if `work` panicked, and
-/// `None` if Lisp never ran the task. Returns the error of `pin` if there is one.
+/// address that `pin` receives, and run the task. Returns the result of `work`, which is an error if `work` panicked, or
+/// `None` if Lisp never ran the task. If `pin` fails, returns its error.
 ///
 /// # Safety
 /// Nothing may write to the octets until `work` returns.

@@ -64,7 +64,7 @@ pub(super) fn install(
     let scratch: &[u32] = scratch.chars().map(u32::from).collect::<Vec<_>>().leak();
     Box::leak(Box::new(sbcl_host {
         contract: SBCL_HOST_CONTRACT,
-        size: u32::try_from(size_of::<sbcl_host>()).expect("a small structure"),
+        size: u32::try_from(size_of::<sbcl_host>()).expect("the structure's size fits 32 bits"),
         seed,
         user_init: u64::from(config.user_init),
         next_job: Some(next_job),
@@ -79,7 +79,7 @@ pub(super) fn install(
 unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     let _in_host = (MaskedTrapsGuard::new(), signals::enter_host());
     if is_forked() {
-        exit_forked();
+        exit_forked_process();
     }
     let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
         return 0;
@@ -128,7 +128,7 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     };
     if is_forked() {
-        return if matches!(event, Event::Done { .. }) { exit_forked() } else { 0 };
+        return if matches!(event, Event::Done { .. }) { exit_forked_process() } else { 0 };
     }
     if let (0, Event::Refused(reason)) = (job, event) {
         *START_REFUSAL.lock() = Some(reason.to_owned());
@@ -155,6 +155,6 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
 
 /// Ends this process, which C code forked. The process lacks its parent's other threads, which may have held any lock, and
 /// must not work on its parent's jobs.
-fn exit_forked() -> ! {
+fn exit_forked_process() -> ! {
     signals::exit_now(0)
 }

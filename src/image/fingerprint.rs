@@ -34,7 +34,7 @@ impl Fingerprint {
         Ok(Self { checksum: checksum(file, bytes)?, ..Self::without_checksum(&file.metadata()?) })
     }
 
-    /// Returns the fingerprint with the modification time `modified`, which the caller then sets on the file.
+    /// Replaces the modification time by `modified`, which the caller then sets on the file.
     pub(crate) fn with_modified(self, modified: jiff::Timestamp) -> Self {
         Self { modified: (modified.as_second(), i64::from(modified.subsec_nanosecond())), ..self }
     }
@@ -49,7 +49,7 @@ impl Fingerprint {
         Self { device: metadata.dev(), inode: metadata.ino(), modified, checksum: 0 }
     }
 
-    /// Returns true if `metadata` belongs to the original file and has the original modification time.
+    /// Returns true if `metadata` has the fingerprint's device, inode and modification time.
     pub(crate) fn is_unchanged(&self, metadata: &Metadata) -> bool {
         *self == self.for_copy(metadata)
     }
@@ -57,7 +57,7 @@ impl Fingerprint {
     /// Returns true if the first `bytes` bytes of `file` have the fingerprint's checksum. `file` may be a copy.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read. A file that is too short is no error, but does not match.
+    /// Returns an error if the file cannot be read. For a file that is too short, returns false, not an error.
     pub(crate) fn matches(&self, file: &mut File, bytes: u64) -> io::Result<bool> {
         match checksum(file, bytes) {
             Ok(checksum) => Ok(checksum == self.checksum),

@@ -1,4 +1,5 @@
-//! Floating-point modes: with the traps that Lisp enables, the host's code would fault.
+//! Switches between the floating-point modes of Lisp and of the host. With the traps that Lisp enables, the host's code
+//! would fault.
 #![allow(unsafe_code)]
 
 /// A guard: while it lives, all floating-point traps are masked in this thread, as Rust code expects. On processors
@@ -12,7 +13,7 @@ pub(super) struct MaskedTrapsGuard {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FloatModes {
     #[cfg(target_arch = "x86_64")]
-    lisp: u32,
+    mxcsr: u32,
 }
 
 /// A guard: while it lives, Lisp's floating-point modes apply in this thread, because the host has called back into Lisp.
@@ -39,14 +40,14 @@ mod x86_64 {
 
         /// Returns Lisp's modes, which the guard restores when it is dropped.
         pub(in crate::image) fn lisp_modes(&self) -> super::FloatModes {
-            super::FloatModes { lisp: self.previous }
+            super::FloatModes { mxcsr: self.previous }
         }
     }
 
     impl super::FloatModes {
         /// Makes these modes apply again until the returned guard is dropped.
         pub(in crate::image) fn restore(self) -> super::LispModesGuard {
-            load_mxcsr(self.lisp);
+            load_mxcsr(self.mxcsr);
             super::LispModesGuard { host: DEFAULT_MXCSR }
         }
     }

@@ -64,12 +64,12 @@ struct InterruptRequest<R> {
     /// Earliest time at which the next interruption may be sent.
     next: Instant,
     /// Time at which the code began to unwind.
-    unwinding: Option<Instant>,
+    unwinding_since: Option<Instant>,
 }
 
 /// The next action for an interruption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum InterruptionAction {
     /// Send an interruption, which already counts as sent.
     Send,
     /// Ask again at this time.
@@ -91,12 +91,12 @@ impl<R: Copy> Interruption<R> {
             return false;
         }
         let grace = grace.min(MAX_GRACE);
-        self.request = Some(InterruptRequest { reason, requested_at: now, grace, next: now, unwinding: None });
+        self.request = Some(InterruptRequest { reason, requested_at: now, grace, next: now, unwinding_since: None });
         true
     }
 
-    /// Cancels the request. Code that already unwinds still ends. An interruption that was sent stays under way until the
-    /// thread takes it.
+    /// Cancels the request. Code that has begun to unwind continues to unwind. An interruption that was sent stays under
+    /// way until the thread takes it.
     pub(crate) fn withdraw(&mut self) {
         self.request = None;
     }
@@ -109,7 +109,7 @@ impl<R: Copy> Interruption<R> {
             request.grace = Duration::ZERO;
             request.next = now;
             // The time until the code counts as stuck starts again now.
-            request.unwinding = request.unwinding.map(|_| now);
+            request.unwinding_since = request.unwinding_since.map(|_| now);
         }
     }
 
@@ -128,17 +128,17 @@ impl<R: Copy> Interruption<R> {
         self.sent
     }
 
-    /// Returns the next action. [`Step::Send`] marks an interruption as sent.
-    pub(crate) fn step(&mut self, now: Instant) -> Step {
+    /// Returns the next action. [`InterruptionAction::Send`] marks an interruption as sent.
+    pub(crate) fn next_action(&mut self, now: Instant) -> InterruptionAction {
         match &self.request {
             Some(request) if !self.sent => {
                 if request.next > now {
-                    return Step::Wait(request.next);
+                    return InterruptionAction::Wait(request.next);
                 }
                 self.sent = true;
-                Step::Send
+                InterruptionAction::Send
             }
-            _ => Step::Idle,
+            _ => InterruptionAction::Idle,
         }
     }
 
@@ -150,26 +150,28 @@ impl<R: Copy> Interruption<R> {
         }
     }
 
-    /// Records that the code begins to unwind. The first such call for a request starts the grace period.
+    /// Records that the code begins to unwind. The first call of this function for a request starts the grace period.
     pub(crate) fn record_unwinding(&mut self, now: Instant) {
         if let Some(request) = &mut self.request
-            && request.unwinding.is_none()
+            && request.unwinding_since.is_none()
         {
-            request.unwinding = Some(now);
+            request.unwinding_since = Some(now);
             request.next = now + if request.grace.is_zero() { RETRY_INTERVAL } else { request.grace };
         }
     }
 
     /// Returns true if the code has begun to unwind.
     pub(crate) fn is_unwinding(&self) -> bool {
-        self.request.as_ref().is_some_and(|request| request.unwinding.is_some())
+        self.request.as_ref().is_some_and(|request| request.unwinding_since.is_some())
     }
 
     /// Returns the time after which the code counts as stuck: by then it must have begun to unwind or, if it unwinds
     /// already, must have ended. Returns `None` if there is no request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let request = self.request.as_ref()?;
-        Some(request.unwinding.map_or(request.requested_at, |unwinding| unwinding + request.grace) + REACTION_TIME)
+        Some(
+            request.unwinding_since.map_or(request.requested_at, |unwinding| unwinding + request.grace) + REACTION_TIME,
+        )
     }
 }
 
@@ -204,30 +206,30 @@ mod tests {
     fn the_next_interruption_is_sent_only_after_the_last_was_taken() {
         let start = Instant::now();
         let mut interruption = requested_interruption(start);
-        assert_eq!(interruption.step(start), Step::Send);
+        assert_eq!(interruption.next_action(start), InterruptionAction::Send);
         for second in 0..100 {
-            assert_eq!(interruption.step(start + Duration::from_secs(second)), Step::Idle);
+            assert_eq!(interruption.next_action(start + Duration::from_secs(second)), InterruptionAction::Idle);
         }
         let taken = start + Duration::from_secs(100);
         interruption.record_taken(taken);
-        assert_eq!(interruption.step(taken), Step::Wait(taken + RETRY_INTERVAL));
-        assert_eq!(interruption.step(taken + RETRY_INTERVAL), Step::Send);
+        assert_eq!(interruption.next_action(taken), InterruptionAction::Wait(taken + RETRY_INTERVAL));
+        assert_eq!(interruption.next_action(taken + RETRY_INTERVAL), InterruptionAction::Send);
     }
 
     #[test]
     fn cleanup_forms_get_one_grace_period() {
         let start = Instant::now();
         let mut interruption = requested_interruption(start);
-        assert_eq!(interruption.step(start), Step::Send);
+        assert_eq!(interruption.next_action(start), InterruptionAction::Send);
         assert!(!is_stuck(&interruption, start + REACTION_TIME / 2) && is_stuck(&interruption, start + REACTION_TIME));
         interruption.record_taken(start);
         interruption.record_unwinding(start);
         let end = start + GRACE;
-        assert_eq!(interruption.step(end - RETRY_INTERVAL), Step::Wait(end));
-        assert_eq!(interruption.step(end), Step::Send);
+        assert_eq!(interruption.next_action(end - RETRY_INTERVAL), InterruptionAction::Wait(end));
+        assert_eq!(interruption.next_action(end), InterruptionAction::Send);
         interruption.record_taken(end);
         interruption.record_unwinding(end);
-        assert_eq!(interruption.step(end + RETRY_INTERVAL), Step::Send);
+        assert_eq!(interruption.next_action(end + RETRY_INTERVAL), InterruptionAction::Send);
         assert!(!is_stuck(&interruption, end + RETRY_INTERVAL) && is_stuck(&interruption, end + REACTION_TIME));
     }
 
@@ -235,12 +237,12 @@ mod tests {
     fn a_full_heap_ends_the_grace_period() {
         let start = Instant::now();
         let mut interruption = requested_interruption(start);
-        interruption.step(start);
+        interruption.next_action(start);
         interruption.record_taken(start);
         interruption.record_unwinding(start);
         let later = start + RETRY_INTERVAL;
         interruption.end_grace(later);
-        assert_eq!(interruption.step(later), Step::Send);
+        assert_eq!(interruption.next_action(later), InterruptionAction::Send);
         assert!(!is_stuck(&interruption, later + RETRY_INTERVAL) && is_stuck(&interruption, later + REACTION_TIME));
         interruption.end_grace(later + REACTION_TIME);
         assert!(is_stuck(&interruption, later + REACTION_TIME));
@@ -251,7 +253,7 @@ mod tests {
         Request,
         Withdraw,
         EndGrace,
-        Step,
+        NextAction,
         /// The thread takes the interruption that was sent to it, and unwinds or not.
         Take {
             unwinds: bool,
@@ -263,7 +265,7 @@ mod tests {
             Just(Action::Request),
             Just(Action::Withdraw),
             Just(Action::EndGrace),
-            Just(Action::Step),
+            Just(Action::NextAction),
             any::<bool>().prop_map(|unwinds| Action::Take { unwinds }),
         ]
     }
@@ -290,20 +292,20 @@ mod tests {
                         interruption.end_grace(now);
                         undisturbed = None;
                     }
-                    Action::Step => match interruption.step(now) {
-                        Step::Send => {
+                    Action::NextAction => match interruption.next_action(now) {
+                        InterruptionAction::Send => {
                             pending += 1;
                             prop_assert!(undisturbed.is_none_or(|end| end <= now));
                         }
-                        Step::Wait(until) => prop_assert!(until > now && until <= now + GRACE),
-                        Step::Idle => prop_assert!(pending == 1 || interruption.reason().is_none()),
+                        InterruptionAction::Wait(until) => prop_assert!(until > now && until <= now + GRACE),
+                        InterruptionAction::Idle => prop_assert!(pending == 1 || interruption.reason().is_none()),
                     },
                     Action::Take { unwinds } if pending > 0 => {
                         pending -= 1;
                         interruption.record_taken(now);
                         if unwinds {
                             let first = interruption.request.as_ref()
-                                .is_some_and(|request| request.unwinding.is_none() && !request.grace.is_zero());
+                                .is_some_and(|request| request.unwinding_since.is_none() && !request.grace.is_zero());
                             interruption.record_unwinding(now);
                             if first {
                                 undisturbed = Some(now + GRACE);

@@ -87,8 +87,8 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Checks that a core belongs to this build of SBCL and, with `check_end`, that it is complete. The runtime ends
-    /// the process when it cannot use a core.
+    /// Checks that a core belongs to this build of SBCL and, with `check_end`, that it is complete. Without the check,
+    /// SBCL's runtime would end the process if it could not use the core.
     fn check_core(&self, path: &Path, check_end: bool) -> Result<(), BootError> {
         let build_id: Symbol<*const c_char> = self.symbol("build_id")?;
         // SAFETY: the symbol is a zero-terminated array of characters in the runtime's data, which never changes.
@@ -112,18 +112,18 @@ impl Runtime {
             .map_err(|error| BootError::Library { path: PathBuf::from(name), reason: error.to_string() })
     }
 
-    /// Returns the shim's `sbcl_host_is_lisp_thread`.
+    /// Returns the function `sbcl_host_is_lisp_thread` of `ffi/shim.c`, which is part of libsbcl.
     pub(super) fn is_lisp_thread_function(&self) -> Result<unsafe extern "C" fn() -> i32, BootError> {
         Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
     }
 
-    /// Returns the shim's `sbcl_host_catch_stack_loss`.
+    /// Returns the function `sbcl_host_catch_stack_loss` of `ffi/shim.c`, which is part of libsbcl.
     pub(super) fn catch_stack_loss_function(&self) -> Result<CatchStackLoss, BootError> {
         Ok(*self.symbol("sbcl_host_catch_stack_loss")?)
     }
 
-    /// Passes SBCL's variables about the heap to [`heap`], and installs the lossage handler, which ends the process with an
-    /// exit status of its own when SBCL cannot continue.
+    /// Passes SBCL's variables about the heap to [`heap`], and installs the lossage handler, which ends the process with
+    /// an exit status from [`heap`] when SBCL cannot continue.
     pub(super) fn install_heap_hooks(&self) -> Result<(), BootError> {
         let word = |name| {
             let variable: Symbol<*mut usize> = self.symbol(name)?;
@@ -170,10 +170,10 @@ impl Runtime {
         // Leaked: SBCL keeps pointers to argv and to its strings.
         let argv: &mut Vec<*const c_char> =
             Box::leak(Box::new(arguments.to_vec().leak().iter().map(|a| a.as_ptr()).collect()));
-        let argc = c_int::try_from(argv.len()).expect("the number of arguments is small");
+        let argc = c_int::try_from(argv.len()).expect("the number of arguments fits a C int");
         argv.push(std::ptr::null());
         // SAFETY: `environ` is the C library's own array, which SBCL reads during the call. `argv` and its strings are
-        // leaked, null-terminated and never change. The caller guarantees the rest.
+        // leaked, null-terminated and never change. The caller guarantees that SBCL may be initialised on this thread.
         unsafe {
             set_path(argv[0]);
             give_actions(intercept_action);
@@ -181,8 +181,8 @@ impl Runtime {
         }
     }
 
-    /// Calls the core's `sbcl_host_start`. Returns the version of the core's contract, 0 if Lisp could not start, and `None`
-    /// if the core exports no such function.
+    /// Calls the core's `sbcl_host_start`. Returns the version of the core's contract, or 0 if Lisp could not start. Returns
+    /// `None` if the core exports no such function.
     ///
     /// # Safety
     /// [`initialize`](Self::initialize) must have returned.

@@ -85,7 +85,7 @@ impl Drop for Handle {
     }
 }
 
-/// Registers `wake`, which is called whenever many dropped handles have piled up, and which must not block.
+/// Registers `wake`, which must not block. `wake` is called whenever [`WAKE_THRESHOLD`] more dropped handles are queued.
 pub(crate) fn register_release_waker(wake: impl Fn() + Send + Sync + 'static) {
     let _ = RELEASE_WAKER.set(Box::new(wake));
 }
@@ -247,7 +247,7 @@ impl MessageWriter {
         self.text(text);
     }
 
-    /// Writes a symbol: interned in `package`, a keyword if `package` is `KEYWORD`, or uninterned if `package` is `None`.
+    /// Writes a symbol that is interned in `package` (`KEYWORD` for a keyword), or uninterned if `package` is `None`.
     pub(crate) fn symbol(&mut self, package: Option<&str>, name: &str) {
         self.objects += 1;
         match package {
@@ -374,7 +374,7 @@ pub(crate) fn handle_token(handle: &Handle) -> u64 {
 }
 
 /// Builds, at compile time, a message that consists of a list of ASCII strings. `COUNT` is the message's length in words.
-pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts: [&str; TEXTS]) -> [u64; COUNT] {
+pub(super) const fn encode_string_list<const TEXTS: usize, const COUNT: usize>(texts: [&str; TEXTS]) -> [u64; COUNT] {
     let mut words = [0; COUNT];
     words[0] = tag::LIST | (TEXTS as u64) << 8;
     let (mut place, mut text) = (1, 0);
@@ -431,7 +431,7 @@ impl Characters<'_> {
     }
 }
 
-/// A decoded token. The tokens of a container's elements follow it.
+/// A decoded token. The tokens of a container's elements follow the container's own token.
 #[derive(Debug)]
 pub(crate) enum Token<'m> {
     Nil,
@@ -554,8 +554,8 @@ impl<'m> MessageReader<'m> {
         self.skip_rest(self.position);
     }
 
-    /// Skips the rest of the object that begins at `start`. Handles in the part already read are not released: the
-    /// caller owns them.
+    /// Skips the rest of the object that begins at the word with index `start`. Handles in the part already read are not
+    /// released: the caller owns them.
     pub(crate) fn skip_rest(&mut self, start: usize) {
         let read = self.position;
         self.position = start.min(read);
@@ -776,8 +776,8 @@ mod tests {
     }
 
     #[test]
-    fn fixed_strings_writes_the_same_words_as_the_message_writer() {
-        const WORDS: [u64; 6] = fixed_strings(["abc", "de"]);
+    fn encode_string_list_writes_the_same_words_as_the_message_writer() {
+        const WORDS: [u64; 6] = encode_string_list(["abc", "de"]);
         let mut writer = MessageWriter::new();
         let written: Result<(), Infallible> = writer.list(|writer| {
             writer.string("abc");

@@ -63,7 +63,7 @@ impl MessageBuffer {
         self.reserve(words + 1);
         let length = self.0.len();
         // SAFETY: `reserve` made room for more than `words` further words. Before `set_len` includes those words, all of
-        // their halves are initialised: the first loop writes at most `count` halves, and the second fills the rest.
+        // their halves are initialised: the first loop writes at most `count` halves, and the second loop the rest.
         unsafe {
             let start = self.0.as_mut_ptr().add(length).cast::<MaybeUninit<u32>>();
             let target = std::slice::from_raw_parts_mut(start, words * 2);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buffer_of_a_large_message_is_reused_by_the_next() {
+    fn the_buffer_of_a_large_message_is_reused_by_the_next_message() {
         let large: Vec<u64> = (0..1000).collect();
         for _ in 0..3 {
             let mut words = MessageBuffer::new();

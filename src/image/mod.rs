@@ -27,4 +27,4 @@ pub(crate) mod signals;
 pub(crate) use boot::address_space;
 pub(crate) use boot::{Embedding, boot};
 pub(crate) use callbacks::current_lane_and_job;
-pub(crate) use protocol::{Event, Host, Interrupt, ItemKind, Job, JobKind, Lane, Text};
+pub(crate) use protocol::{Event, Host, InterruptReason, ItemKind, Job, JobKind, Lane, Text};

@@ -74,7 +74,7 @@ mod guarded {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let pages = mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE).expect("memory");
                 let guard = pages.byte_add(size - GUARD_BYTES);
-                mprotect(guard, GUARD_BYTES, MprotectFlags::empty()).expect("it is protected");
+                mprotect(guard, GUARD_BYTES, MprotectFlags::empty()).expect("mprotect succeeds");
                 guard.byte_sub(bytes).cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), words.len());
                 pages.expose_provenance()
             };
@@ -106,7 +106,7 @@ mod guarded {
             // SAFETY: this buffer owns the pages, and Rust code holds no reference into them.
             unsafe {
                 let pages = std::ptr::with_exposed_provenance_mut(self.pages);
-                mprotect(pages, self.size, MprotectFlags::empty()).expect("it is protected");
+                mprotect(pages, self.size, MprotectFlags::empty()).expect("mprotect succeeds");
             }
             let mut retired = RETIRED_MESSAGES.lock();
             retired.push_back((self.pages, self.size));
@@ -114,7 +114,7 @@ mod guarded {
                 && let Some((pages, size)) = retired.pop_front()
             {
                 // SAFETY: the pages belonged to a retired message, to which nothing refers.
-                unsafe { munmap(std::ptr::with_exposed_provenance_mut(pages), size) }.expect("it is unmapped");
+                unsafe { munmap(std::ptr::with_exposed_provenance_mut(pages), size) }.expect("munmap succeeds");
             }
         }
     }

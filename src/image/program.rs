@@ -1,4 +1,4 @@
-//! Calls between Lisp and an embedding program: `struct sbcl_library` of the contract.
+//! Calls between Lisp and an embedding program: `struct sbcl_library` of `ffi/sbcl_host.h`.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -18,7 +18,7 @@ use super::protocol::Event;
 use super::{answers, process, signals};
 use crate::os::panics;
 
-/// The outcome of a call.
+/// The outcome of a call between Lisp and the embedding program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallStatus {
     /// The call returned; the message has its values.
@@ -33,7 +33,7 @@ pub(crate) enum CallStatus {
     Missing,
 }
 
-/// The embedding program's side of the contract. Any Lisp thread may call these functions at any time.
+/// The embedding program's side of `struct sbcl_library`. Any Lisp thread may call these functions at any time.
 pub(crate) trait Program: Send + Sync + 'static {
     /// Does the program's work on this Lisp thread, whose number is `thread`. Thread 0 interrupts the other threads.
     /// Returns true if a non-local exit is pending, and false if the thread must end.
@@ -68,7 +68,7 @@ pub(crate) struct CallContext {
     modes: float_traps::FloatModes,
     /// This thread's state, if the thread works for the program.
     state: Option<&'static ThreadState>,
-    /// The lowest address of this thread's stack; 0 if the address is unknown or the limit is to be ignored.
+    /// The lowest address of this thread's stack; 0 if the address is unknown or the limit is ignored.
     stack_end: usize,
     not_send: PhantomData<*mut ()>,
 }
@@ -221,8 +221,8 @@ impl CallContext {
         CURRENT_CONTEXT.get()
     }
 
-    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` is the depth to which Lisp
-    /// writes out the returned values, as a number of `Shape` in `embedding/convert.rs`.
+    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` says to which depth
+    /// Lisp writes out the returned values: it is the number in a `Shape` of `embedding/convert.rs`.
     #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, MessageBuffer) {
         let mut answer = sbcl_message::default();
@@ -386,7 +386,7 @@ pub(crate) enum TaskEnd<E> {
     Unwound,
     /// No Lisp thread was available to run the task.
     NoThread,
-    /// The task could not be started, or failed outside its own work.
+    /// The task could not be started, or an error outside the task's own work ended it.
     Failed(Box<E>),
 }
 

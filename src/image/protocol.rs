@@ -43,7 +43,7 @@ impl Lane {
 
 /// The reason why a job is interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Interrupt {
+pub(crate) enum InterruptReason {
     /// The job's time limit has passed.
     Timeout,
     /// The client cancelled the request.
@@ -55,7 +55,7 @@ pub(crate) enum Interrupt {
 /// The operation that a job requests from Lisp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobKind {
-    /// Evaluate the job's text, in the package that the job's name gives, if the name is not empty.
+    /// Evaluate the job's text. The job's name, if not empty, is the package in which the text is read and evaluated.
     Evaluate {
         /// True to measure time and memory.
         timing: bool,
@@ -78,13 +78,14 @@ pub(crate) enum JobKind {
         /// Maximum number of definitions.
         limit: u64,
     },
-    /// Describe the symbol that the job's text names, in the package that the job's name gives, if the name is not empty.
+    /// Describe the symbol that the job's text names. The job's name, if not empty, is the package in which the symbol is
+    /// looked up.
     Describe {
         /// True to include the text of the symbol's definitions.
         source: bool,
     },
-    /// Invoke a restart of the held evaluation: the restart with this number, counted from 1, or, if the number is 0, the
-    /// restart that the job's name gives. The job's text contains expressions for the restart's arguments.
+    /// Invoke the restart with this number, counted from 1, of the held evaluation. If the number is 0, invoke the restart
+    /// with the job's name. The job's text contains expressions for the restart's arguments.
     InvokeRestart(u64),
     /// List the local variables of some frames of the held evaluation.
     FrameLocals {
@@ -121,7 +122,7 @@ pub(crate) enum JobKind {
         /// Number of the job to interrupt.
         target: u64,
         /// Reason for the interruption.
-        reason: Interrupt,
+        reason: InterruptReason,
     },
 }
 
@@ -193,9 +194,9 @@ impl Job {
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
-                    Interrupt::Timeout => sbcl_interrupt::SBCL_INTERRUPT_TIMEOUT,
-                    Interrupt::Cancel => sbcl_interrupt::SBCL_INTERRUPT_CANCEL,
-                    Interrupt::Heap => sbcl_interrupt::SBCL_INTERRUPT_HEAP,
+                    InterruptReason::Timeout => sbcl_interrupt::SBCL_INTERRUPT_TIMEOUT,
+                    InterruptReason::Cancel => sbcl_interrupt::SBCL_INTERRUPT_CANCEL,
+                    InterruptReason::Heap => sbcl_interrupt::SBCL_INTERRUPT_HEAP,
                 },
                 target,
             ),
@@ -270,14 +271,14 @@ pub(crate) enum Event<'a> {
     Stderr(Text<'a>),
     /// The beginning of a warning: its type, and its line in the code (0 if unknown).
     Warning(Text<'a>, u64),
-    /// More of the warning's text. If `again` is true, this text replaces the text so far.
+    /// More of the warning's text. If `replaces` is true, this text replaces the text so far.
     WarningText {
         text: Text<'a>,
-        again: bool,
+        replaces: bool,
     },
-    /// The beginning of a value. If `again` is true, this value replaces the value begun last.
+    /// The beginning of a value. If `replaces` is true, this value replaces the value begun last.
     Value {
-        again: bool,
+        replaces: bool,
     },
     ValueText(Text<'a>),
     /// The beginning of an error, with its type. If `interrupts` is true, the error was signalled while the previous error
@@ -286,10 +287,10 @@ pub(crate) enum Event<'a> {
         kind: Text<'a>,
         interrupts: bool,
     },
-    /// More of the error's text. If `again` is true, this text replaces the text so far.
+    /// More of the error's text. If `replaces` is true, this text replaces the text so far.
     ErrorText {
         text: Text<'a>,
-        again: bool,
+        replaces: bool,
     },
     /// The beginning of a restart: its number, from 1, and its name.
     Restart(u64, Text<'a>),
@@ -308,8 +309,8 @@ pub(crate) enum Event<'a> {
     /// A summary of the evaluation's definitions, for other connections. An empty text asks whether there are other
     /// connections to notify.
     Definitions(Text<'a>),
-    /// A form defined something. The number is the position at which the form begins. The lines of the text contain the
-    /// position at which the form ends, the form's changes, and the package that the form was read in.
+    /// A form has changed definitions. The number is the position at which the form begins, in characters. The lines of the
+    /// text contain the position at which the form ends, the changes, and the package in which the form was read.
     Defined(u64, Text<'a>),
     /// The number of the form that failed, from 1, and the position at which the form begins.
     Form(u64, Text<'a>),
@@ -331,9 +332,9 @@ pub(crate) enum Event<'a> {
     ThreadEnded,
     /// No evaluation thread could be started, for this reason.
     ThreadRefused(Text<'a>),
-    /// Asks whether the evaluation is in the foreground. After the answer true, the evaluation stays in the foreground.
+    /// Asks whether the evaluation is in the foreground. If the answer is true, the evaluation stays in the foreground.
     Foreground,
-    /// Asks whether the job keeps more of the heap than it may. After the answer true, the job must be abandoned.
+    /// Asks whether the job keeps more of the heap than it may. If the answer is true, the job must be abandoned.
     Heap,
     /// The file of the warning begun last (empty for the evaluated code), and the warning's column (0 if unknown).
     WarningPlace(Text<'a>, u64),
@@ -355,7 +356,7 @@ pub(crate) enum Event<'a> {
     /// limit.
     Step(Text<'a>, u64),
     /// The last interruption sent to the job's thread begins to run there, or the thread does not exist. For a thread that
-    /// works for an embedding program, the number names the call that the interruption was to end.
+    /// works for an embedding program, the number names the call that the interruption was sent to end.
     Interrupted(u64),
     /// The job begins to unwind because it was interrupted. On a thread that works for an embedding program, the call with
     /// this number begins to unwind.
@@ -374,11 +375,11 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_STDOUT => Self::Stdout(text),
             sbcl_event::SBCL_EVENT_STDERR => Self::Stderr(text),
             sbcl_event::SBCL_EVENT_WARNING => Self::Warning(text, count),
-            sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText { text, again: number != 0 },
-            sbcl_event::SBCL_EVENT_VALUE => Self::Value { again: number != 0 },
+            sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText { text, replaces: number != 0 },
+            sbcl_event::SBCL_EVENT_VALUE => Self::Value { replaces: number != 0 },
             sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
             sbcl_event::SBCL_EVENT_ERROR => Self::Error { kind: text, interrupts: number == 1 },
-            sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText { text, again: number != 0 },
+            sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText { text, replaces: number != 0 },
             sbcl_event::SBCL_EVENT_RESTART => Self::Restart(count, text),
             sbcl_event::SBCL_EVENT_RESTART_TEXT => Self::RestartText(text),
             sbcl_event::SBCL_EVENT_FRAME => Self::Frame(count),
@@ -446,7 +447,7 @@ fn item_from_code(code: i64) -> Option<ItemKind> {
     ITEM_CODES.iter().find(|(_, known)| *known == code).map(|(item, _)| *item)
 }
 
-/// The host's side of the contract. Any Lisp thread may call these functions at any time.
+/// The host's side of `struct sbcl_host`. Any Lisp thread may call these functions at any time.
 pub(crate) trait Host: Send + Sync + 'static {
     /// Waits for the next job of the lane. Returns `None` to end the calling thread, whose number is `thread`. If the
     /// thread holds an evaluation, `held` is the number of the thread's last job.

@@ -101,7 +101,7 @@ struct HandlerTable {
     catch_stack_loss: CatchStackLoss,
 }
 
-/// The type of the shim's function `sbcl_host_catch_stack_loss`, which `ffi/sbcl_host.h` declares.
+/// The type of the function `sbcl_host_catch_stack_loss`, which `ffi/sbcl_host.h` declares.
 pub(super) type CatchStackLoss = unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32;
 
 /// The table in use; null until [`BootPhase::begin`].
@@ -129,8 +129,8 @@ pub(super) struct BootPhase {
 }
 
 impl BootPhase {
-    /// Starts the phase. From here on SBCL's handlers are installed behind the filter, provided [`intercept_action`]
-    /// receives them.
+    /// Starts the phase. From here on, when [`intercept_action`] receives SBCL's handler of a filtered signal, it installs
+    /// the filter, which calls SBCL's handler.
     pub(super) fn begin(is_lisp_thread: unsafe extern "C" fn() -> i32, catch_stack_loss: CatchStackLoss) -> Self {
         let table = HandlerTable {
             previous_actions: std::array::from_fn(|signal| current_action(signal as c_int)),
@@ -283,13 +283,13 @@ impl Drop for SavedErrno {
 unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     // SAFETY: the kernel provides the context of the interrupted code, and a handler may change the mask in it.
     let mask = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_sigmask };
-    // SAFETY: `mask` is a valid set, and the signals exist.
+    // SAFETY: `mask` is a valid set, and the signal numbers are valid.
     let blocked = DEFERRABLE_SIGNALS.iter().filter(|other| unsafe { libc::sigismember(mask, **other) } == 1).count();
     if blocked == 0 || blocked == DEFERRABLE_SIGNALS.len() {
         return false;
     }
     let _errno = SavedErrno::new();
-    // SAFETY: `mask` is a valid set, and the signal exists. The signal stays pending while its own handler runs on this
+    // SAFETY: `mask` is a valid set, and `signal` is valid. The signal stays pending while its own handler runs on this
     // thread. When its handler returns, the changed mask keeps the signal blocked. When the interrupted handler returns,
     // the kernel restores the mask that applied before the interrupted handler.
     unsafe {
@@ -299,10 +299,11 @@ unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     true
 }
 
-/// Forwards `signal`, which the whole process received, to the thread that handles signals for SBCL, and also passes it to
-/// the host's own handler. Returns true if the signal was forwarded, and false on the signal thread itself or if there is
-/// no signal thread. Threads of the host cannot handle the signal. Another Lisp thread may disable its interrupts while it
-/// is idle, and would then handle the signal too late for SBCL's timers.
+/// Forwards `signal`, which the whole process received, to the thread that handles signals for SBCL. Also passes the signal
+/// to the host's handler, unless this is the signal thread and another thread has forwarded the signal. Returns true if
+/// the signal was forwarded, and false on the signal thread itself or if there is no signal thread. Threads of the host
+/// cannot handle the signal. Another Lisp thread may disable its interrupts while it is idle, and would then handle the
+/// signal too late for SBCL's timers.
 ///
 /// # Safety
 /// Must be called within the handler of `signal`, with the arguments of that handler.
@@ -338,8 +339,8 @@ fn handle_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c
 /// itself caused the signal. The first use allocates memory, and the interrupted thread may be within malloc.
 ///
 /// SBCL's handler must be called last, so that SBCL finds the trapping frame where this function's frame would be. A
-/// destructor to run after that call would make this function keep a value in the register by which SBCL walks the frames,
-/// so errno is not restored here: SBCL's handler preserves it.
+/// destructor to run after the call would make this function keep a value in the register by which SBCL walks the frames.
+/// So this function does not restore errno: SBCL's handler preserves errno.
 extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the table was published before this handler was installed, and is never freed. All functions called here are
     // async-signal-safe: they load atomics, read a constant-initialised thread local or a thread local of the shim, and

@@ -1,10 +1,9 @@
-//! What a request and the handshake say about the client.
+//! The description of a client, from its handshake and from each of its requests.
 
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
-/// Key in the `_meta` of a request. The value `true` says that the client serves a person: results then have structured
-/// content, whatever the server's options, and the session's package in `_meta` ([`PACKAGE_KEY`]), and progress reports
-/// have all output.
+/// Key in the `_meta` of a request. The value `true` says that the client serves a person. Results then always have
+/// structured content, and the session's package in their `_meta` ([`PACKAGE_KEY`]); progress reports have all output.
 pub(crate) const FOR_PERSON_KEY: &str = "sbcl-mcp/person";
 /// Key in the `_meta` of a call of evaluate-lisp. With the value `true`, only the first form is evaluated. `read` in the
 /// structured content is then the character index of the form's end, and is missing if there is no form.
@@ -41,13 +40,14 @@ impl Client {
         self.meta.client_capabilities().or_else(|| self.capabilities.clone())
     }
 
-    /// Returns true for a revision without a handshake.
+    /// Returns true if the client's protocol revision has no handshake.
     pub(super) fn has_no_handshake(&self) -> bool {
         !self.version.has_initialize()
     }
 }
 
-/// Adapts a result to the client's protocol revision.
+/// Adapts a result to the client's protocol revision: adds the cache hints that a revision without a handshake requires, and
+/// removes `resultType` for the older revisions.
 pub(super) fn adapt_to_revision(mut result: ServerResult, client: &Client) -> ServerResult {
     if client.has_no_handshake() {
         result.fill_missing_cache_hints();

@@ -11,7 +11,7 @@ use rmcp::model::{
 use serde_json::{Value, json};
 
 use super::client::{Client, adapt_to_revision};
-use super::incoming::{Incoming, InvalidMessage, Message, decode};
+use super::incoming::{DecodedLine, InvalidMessage, Message, decode};
 use super::tools::{self, Call, ToolContext, ToolListObserver};
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
@@ -42,7 +42,8 @@ const LAST_REVISION_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11
 #[derive(Debug)]
 pub(super) struct Conversation {
     tools: Arc<ToolContext>,
-    /// A version of the registry, and the answer to `tools/list` for this version, cached because it is slow to make.
+    /// The registry's version, and the answer to `tools/list` for this version. The answer is cached because it is slow to
+    /// create.
     listed: Mutex<(u64, ListToolsResult)>,
     /// The way in which the conversation was opened; `None` until a request opens it.
     opened: Mutex<Option<OpeningKind>>,
@@ -51,7 +52,7 @@ pub(super) struct Conversation {
 /// The way in which the conversation was opened.
 #[derive(Debug, Clone)]
 enum OpeningKind {
-    /// An `initialize` request, which fixed the version and the client's capabilities for the whole conversation.
+    /// An `initialize` request. Its protocol version and capabilities apply to later requests that carry none.
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
     /// A request without a handshake (MCP 2026-07-28): each request carries a description of the client.
     Request,
@@ -107,12 +108,12 @@ impl Conversation {
         self.tools.inflight()
     }
 
-    /// Resumes a conversation whose handshake another image has answered, and reports the replacement of that image to
-    /// the client.
+    /// Resumes a conversation from the messages of its handshake, which an earlier image has answered. Then reports the
+    /// replacement of the last image to the client.
     pub(super) fn resume(&self, handshake: &[String]) {
         for line in handshake {
-            if let Incoming::Single(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
-                // The client has this answer already.
+            if let DecodedLine::Single(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
+                // The result is dropped, since the client has had the answer from an earlier image.
                 let _ = self.initialize(params);
             }
         }
@@ -138,13 +139,13 @@ impl Conversation {
     }
 
     /// Handles the content of a line of `bytes` bytes. `number` is the call number.
-    pub(super) fn handle_decoded(&self, incoming: Incoming, bytes: usize, number: u64) {
+    pub(super) fn handle_decoded(&self, incoming: DecodedLine, bytes: usize, number: u64) {
         match incoming {
-            Incoming::Empty => self.inflight().output.send_done(number),
-            Incoming::Single(message) => {
+            DecodedLine::Empty => self.inflight().output.send_done(number),
+            DecodedLine::Single(message) => {
                 self.handle_message(message, MessagePosition { call: number, part: 0, bytes, batch: None });
             }
-            Incoming::Batch(messages) => {
+            DecodedLine::Batch(messages) => {
                 let batch = Inflight::new_batch(number);
                 let bytes = bytes / messages.len();
                 for (part, message) in messages.into_iter().enumerate() {
@@ -171,8 +172,8 @@ impl Conversation {
         }
     }
 
-    /// Reports that a message gets no answer. For a message in a batch, nothing is reported: the batch as a whole is
-    /// answered or reported.
+    /// Reports to the supervisor that a message gets no answer. A message in a batch is not reported, since the batch is
+    /// answered or reported as a whole.
     fn report_unanswered(&self, position: MessagePosition<'_>) {
         if position.batch.is_none() {
             self.inflight().output.send_done(position.call);
@@ -233,7 +234,7 @@ impl Conversation {
         } else if method == attach::PACKAGES_METHOD {
             return self.send_packages(responder);
         } else {
-            match self.client_of(method, params.remove("_meta")) {
+            match self.identify_client(method, params.remove("_meta")) {
                 Err(error) => Err(error),
                 // Before the handshake, a client may send a ping.
                 Ok(None) => Ok(ServerResult::empty(())),
@@ -316,7 +317,7 @@ impl Conversation {
         let experimental = params.capabilities.experimental.as_ref();
         if experimental.is_some_and(|capabilities| capabilities.contains_key(attach::NOTICE_METHOD)) {
             let output = self.inflight().output.clone();
-            self.tools.session().listen(move |text, held| {
+            self.tools.session().set_listener(move |text, held| {
                 let params = json!({"text": text, "held": held});
                 output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE_METHOD, "params": params}));
             });
@@ -326,7 +327,7 @@ impl Conversation {
     }
 
     /// Returns a description of the client that made a request, or `None` for a ping before the conversation is opened.
-    fn client_of(&self, method: &str, meta: Option<Value>) -> Result<Option<Client>, ErrorData> {
+    fn identify_client(&self, method: &str, meta: Option<Value>) -> Result<Option<Client>, ErrorData> {
         let meta = match meta {
             None | Some(Value::Null) => RequestMetaObject::default(),
             Some(Value::Object(meta)) => RequestMetaObject::from(meta),
@@ -365,7 +366,8 @@ impl Conversation {
 
 impl ToolListObserver for Conversation {
     fn tools_changed(&self) {
-        // A client without a handshake would have to subscribe by a request (MCP 2026-07-28), so it is not notified.
+        // Without a handshake (MCP 2026-07-28), a client must subscribe to notifications, and this server has no
+        // subscriptions.
         if matches!(&*self.opened.lock(), Some(OpeningKind::Handshake { .. })) {
             let notification = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
             self.inflight().output.send(&notification);
@@ -408,8 +410,8 @@ fn parse_tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, Stri
 /// Returns the id of the first request in a line, which may be a batch.
 pub(super) fn first_request_id(line: &[u8]) -> Option<RequestId> {
     match decode(line) {
-        Incoming::Single(Ok(Message::Request { id, .. })) => Some(id),
-        Incoming::Batch(messages) => messages.into_iter().find_map(|message| match message {
+        DecodedLine::Single(Ok(Message::Request { id, .. })) => Some(id),
+        DecodedLine::Batch(messages) => messages.into_iter().find_map(|message| match message {
             Ok(Message::Request { id, .. }) => Some(id),
             _ => None,
         }),

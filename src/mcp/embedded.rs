@@ -63,7 +63,7 @@ impl Stream {
 /// A client that [`spawn`] serves. Dropping this value has no effect on the client.
 #[derive(Debug)]
 pub struct Served {
-    over: Arc<AtomicBool>,
+    stop_requested: Arc<AtomicBool>,
     waker: Arc<Waker>,
     thread: JoinHandle<io::Result<()>>,
 }
@@ -82,7 +82,7 @@ impl Served {
     /// # Errors
     /// Returns an error if reading from the client failed, or if the thread that served the client panicked.
     pub fn stop(self) -> io::Result<()> {
-        self.over.store(true, Ordering::Release);
+        self.stop_requested.store(true, Ordering::Release);
         self.waker.wake();
         self.wait()
     }
@@ -94,7 +94,7 @@ impl Served {
     }
 }
 
-/// The tools that clients of this program's image are offered.
+/// The tools that this program offers to clients of its image.
 static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSet::default().embedded()));
 
 /// Chooses the tools for present and future MCP clients of this program's image: `all`, `core`, or a comma-separated
@@ -102,7 +102,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSe
 /// offered. Connected clients are notified (`notifications/tools/list_changed`), and calls of other tools are refused
 /// at once.
 ///
-/// The choice does not confine a client that has a tool that evaluates code.
+/// The choice does not restrict what code can do: a client with any tool that evaluates code has full access to the image.
 ///
 /// # Errors
 /// Returns a message that names the unknown tool and all known tools.
@@ -140,11 +140,11 @@ pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let options = ToolOptions { structured: false, registry: REGISTRY.clone(), attachable: false };
     let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, options);
     let client = SingleClient::new(Conversation::new(tools));
-    let over = Arc::new(AtomicBool::new(false));
-    let (is_over, waking) = (over.clone(), waker.clone());
+    let stop_requested = Arc::new(AtomicBool::new(false));
+    let (is_over, waking) = (stop_requested.clone(), waker.clone());
     let serve = move || serve(input, &output, &waking, &client, || is_over.load(Ordering::Acquire));
     let thread = std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(serve)?;
-    Ok(Served { over, waker, thread })
+    Ok(Served { stop_requested, waker, thread })
 }
 
 fn serve(
@@ -170,7 +170,8 @@ impl AttachedClients {
         conversations.iter().for_each(|conversation| conversation.inflight().fail_all(reason));
     }
 
-    /// Attaches each client of `listener` to the session of `main` and serves it on a thread of its own.
+    /// Starts a thread that accepts clients from `listener` and attaches them to the session of `main`. Each client is
+    /// served on a separate thread.
     pub(super) fn accept(self, listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {
         let count = Arc::new(AtomicUsize::new(0));
         let accept = move || {

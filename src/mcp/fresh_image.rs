@@ -24,7 +24,7 @@ use crate::{Evaluation, Outcome, TimeLimit};
 
 /// Time limit of a run, including loading.
 const TIME_LIMIT: Duration = Duration::from_secs(1800);
-/// Maximum number of bytes that the child may write.
+/// Maximum number of bytes that are read from the child.
 const MAX_OUTPUT: u64 = 64 << 20;
 
 /// This program's arguments, without the subcommand, and its directory for temporary files. A program that embeds the
@@ -48,13 +48,14 @@ pub(crate) struct TestSelection {
     pub(crate) name: Option<String>,
     /// Time limit for each test, in milliseconds.
     pub(crate) timeout: u64,
-    /// True to load files that changed on disk first.
+    /// True to load changed files before the tests run.
     pub(crate) reload: bool,
     /// Directories with `.asd` files.
     pub(crate) registry: Vec<String>,
     /// Systems to load before the tests.
     pub(crate) load: Vec<String>,
-    /// Maximum number of suspects for each failing test: functions that, by coverage, few passing tests ran.
+    /// Maximum number of suspects for each failing test: functions that the failing test ran, but few passing tests did.
+    /// 0 to look for none.
     pub(crate) suspects: u64,
     /// Names of tests known to exceed the time limit. These tests are stopped earlier: a short run suffices to see
     /// which functions they call.
@@ -77,12 +78,12 @@ impl TestSelection {
             .with("endless", self.endless.clone())
     }
 
-    /// Returns the code that is logged for the run. The code loads the systems, so that a later image can run the tests,
-    /// but does not run the tests.
+    /// Returns the evaluation that is logged for the run. Its code loads the systems, so that a later image can run the
+    /// tests, but does not run the tests.
     pub(crate) fn evaluation(&self) -> Evaluation {
         let code = match &self.systems[..] {
             [system] => format!("{} ; and run-tests", system.code(None)),
-            // A system that cannot be loaded must not keep the others from loading.
+            // A system that cannot be loaded must not keep the other systems from loading.
             [_, ..] => {
                 let loaded = self.systems.iter().map(|system| format!("(cl:ignore-errors {})\n", system.code(None)));
                 format!("{}; and run-tests", loaded.collect::<String>())
@@ -92,7 +93,7 @@ impl TestSelection {
                 format!("(cl:values) ; run-tests {}", name.replace('\n', " "))
             }
         };
-        // Each test has a time limit of its own.
+        // The run as a whole has no time limit, since each test has a limit of its own.
         Evaluation { timeout: TimeLimit::None, ..Evaluation::new(code) }
     }
 }
@@ -101,7 +102,7 @@ impl TestSelection {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TestRequest {
     pub(crate) tests: TestSelection,
-    /// The child's directory for temporary files. Both processes remove the directory, in case one of them is killed.
+    /// The child's directory for temporary files. The child removes it, and so does the parent in case the child is killed.
     pub(crate) scratch: PathBuf,
 }
 
@@ -128,10 +129,11 @@ impl FreshRun {
     /// Runs the tests and returns their outcome.
     ///
     /// # Errors
-    /// Returns a sentence that says why there is no outcome.
+    /// Returns the reason, as a sentence, if this process is not a server of the program sbcl-mcp, if the child cannot be
+    /// started or given the request, or if it exits or reaches the time limit without an outcome.
     pub(crate) fn run(&self, tests: &TestSelection) -> Result<Outcome, String> {
         let Some((arguments, directory)) = SERVER_OPTIONS.get() else {
-            return Err("Tests can run in a fresh image only if the program sbcl-mcp is the server.".to_owned());
+            return Err("This server is part of another program and cannot run tests in a fresh image.".to_owned());
         };
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
         let mut child = Command::new(this_program().map_err(|error| failed("cannot find its program file", &error))?)

@@ -7,7 +7,7 @@ use super::tools;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
-/// A message of the client.
+/// A message from the client.
 #[derive(Debug)]
 pub(super) enum Message {
     /// A request, which must be answered.
@@ -16,7 +16,7 @@ pub(super) enum Message {
     Notification { method: String, params: JsonObject },
     /// The client's answer to the server's question `id`: a result or a refusal.
     Response { id: u64, result: Result<Value, String> },
-    /// A response whose id belongs to no question.
+    /// A response whose id is missing or not an unsigned integer, so that it answers no question of the server.
     StrayResponse,
 }
 
@@ -25,15 +25,16 @@ pub(super) type InvalidMessage = (Option<Value>, ErrorData);
 
 /// The content of a line.
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(super) enum DecodedLine {
     Empty,
     Single(Result<Message, InvalidMessage>),
     /// A batch: an array of messages in one line (MCP 2025-03-26).
     Batch(Vec<Result<Message, InvalidMessage>>),
 }
 
-impl Incoming {
-    /// Returns true if a message calls a tool that searches directories, which may take seconds, before it waits for Lisp.
+impl DecodedLine {
+    /// Returns true if a message calls a tool that searches directories before it waits for Lisp. The search may take
+    /// seconds.
     pub(super) fn searches_directories(&self) -> bool {
         let searches = |message: &Result<Message, InvalidMessage>| match message {
             Ok(Message::Request { method, params, .. }) if method == "tools/call" => {
@@ -50,26 +51,26 @@ impl Incoming {
 }
 
 /// Decodes a line.
-pub(super) fn decode(line: &[u8]) -> Incoming {
+pub(super) fn decode(line: &[u8]) -> DecodedLine {
     let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii();
     if line.is_empty() {
-        return Incoming::Empty;
+        return DecodedLine::Empty;
     }
     match serde_json::from_slice(line) {
         Ok(Value::Array(messages)) if messages.len() > MAX_REQUESTS => {
             let reason = format!("a batch may have at most {MAX_REQUESTS} messages, not {}", messages.len());
-            Incoming::Single(Err((None, ErrorData::invalid_request(reason, None))))
+            DecodedLine::Single(Err((None, ErrorData::invalid_request(reason, None))))
         }
         Ok(Value::Array(messages)) if !messages.is_empty() => {
-            Incoming::Batch(messages.into_iter().map(parse_message).collect())
+            DecodedLine::Batch(messages.into_iter().map(parse_message).collect())
         }
-        Ok(value) => Incoming::Single(parse_message(value)),
+        Ok(value) => DecodedLine::Single(parse_message(value)),
         Err(error) => {
             let reason = match std::str::from_utf8(line) {
                 Ok(_) => format!("the message is not valid JSON: {error}"),
                 Err(error) => format!("the message is not valid UTF-8: {error}"),
             };
-            Incoming::Single(Err((IdScanner::scan(line), ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
+            DecodedLine::Single(Err((IdScanner::scan(line), ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
         }
     }
 }

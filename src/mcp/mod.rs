@@ -70,7 +70,7 @@ impl Connection {
     /// Reads the recovery state, which the supervisor sends first.
     fn recovery_state(&self) -> io::Result<RecoveryState> {
         self.event_loop
-            .first_line(usize::MAX, RECOVERY_STATE_TIMEOUT, |line| Some(serde_json::from_slice(line)))?
+            .find_line(usize::MAX, RECOVERY_STATE_TIMEOUT, |line| Some(serde_json::from_slice(line)))?
             .map_err(io::Error::from)
     }
 
@@ -119,9 +119,9 @@ pub(crate) fn serve(
     let recovery = recovery_context::resume(session, state, output, connection.event_loop.clone(), status);
     let reports = Some(recovery.saves.clone());
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), reports };
-    if let Some(space) = saves.automatic {
-        let (saver, activity) = (saver.clone(), recovery.activity.clone());
-        recovery.after_restore(move || start_autosave(saver, activity, space));
+    if let Some(space) = saves.automatic_space {
+        let (saver, autosave_trigger) = (saver.clone(), recovery.autosave_trigger.clone());
+        recovery.after_restore(move || start_autosave(saver, autosave_trigger, space));
     }
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(recovery.clone()), Some(checkpoints), options);
@@ -134,7 +134,8 @@ pub(crate) fn serve(
     }
     let deadline = connection.event_loop.unwinding_deadline();
     if recovery.is_restoring() {
-        // The replay is abandoned, not failed: the form being replayed and all later forms remain definitions.
+        // The replay is abandoned rather than failed, so the form being replayed and all later forms stay in the recovery
+        // state.
         recovery.replay.abandon(|| ());
         session.cancel_and_answer_all();
         session.wait_until_unwound(deadline);
@@ -160,9 +161,10 @@ pub(crate) fn serve(
 pub(crate) const EXIT_STUCK: i32 = 88;
 
 /// Serves the client on stdin and stdout from the process that holds Lisp, until the client closes its end or a signal
-/// arrives. If Lisp is stuck, calls `clean_up` and exits with [`EXIT_STUCK`].
+/// arrives. If an evaluation cannot be interrupted, calls `clean_up` and exits with [`EXIT_STUCK`].
 ///
-/// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
+/// Returns the exit status: 0 if the client has closed the connection, 128 + the signal's number for SIGTERM, SIGINT and
+/// SIGHUP.
 pub(crate) fn serve_unsupervised(
     stdio: Stdio,
     session: &Session,
@@ -210,7 +212,7 @@ pub(crate) fn serve_unsupervised(
 /// Answers the client's first request with the reason why the server cannot start.
 pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
     let connection = Connection::open(stdio, output::Recipient::Client)?;
-    if let Ok(id) = connection.event_loop.first_line(MAX_LINE, REFUSAL_TIMEOUT, first_request_id) {
+    if let Ok(id) = connection.event_loop.find_line(MAX_LINE, REFUSAL_TIMEOUT, first_request_id) {
         let error = ErrorData::internal_error(reason.to_owned(), None);
         connection.inflight.refuse(Some(id.into_json_value()), error, 1, None);
     }

@@ -28,7 +28,7 @@ use crate::session::recovery::{SavedErrors, describe_background};
 /// Grace period in which running and held evaluations unwind before another image replaces this one.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(700);
 
-/// The view that one client has of recovery: messages about the last image, the replay of its definitions, and requests for
+/// The recovery context of one client: messages about the last image, the replay of the definitions, and requests for
 /// another image.
 #[derive(Debug, Clone)]
 pub(super) struct RecoveryContext {
@@ -36,7 +36,7 @@ pub(super) struct RecoveryContext {
     event_loop: Arc<EventLoop>,
     status: StatusPage,
     /// The highest number of a job that began in an earlier image.
-    begun: u64,
+    last_earlier_job: u64,
     /// The number of the call that requested this image.
     requested_by: Option<u64>,
     /// The number of a call that has crashed at least two images although its tool only inspects.
@@ -44,7 +44,7 @@ pub(super) struct RecoveryContext {
     pub(super) replay: Arc<DefinitionReplay>,
     /// True if the last image was lost rather than replaced by request.
     crashed: bool,
-    pub(super) activity: Arc<AutosaveTrigger>,
+    pub(super) autosave_trigger: Arc<AutosaveTrigger>,
     pub(super) saves: SaveReporter,
     /// The forms that could not be restored and have not been defined again.
     unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
@@ -53,7 +53,7 @@ pub(super) struct RecoveryContext {
     /// The messages about the last image, set once the definitions are replayed.
     messages: Arc<OnceLock<ReplacementMessages>>,
     /// The connection whose cancelled evaluation did not end, so that the last image was replaced.
-    cancelled: Option<u64>,
+    cancelled_connection: Option<u64>,
     /// The outcome of this client's lost evaluation, as recorded in the client's error history.
     lost: Arc<OnceLock<Outcome>>,
     /// True once an answer has reported the lost evaluation.
@@ -111,17 +111,17 @@ impl RecoveryContext {
     /// Returns true if a cancelled evaluation of this client did not end, so that the last image was replaced. The
     /// cancellation becomes the client's last error once the definitions are replayed.
     pub(super) fn has_unended_cancellation(&self, session: &Session) -> bool {
-        self.cancelled == Some(session.connection_number())
+        self.cancelled_connection == Some(session.connection_number())
     }
 
-    /// Wakes the event loop, which then runs expired timers.
+    /// Wakes the event loop, which then runs expired timers and checks for shutdown.
     pub(super) fn wake_event_loop(&self) {
         self.event_loop.wake();
     }
 
     /// Returns true until the replay is complete.
     pub(super) fn is_restoring(&self) -> bool {
-        !self.replay.is_over()
+        !self.replay.is_complete()
     }
 
     /// Calls `then` once the replay has ended: on this thread if the replay is already over, else on the thread that
@@ -161,9 +161,9 @@ impl RecoveryContext {
         self.reporter.report(&WorkerEvent::SaverStarted { pid: saver.as_raw_nonzero().get() });
     }
 
-    /// Returns true for a job that began in an earlier image.
+    /// Returns true if job `number` began in an earlier image.
     pub(super) fn began_in_earlier_image(&self, number: u64) -> bool {
-        number <= self.begun
+        number <= self.last_earlier_job
     }
 
     /// Returns the outcome of a job that began in an earlier image. After a crash, this outcome becomes the session's
@@ -196,7 +196,7 @@ impl RecoveryContext {
         ))
     }
 
-    /// Returns true if this call requested the image.
+    /// Returns true if `call` requested this image.
     pub(super) fn was_requested_by(&self, call: u64) -> bool {
         self.requested_by == Some(call)
     }
@@ -216,7 +216,8 @@ impl RecoveryContext {
         self.request_image(session, move |notices| WorkerEvent::reset_requested(call, notices));
     }
 
-    /// Requests another image once abandoned evaluations have unwound; `request` gets the unseen notices of `session`.
+    /// Requests another image once interrupted evaluations have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request`
+    /// creates the event from the notices that `session` has not seen yet.
     fn request_image(
         &self,
         session: &Session,
@@ -264,31 +265,35 @@ pub(super) fn resume(
         reporter: reporter.clone(),
         event_loop: event_loop.clone(),
         status,
-        begun: state.begun,
+        last_earlier_job: state.begun,
         requested_by: state.replacement.as_ref().map(|replacement| replacement.call),
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),
-        activity: Arc::default(),
+        autosave_trigger: Arc::default(),
         // If definitions must be replayed, no checkpoint contains all of them yet.
         saves: SaveReporter::new(reporter.clone(), status, (forms == 0).then_some(state.evaluations)),
         unrestored: Arc::new(Mutex::new(state.unrestored.clone())),
         errors: Arc::new(errors),
         messages: Arc::default(),
-        cancelled: state.crash.as_ref().filter(|crash| crash.follows_cancellation()).map(|crash| crash.connection),
+        cancelled_connection: state
+            .crash
+            .as_ref()
+            .filter(|crash| crash.follows_cancellation())
+            .map(|crash| crash.connection),
         lost: Arc::default(),
         loss_reported: Arc::default(),
     };
     let last_error = |client: &ClientState| client.errors.last.as_ref().map(|error| error.id);
-    session.observe(Arc::new(EventForwarder {
+    session.set_observer(Arc::new(EventForwarder {
         reporter: reporter.clone(),
         status,
         event_loop,
         replay: context.replay.clone(),
-        activity: context.activity.clone(),
+        autosave_trigger: context.autosave_trigger.clone(),
         unrestored: context.unrestored.clone(),
         last_errors: Mutex::new(state.clients.iter().map(|(number, client)| (*number, last_error(client))).collect()),
-        since: Mutex::new(Instant::now()),
+        form_started_at: Mutex::new(Instant::now()),
     }));
     reporter.report(&WorkerEvent::Ready);
     if forms == 0 {
@@ -317,7 +322,7 @@ impl RecoveryContext {
         self.unrestored.lock().extend(state.missing_forms(&report.failed));
         let _ = self.messages.set(replacement_messages(state, &report));
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
-        // The field is cleared after the report. Until then, the supervisor blames a crash on the last form.
+        // The field is cleared after the report: until then, the supervisor blames a crash on the form replayed last.
         self.status.set(StatusField::ReplayedForm, 0);
         self.replay.end();
         self.event_loop.wake();

@@ -37,7 +37,8 @@ impl<F: ToolResult + 'static> From<F> for Reply {
 }
 
 impl Reply {
-    /// Returns the text for the client, of at most `max` characters. Afterwards [`Self::content`] matches the text.
+    /// Returns the text for the client, of at most `max` characters. Afterwards, [`Self::structured_content`] matches the
+    /// text.
     pub(super) fn text(&mut self, max: usize) -> String {
         let text = self.0.text(max);
         if text.len() <= max || text.chars().count() <= max {
@@ -47,7 +48,7 @@ impl Reply {
         report::cut(self.0.text(max), max)
     }
 
-    /// Returns the text as a part of another reply, without truncating it.
+    /// Returns the text for use in another reply. Lists are shortened to `max` characters; other text is not truncated.
     pub(super) fn untruncated_text(&self, max: usize) -> String {
         self.0.text(max)
     }
@@ -80,11 +81,11 @@ impl From<Arc<Outcome>> for Reply {
     }
 }
 
-/// The refusal of a wrong argument: a sentence for the model.
+/// The refusal of a call, for instance because of a wrong argument: a sentence for the model.
 #[derive(Debug)]
-pub(super) struct ArgumentRefusal(pub(super) String);
+pub(super) struct CallRefusal(pub(super) String);
 
-impl ToolResult for ArgumentRefusal {
+impl ToolResult for CallRefusal {
     fn text(&self, _: usize) -> String {
         self.0.clone()
     }

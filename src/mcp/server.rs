@@ -29,7 +29,7 @@ pub(super) struct Server {
     /// Incomplete long lines, with their call numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
     /// Lines that wait, by connection, while a thread handles an earlier, slow line of the connection.
-    slow_lines: Arc<Mutex<BTreeMap<u64, WaitingLines>>>,
+    waiting_lines: Arc<Mutex<BTreeMap<u64, WaitingLines>>>,
     /// Number of lines received from the supervisor.
     received: AtomicU64,
     /// The call number that the next new line must have. Lines that an earlier worker received have lower numbers.
@@ -56,7 +56,7 @@ impl Server {
             main: Conversation::new(tools),
             attached: Mutex::default(),
             pieces: Mutex::default(),
-            slow_lines: Arc::default(),
+            waiting_lines: Arc::default(),
             received: AtomicU64::new(0),
             next_line: AtomicU64::new(next_line),
             status,
@@ -181,7 +181,7 @@ impl Server {
                 }
                 let conversation = self.attached.lock().remove(&connection);
                 let is_waiting = self
-                    .slow_lines
+                    .waiting_lines
                     .lock()
                     .get_mut(&connection)
                     .map(|waiting| waiting.push_back((number, None)))
@@ -200,7 +200,7 @@ impl Server {
 
     /// Handles a line, after any slow line of the same connection.
     fn handle_in_order(&self, connection: u64, number: u64, line: &[u8]) {
-        if let Some(waiting) = self.slow_lines.lock().get_mut(&connection) {
+        if let Some(waiting) = self.waiting_lines.lock().get_mut(&connection) {
             return waiting.push_back((number, Some(line.to_vec())));
         }
         let incoming = decode(line);
@@ -213,20 +213,20 @@ impl Server {
     /// Handles a slow line (long, or a call that searches directories) on a separate thread.
     fn handle_slow(&self, connection: u64, number: u64, line: Vec<u8>) {
         let mut lines = VecDeque::from([(number, Some(line))]);
-        let mut slow_lines = self.slow_lines.lock();
-        if let Some(waiting) = slow_lines.get_mut(&connection) {
+        let mut waiting_lines = self.waiting_lines.lock();
+        if let Some(waiting) = waiting_lines.get_mut(&connection) {
             return waiting.append(&mut lines);
         }
-        slow_lines.insert(connection, lines);
-        drop(slow_lines);
-        let (conversation, slow_lines) = (self.conversation(connection), self.slow_lines.clone());
+        waiting_lines.insert(connection, lines);
+        drop(waiting_lines);
+        let (conversation, waiting_lines) = (self.conversation(connection), self.waiting_lines.clone());
         let handle_all = move || {
             loop {
                 let next = {
-                    let mut slow_lines = slow_lines.lock();
-                    let next = slow_lines.get_mut(&connection).and_then(VecDeque::pop_front);
+                    let mut waiting_lines = waiting_lines.lock();
+                    let next = waiting_lines.get_mut(&connection).and_then(VecDeque::pop_front);
                     if next.is_none() {
-                        slow_lines.remove(&connection);
+                        waiting_lines.remove(&connection);
                     }
                     next
                 };
@@ -237,7 +237,7 @@ impl Server {
                 };
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(handle).is_none() {
-                    tracing::error!("a request panicked");
+                    tracing::error!("the handler of a request panicked");
                 }
             }
             // The event loop checks for shutdown only when it wakes.
@@ -267,7 +267,7 @@ impl Service for Server {
 
     fn is_idle(&self) -> bool {
         self.pieces.lock().is_empty()
-            && self.slow_lines.lock().is_empty()
+            && self.waiting_lines.lock().is_empty()
             && self.main.inflight().is_idle()
             && self.attached.lock().values().all(|conversation| conversation.inflight().is_idle())
     }
@@ -292,7 +292,7 @@ pub(super) struct SingleClient {
 }
 
 impl SingleClient {
-    /// Creates the service of a client whose disconnect does not end this process.
+    /// Creates the service of a client that is not on stdin and stdout. Signals do not end this service.
     pub(super) fn new(conversation: Arc<Conversation>) -> Self {
         Self { conversation, lines: AtomicU64::new(0), exits_on_signal: false }
     }

@@ -11,17 +11,17 @@ use crate::rpc::recorder::Recorder;
 /// The two directions of the client's connection, on private descriptors that no child process inherits.
 #[derive(Debug)]
 pub(crate) struct Stdio {
-    /// The descriptor that the client writes to.
+    /// The descriptor from which the server reads the client's messages.
     pub(crate) input: OwnedFd,
-    /// The descriptor that the client reads.
+    /// The descriptor to which the server writes messages for the client.
     pub(crate) output: OwnedFd,
     /// The recorder of the session, if it is recorded.
     pub(crate) recorder: Option<Recorder>,
 }
 
 impl Stdio {
-    /// Takes over the files of stdin and stdout, and redirects stdin to `/dev/null` and stdout to stderr. Lisp, C code and
-    /// child processes then cannot write to the client through stdout, nor read from the client through stdin.
+    /// Moves stdin and stdout to private descriptors, then redirects stdin to `/dev/null` and stdout to stderr. Lisp, C code
+    /// and child processes then cannot write to the client through stdout, nor read from the client through stdin.
     pub(crate) fn take() -> io::Result<Self> {
         let input = to_private_number(rustix::stdio::stdin())?;
         let output = to_private_number(rustix::stdio::stdout())?;

@@ -1,5 +1,5 @@
-//! A timer that one thread waits for and any thread sets. On Linux the timer is a kernel timer, because setting a kernel
-//! timer does not wake the waiting thread, and a wake-up can take longer than the evaluation that gets the time limit.
+//! A timer that one thread waits for and any thread sets. On Linux it is a kernel timer, which can be set without waking
+//! the waiting thread. Such a wake-up can take longer than the evaluation whose time limit is set.
 
 pub(crate) use timer::Alarm;
 
@@ -13,7 +13,7 @@ mod timer {
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
     };
 
-    /// The poll interval when the kernel timer is lost: evaluated code may close every descriptor.
+    /// The poll interval when the kernel timer cannot be read: evaluated code may have closed its descriptor.
     const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
     #[derive(Debug)]

@@ -17,19 +17,19 @@ const RECENT_WAIT_TIME: Duration = Duration::from_millis(5);
 /// If a yield takes longer than this time, the thread has lost the processor to another program.
 const SLOW_YIELD_TIME: Duration = Duration::from_micros(500);
 
-/// The time for which a thread that has lost the processor does not poll: the other program's time slice takes longer
-/// than any wake-up.
+/// The time for which a thread that has lost the processor does not poll. While polling, it could lose the processor
+/// again, for a time slice of the other program, which takes longer than a wake-up.
 const NO_POLL_TIME: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// The end of the time in which this thread does not poll.
     static NO_POLL_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// The times of this thread's last two waits, the latest first.
+    /// The times at which this thread's last two waits began, the latest first.
     static LAST_WAITS: Cell<[Option<Instant>; 2]> = const { Cell::new([None; 2]) };
 }
 
 /// Polls until `check` returns a value; returns `None` when the thread has polled for long enough. Yields the processor
-/// after every `checks_per_yield` checks. Callers pass a smaller number if a check is a system call, which takes as long as
+/// after every `checks_per_yield` checks. Callers pass a small number if a check is slow: a system call takes as long as
 /// twenty reads of memory.
 pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
@@ -60,7 +60,7 @@ pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> 
 
 /// Waits until one of `fds` is ready, at most for `timeout`. Returns the number of ready descriptors: 0 after the timeout
 /// or a signal. Only [`PollSet`](crate::os::poll_set::PollSet) calls this function.
-pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
+pub(crate) fn wait_for_descriptors(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
     let mut poll = |timeout: Option<&Timespec>| match rustix::event::poll(fds, timeout) {
         Err(Errno::INTR) => Ok(0),
         result => Ok(result?),

@@ -1,4 +1,4 @@
-//! The clock for deadlines: an alarm for the earliest of many times, and the wait for this alarm. The session and the
+//! A clock for many deadlines, which wakes a waiting thread at the earliest deadline. The session and the embedding
 //! library's thread pool each have a clock.
 
 use std::time::Instant;
@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 
 use crate::os::alarm::Alarm;
 
-/// An alarm for the earliest of many deadlines. Every evaluation and every call with a limit arms the clock, but the alarm
-/// is seldom set: it stays at the earliest time that the clock was armed for. At that time, the waiting thread checks which
-/// deadlines have passed.
+/// An alarm for the earliest of many deadlines. Each evaluation and each call with a time limit arms the clock, but the
+/// alarm is seldom set: it stays at the earliest time that the clock was armed for. At that time, the waiting thread
+/// checks which deadlines have passed.
 #[derive(Debug, Default)]
 pub(crate) struct DeadlineClock {
     /// The time when the waiting thread wakes; `None` when the clock is not armed.

@@ -3,6 +3,7 @@
 pub(crate) mod alarm;
 pub(crate) mod busy_poll;
 pub(crate) mod clock;
+pub(crate) mod event_count;
 pub(crate) mod helper_threads;
 pub(crate) mod panics;
 #[cfg_attr(

@@ -1,4 +1,5 @@
-//! Panics in the embedding program's code. The payload of a panic can be any object, even one whose destructor panics.
+//! Catches panics in the embedding program's code. The payload of a panic can be any object, even an object whose
+//! destructor panics.
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -46,7 +47,7 @@ impl<T> PanicSafeDrop<T> {
         Self(Some(value))
     }
 
-    /// Returns the value. A panic in its destructor is no longer caught.
+    /// Returns the value. A panic in the value's destructor is no longer caught.
     pub(crate) fn into_inner(mut self) -> T {
         self.0.take().expect("the value is present until the drop")
     }

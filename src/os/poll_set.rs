@@ -1,5 +1,5 @@
-//! Sets of descriptors to poll, each under a name that the caller chooses. All code in this program waits for
-//! descriptors with a [`PollSet`].
+//! Sets of descriptors to poll. The caller chooses a name for each descriptor. All code in this program polls descriptors
+//! with a [`PollSet`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::os::busy_poll::wait;
+use crate::os::busy_poll::wait_for_descriptors;
 
 /// A set of descriptors to wait for, each with a name of type `T`.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     /// # Errors
     /// Returns the error of poll(2) if the set exceeds the process's limit of descriptors, or the system is out of memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<ReadyDescriptors<T>> {
-        let count = wait(&mut self.fds, timeout)?;
+        let count = wait_for_descriptors(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
         Ok(ReadyDescriptors(if count == 0 {
             Vec::new()
@@ -70,7 +70,7 @@ impl<T: Copy + PartialEq> ReadyDescriptors<T> {
         self.names().any(|ready| ready == name)
     }
 
-    /// Returns true if the descriptor has been closed.
+    /// Returns true if the descriptor was not open.
     pub(crate) fn is_invalid(&self, name: T) -> bool {
         self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::NVAL))
     }

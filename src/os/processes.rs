@@ -1,5 +1,5 @@
-//! The descendants of this process. Orphans of a worker become children of the supervisor, which kills them when it
-//! replaces the worker or ends.
+//! Finds and kills descendants of this process. Orphans of a worker become children of the supervisor, which kills the
+//! orphans when it replaces the worker or ends.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,7 +12,7 @@ use rustix::process::{
 
 use super::poll_set::PollSet;
 
-/// The maximum number of searches for descendants, which may start other processes meanwhile.
+/// The maximum number of searches for descendants. A search may miss processes that are started meanwhile.
 const MAX_SEARCHES: usize = 5;
 
 /// Makes this process the parent of its orphaned descendants, such as the orphans of a worker.
@@ -22,7 +22,7 @@ pub(crate) fn adopt_orphans() {
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
 
-/// Reaps a child that has ended, if there is one, and returns its process id and status. The id may then be reused.
+/// Reaps a child that has ended, if there is one, and returns its process id and status. The system may then reuse the id.
 pub(crate) fn reap() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(WaitOptions::NOHANG).ok().flatten()
 }
@@ -87,7 +87,7 @@ fn kill_descendants(root: Pid, except: &[Pid]) -> bool {
     !found.is_empty()
 }
 
-/// Kills `pid` if it is a child of `parent`. If the number has been reused for another process, nothing is killed.
+/// Kills `pid` if it is a child of `parent`. If the id has been reused for a process of another parent, nothing is killed.
 #[cfg(target_os = "linux")]
 pub(crate) fn kill_child(pid: Pid, parent: Pid) {
     use rustix::process::pidfd_send_signal;
@@ -196,7 +196,7 @@ mod tests {
     fn a_process_of_another_parent_is_not_killed() {
         let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_child(&child);
-        // `INIT` is not the child's parent: to `kill_child`, the number looks as if it had been reused.
+        // `INIT` is not the child's parent: to `kill_child`, the id looks as if it had been reused.
         kill_child(pid, Pid::INIT);
         assert_eq!(child.try_wait().unwrap(), None);
         kill_child(pid, getpid());

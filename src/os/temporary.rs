@@ -1,10 +1,10 @@
-//! A temporary directory for users without a home directory.
+//! A temporary directory, which also replaces a missing home directory.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
-/// The unguessable name of a directory that does not exist yet. Lisp creates the directory if the user has no home
-/// directory, or no writable cache directory. [`remove`](Self::remove) deletes the directory at the end.
+/// The path of a temporary directory with an unguessable name. The directory is created when it is first needed: by Lisp,
+/// for instance, if the user has no writable cache directory. [`remove`](Self::remove) deletes the directory.
 #[derive(Debug)]
 pub(crate) struct ScratchDirectory(PathBuf);
 

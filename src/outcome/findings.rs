@@ -35,7 +35,7 @@ pub struct FoundSymbols {
     pub symbols: Vec<FoundSymbol>,
     /// The number of matches beyond the requested limit.
     pub more: u64,
-    /// Sentences that say that nothing matches, with similar names.
+    /// A message that nothing matches, with similar names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nothing: Option<String>,
 }
@@ -50,7 +50,7 @@ impl From<Vec<Record>> for FoundSymbols {
     }
 }
 
-/// The definitions in a given relation to a name, such as its callers.
+/// The definitions that refer to a name in a given way, such as its callers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct References {
@@ -81,13 +81,13 @@ impl From<Vec<Record>> for References {
 pub struct Expansion {
     /// The recorded steps.
     pub steps: Vec<ExpansionStep>,
-    /// The number of further steps.
+    /// The number of further steps, which were not recorded.
     pub more_steps: u64,
-    /// The expanded form; empty if nothing was expanded.
+    /// The form after the expansion: the given form if it could not be expanded. Empty if an error stopped the expansion.
     pub text: String,
     /// The error that stopped the expansion.
     pub error: Option<ExpansionError>,
-    /// Sentences about the expansion.
+    /// Remarks about the expansion, for instance that the form could not be expanded.
     pub notes: Vec<String>,
 }
 
@@ -123,9 +123,9 @@ impl<'a> CallTree<'a> {
 /// The profile of an evaluation: the functions in which it spent time or allocated memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile<'a> {
-    /// The counts of the profiler.
+    /// The mode of the profiler, and the numbers of samples, threads and functions.
     pub summary: &'a ProfileSummary,
-    /// The functions, by time in the function itself, largest first.
+    /// The functions, sorted by the number of samples in the function itself, largest first.
     pub functions: Vec<&'a ProfiledFunction>,
 }
 
@@ -162,9 +162,11 @@ pub struct Test<'a> {
 /// The functions that may be at fault for a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuspectList<'a> {
-    /// The failure that the list is for.
-    pub of: &'a Suspects,
-    /// The functions, most suspicious first, each with the lines that only failing tests, or few passing tests, ran.
+    /// The record that introduces the list: it names the test, and contains the failure report if a test operation printed
+    /// the failure.
+    pub header: &'a Suspects,
+    /// The functions, most suspicious first. Each has the list of its suspicious lines: no passing test, or only few
+    /// passing tests, ran these lines.
     pub functions: Vec<(&'a Suspect, Vec<&'a SuspectLine>)>,
 }
 
@@ -191,7 +193,7 @@ impl<'a> TestRun<'a> {
             }
             let Some(test) = of.and_then(|of| tests.get_mut(of)) else { continue };
             match (record, test.suspects.last_mut()) {
-                (Record::Suspects(of), _) => test.suspects.push(SuspectList { of, functions: Vec::new() }),
+                (Record::Suspects(header), _) => test.suspects.push(SuspectList { header, functions: Vec::new() }),
                 (Record::Suspect(suspect), Some(list)) => list.functions.push((suspect, Vec::new())),
                 (Record::SuspectLine(line), Some(SuspectList { functions, .. })) => {
                     if let Some((_, lines)) = functions.last_mut() {
@@ -211,7 +213,7 @@ impl<'a> TestRun<'a> {
 
     /// Returns true if all tests of the run are ASDF test operations. The search for suspects then had no passing tests for
     /// comparison.
-    pub(crate) fn is_test_operation_alone(&self) -> bool {
+    pub(crate) fn has_only_test_operations(&self) -> bool {
         self.tests.iter().all(|test| test.result.is_test_operation())
     }
 }

@@ -1,7 +1,7 @@
 //! The result of an evaluation or an inspection, as plain data.
 //!
-//! All types here own their data and are serialisable: they outlive the Lisp objects that they describe, and can be
-//! sent to another process. [`report`](crate::report) turns them into text.
+//! An [`Outcome`] owns its data and is serialisable: it outlives the Lisp objects that it describes, and can be sent to
+//! another process. [`report`](crate::report) turns the results into text.
 
 mod findings;
 mod records;
@@ -36,12 +36,12 @@ impl Clipped {
     fn followed_by(self, after: Self) -> Self {
         if self.omitted > 0 {
             // Text after the cut cannot be kept: all of `after` counts as omitted.
-            return Self { omitted: self.omitted + after.characters(), ..self };
+            return Self { omitted: self.omitted + after.char_count(), ..self };
         }
         Self { text: self.text + &after.text, omitted: after.omitted }
     }
 
-    /// Returns the longest beginning of the text whose JSON form takes at most `bytes` bytes.
+    /// Returns the text cut so that its JSON form takes at most `bytes` bytes. Characters that are cut off count as omitted.
     #[cfg(feature = "mcp")]
     fn truncated(&self, bytes: usize) -> Self {
         let mut left = bytes;
@@ -57,12 +57,12 @@ impl Clipped {
     }
 
     /// Returns the number of characters written, including the characters that were left out.
-    pub(crate) fn characters(&self) -> u64 {
+    pub(crate) fn char_count(&self) -> u64 {
         self.text.chars().count() as u64 + self.omitted
     }
 }
 
-/// Merges the text of two streams in the order in which it was printed: see [`Outcome::turns`].
+/// Merges `stdout` and `stderr` in the order in which they were printed. `turns` has the format of [`Outcome::turns`].
 pub(crate) fn interleave(stdout: &str, stderr: &str, turns: &[u32]) -> String {
     let mut text = String::with_capacity(stdout.len() + stderr.len());
     let mut rest = [stdout, stderr];
@@ -106,7 +106,7 @@ pub struct Warning {
     pub line: Option<u64>,
     /// The column on the line, from 1.
     pub column: Option<u64>,
-    /// The enclosing top-level form in the file: `(DEFUN F)`.
+    /// The operator and the name of the enclosing top-level form in the file, as in `(DEFUN F)`.
     pub form: Option<String>,
 }
 
@@ -129,12 +129,12 @@ pub struct FrameRecord {
     pub number: u64,
     /// The call, printed on one line: `(FOO 1 "x")`.
     pub call: String,
-    /// The source location of the function, if known: `path:line`, or `evaluation 12, line 3`.
+    /// The source location of the code that the frame runs, if known: `path:line`, or `evaluation 12, line 3`.
     pub source: Option<String>,
     /// The source line at that location, shortened if it is long.
     pub code: Option<String>,
-    /// The name of the component that the frame belongs to, such as `ASDF` or `the reader`, if the frame is not the user's
-    /// code but only led to it.
+    /// The part of SBCL or of a library that the frame belongs to, such as `the reader` or `ASDF`; `None` for any other
+    /// frame, such as a frame of the user's code.
     pub machinery: Option<String>,
     /// The local variables that SBCL knows. Recorded for the innermost frames only.
     pub locals: Vec<Local>,
@@ -180,7 +180,7 @@ pub struct Slot {
     pub value: String,
 }
 
-/// The position of the top-level form that failed in the submitted code.
+/// The position, in the submitted code, of the top-level form that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct FormPosition {
@@ -222,8 +222,8 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// Returns the first clause of the message: what happened, without the advice or the state of the image that may
-    /// follow.
+    /// Returns the first clause of the message, which says what happened. Later clauses may give advice or describe the
+    /// state of the image.
     pub(crate) fn first_clause(&self) -> &str {
         let text = &*self.message.text;
         let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
@@ -241,7 +241,8 @@ impl ErrorRecord {
         record
     }
 
-    /// Returns the approximate size of the record in bytes: in memory, or as JSON if that is larger.
+    /// Returns the approximate size of the record in bytes. Text counts with its size as JSON, which is never smaller than
+    /// its size in memory.
     pub(crate) fn byte_size(&self) -> usize {
         let form = self.form.as_ref().map_or(0, |form| json_size(&form.text));
         let own = 4 * PART_BYTES + json_size(&self.kind) + json_size(&self.message.text) + form;
@@ -289,7 +290,7 @@ impl ErrorRecord {
     }
 }
 
-/// Approximate size in bytes of a slot, restart, frame or local variable without its text.
+/// The approximate size in bytes of a slot, restart, frame or local variable without its text.
 const PART_BYTES: usize = 64;
 
 /// Returns an upper bound for the size of `text` as JSON, without quotes, in bytes. A control character counts as six
@@ -326,7 +327,8 @@ impl FrameRecord {
     }
 }
 
-/// The measurements that `capture-time` asks for.
+/// The time and memory that an evaluation used, measured if [`Evaluation::capture_time`](crate::Evaluation::capture_time)
+/// is set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
     /// Elapsed time in milliseconds.
@@ -429,7 +431,8 @@ pub struct Outcome {
     /// The order in which `stdout` and `stderr` were printed: character counts of the two streams in alternation,
     /// `stdout` first.
     pub turns: Vec<u32>,
-    /// The number of characters that this evaluation had printed before it was held and resumed.
+    /// The number of characters that the evaluation had printed before the part that this outcome covers; 0 if the outcome
+    /// covers the evaluation from its beginning.
     pub printed_before: u64,
     /// The warnings, in the order in which they were signalled.
     pub warnings: Vec<Warning>,
@@ -437,11 +440,11 @@ pub struct Outcome {
     pub warnings_omitted: u64,
     /// The values of the last form, or the error that ended the evaluation.
     pub result: Result<Vec<Clipped>, Arc<ErrorRecord>>,
-    /// The measured times, if the call asked for them.
+    /// The time and memory used, if the evaluation was submitted with `capture_time`.
     pub timing: Option<Timing>,
     /// True if the evaluation is held where it failed: its restarts can be invoked and its frames inspected.
     pub held: bool,
-    /// True if the evaluation still runs in the background. The output is what the evaluation has printed so far.
+    /// True if the evaluation still runs in the background. The outcome then contains only the output so far.
     pub in_background: bool,
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
@@ -568,7 +571,7 @@ impl Outcome {
         }
     }
 
-    /// Returns this outcome with the test results of one more system added: the reverse of
+    /// Adds `tests`, the outcome of the tests of the system `name`, to this outcome: the reverse of
     /// [`split_by_system`](Self::split_by_system).
     #[cfg(feature = "mcp")]
     pub(crate) fn with_system_tests(mut self, name: &str, mut tests: Self) -> Self {
@@ -621,19 +624,18 @@ impl TestResult {
 pub struct TestCounts {
     /// Tests in which all checks held.
     pub passed: u64,
-    /// Tests in which a check failed, or which took too long.
+    /// Tests in which a check failed, or that exceeded their time limit.
     pub failed: u64,
     /// Tests ended by an error.
     pub errors: u64,
     /// Tests that did not run, or that checked nothing and said why.
     pub skipped: u64,
-    /// Total time of the tests, in milliseconds.
+    /// The duration of the test run, in milliseconds.
     pub milliseconds: u64,
 }
 
 impl TestCounts {
-    /// Returns the counts of a test run, added up over several systems; `None` if the outcome is not that of a test
-    /// run.
+    /// Returns the counts of a test run, added up over all tested systems; `None` if the outcome contains no test run.
     #[must_use]
     pub fn of(outcome: &Outcome) -> Option<Self> {
         let counts = of_kind(&outcome.records).map(|run: &RunCounts| Self {
@@ -694,7 +696,7 @@ pub struct EvaluationStatus {
     pub code: String,
     /// The progress of the evaluation.
     pub progress: Progress,
-    /// The number of characters printed so far that are kept.
+    /// The number of characters of the output so far, without characters that were not kept.
     pub printed: u64,
 }
 
@@ -775,7 +777,7 @@ pub struct Definitions {
     pub unrestored: Vec<String>,
 }
 
-/// One role of a symbol: a function, a variable, a class and so on.
+/// One role of a symbol: the symbol may name a function, a variable, a class and so on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Role {
     /// The symbol with its package, and the role: `COMMON-LISP:CAR [FUNCTION]`.

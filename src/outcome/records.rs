@@ -71,11 +71,11 @@ pub enum TestStatus {
     /// All checks held.
     #[default]
     Passed,
-    /// A check failed, or the test took too long.
+    /// A check failed, or the test exceeded its time limit.
     Failed,
     /// An error ended the test.
     Error,
-    /// The test did not run, or checked nothing and said why.
+    /// The test did not run, or checked nothing and gave a reason.
     Skipped,
 }
 
@@ -93,7 +93,7 @@ impl FieldType for TestStatus {
     }
 }
 
-/// The end of a traced call.
+/// The way in which a traced call ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -141,7 +141,7 @@ fn enum_from_name<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
     T::deserialize(deserializer).ok()
 }
 
-/// Approximate size in bytes of a record without the text of its fields.
+/// The approximate size in bytes of a record without the text of its fields.
 const RECORD_BYTES: usize = 128;
 
 /// Defines the record structures. `sbcl_core::records` generates the argument from `lisp/build/records.sexp`.
@@ -180,7 +180,7 @@ macro_rules! records {
 
         impl Record {
             /// Returns an empty record of the kind that Lisp calls `kind`; `None` for an unknown kind.
-            pub(crate) fn begin(kind: &str) -> Option<Self> {
+            pub(crate) fn empty(kind: &str) -> Option<Self> {
                 match kind {
                     $(stringify!($kind) => Some(Self::$name($name::default())),)*
                     _ => None,
@@ -225,7 +225,7 @@ pub(crate) fn of_kind<T: RecordKind + 'static>(records: &[Record]) -> impl Doubl
 include!(concat!(env!("OUT_DIR"), "/records.rs"));
 
 impl Record {
-    /// Returns the field that names the system, for records that have one.
+    /// Returns the field for the name of the tested system; `None` for a record without this field.
     #[cfg(feature = "mcp")]
     fn system_field(&mut self) -> Option<&mut Option<String>> {
         Some(match self {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_record_field_ignores_values_of_another_type() {
-        let mut record = Record::begin("test").unwrap();
+        let mut record = Record::empty("test").unwrap();
         for (field, value) in [
             ("name", FieldValue::Text("a".to_owned())),
             ("status", FieldValue::Text("skipped".to_owned())),
@@ -286,6 +286,6 @@ mod tests {
         assert_eq!(record, Record::TestResult(expected));
         record.set("status", FieldValue::Text("odd".to_owned()));
         assert_eq!(TestResult::from_record(&record).unwrap().status, TestStatus::Skipped);
-        assert_eq!(Record::begin("odd"), None);
+        assert_eq!(Record::empty("odd"), None);
     }
 }

@@ -19,7 +19,7 @@ const EXCERPT_CHARS: usize = 200;
 const MAX_DROPPED: usize = 100;
 /// Maximum size of the kept dropped forms together, in bytes of JSON.
 const MAX_DROPPED_BYTES: usize = 1 << 20;
-/// Size in bytes above which a dropped form is cut to [`EXCERPT_CHARS`].
+/// Size in bytes above which a dropped form is cut to [`EXCERPT_CHARS`] characters.
 const MAX_DROPPED_FORM: usize = 4 << 10;
 /// The reason why a dropped form is missing.
 const DROPPED_REASON: &str = "it was dropped to save space";
@@ -200,7 +200,7 @@ impl Definitions {
     /// are only counted from now on.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
         self.dropped_forms.retain_mut(|(_, form)| !form.try_resolve(&definition.form, &definition.changes));
-        // If the last entry records that this form failed and was held, the form has been resumed: replace the entry.
+        // If the last entry records that this form failed in the same evaluation, the form was resumed: replace the entry.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
             self.bytes -= failed.size();
         }

@@ -102,12 +102,12 @@ pub(crate) enum SessionEvent {
         /// The number of the last error; `None` when the last evaluation succeeded.
         last: Option<u64>,
     },
-    /// The limits were set.
+    /// A client set the limits.
     Limits(Limits),
-    /// A save of the image to a file of this name has begun. The core contains no definition that is reported after this
-    /// event.
+    /// A save of the image has begun. `file` is the name of the core's file. The core contains no definition that is
+    /// reported after this event.
     Saving { file: String },
-    /// The save is complete: the file is a checkpoint.
+    /// A save is complete. The next image may boot from this checkpoint.
     Saved(Box<Checkpoint>),
 }
 
@@ -218,7 +218,7 @@ mod tests {
         let cut = record(10_000, 1_000).truncated(MAX_ERROR_BYTES);
         let bytes = serde_json::to_vec(&cut).expect("JSON").len();
         assert!((MAX_ERROR_BYTES * 9 / 10..MAX_ERROR_BYTES * 11 / 10).contains(&bytes), "{bytes} bytes");
-        assert_eq!(cut.message.characters(), 10_005);
+        assert_eq!(cut.message.char_count(), 10_005);
         assert!(cut.message.text.len() > 5_000 && cut.frames.len() > 10, "{} frames", cut.frames.len());
         assert_eq!((cut.id, cut.total_frames), (7, 1_000));
     }

@@ -96,7 +96,7 @@ pub(crate) fn load_with_initial_state(directory: &Path, initial: RecoveryState) 
     }
 }
 
-/// Returns the clause that reports a log that cannot be read.
+/// Returns the error message, worded as a clause, for a log that cannot be read.
 fn unreadable_log_message(error: &io::Error) -> String {
     format!("its log cannot be read ({error})")
 }
@@ -132,7 +132,7 @@ pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
     Some(fold_lines(BufReader::new(File::open(path).ok()?), RecoveryState::default()).ok()?.state)
 }
 
-/// Folds the lines of a log into `initial`, which a snapshot replaces.
+/// Folds the lines of a log into `initial`. A snapshot line replaces the state so far.
 fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLog, String> {
     let mut loaded = LoadedLog { state: initial, ..LoadedLog::default() };
     let mut line = Vec::new();
@@ -198,23 +198,23 @@ fn encode_line(line: &LogLine<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The recovery log of a running session, which is being written.
+/// The recovery log of a running session, to which events are appended.
 #[derive(Debug)]
 pub(crate) struct RecoveryLog {
     path: PathBuf,
     /// The file to append to; `None` before the log is first compacted.
     file: Option<File>,
     /// The bytes that were appended since the log was compacted.
-    grown: u64,
-    /// The reason why the log cannot be written; `None` while it can. After a failure the last line may be incomplete, and
-    /// later events are missing.
+    appended_bytes: u64,
+    /// The reason why the log cannot be written; `None` while the log can be written. After a failure the last line may be
+    /// incomplete, and later events are missing.
     failure: Option<String>,
 }
 
 impl RecoveryLog {
     /// Returns the log of a session's directory, which must be [compacted](Self::compact) before an event is appended.
     pub(crate) fn new(directory: &Path) -> Self {
-        Self { path: directory.join(LOG_FILE), file: None, grown: 0, failure: None }
+        Self { path: directory.join(LOG_FILE), file: None, appended_bytes: 0, failure: None }
     }
 
     /// Replaces the log with a snapshot of `state`.
@@ -226,7 +226,7 @@ impl RecoveryLog {
         let written = write_atomically(&self.path, &snapshot_line(state));
         let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
         self.file = Some(file.inspect_err(|error| self.record_failure(error))?);
-        (self.grown, self.failure) = (0, None);
+        (self.appended_bytes, self.failure) = (0, None);
         // The error is ignored, because the marker usually does not exist.
         let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
         Ok(())
@@ -240,12 +240,12 @@ impl RecoveryLog {
         }
         let line = encode_line(&LogLine::Event(Cow::Borrowed(event)));
         if let Some(file) = &mut self.file {
-            self.grown += line.len() as u64;
+            self.appended_bytes += line.len() as u64;
             if let Err(error) = file.write_all(&line) {
                 self.record_failure(&error);
             }
         }
-        self.failure.is_none() && self.grown > COMPACTION_THRESHOLD
+        self.failure.is_none() && self.appended_bytes > COMPACTION_THRESHOLD
     }
 
     /// Records that the log cannot be written, in memory and, for the next server, in the [`INCOMPLETE_MARKER_FILE`] file.
@@ -261,7 +261,7 @@ impl RecoveryLog {
         self.failure = Some(error.to_string());
     }
 
-    /// Returns the reason why the log cannot be written; `None` while it can.
+    /// Returns the reason why the log cannot be written; `None` while the log can be written.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -328,7 +328,7 @@ mod tests {
         assert!(!log.append(&defined("(c)", 3)) && !log.append(&defined("(d)", 4)));
         assert!(log.failure().is_some() && incomplete_since(&directory).is_some());
         log.file = file;
-        // There is room again, but perhaps only for one line.
+        // The file can be written again, but only a compaction restores the missing events.
         assert!(!log.append(&defined("(e)", 5)));
         let draft = log.path.with_extension("draft");
         std::os::unix::fs::symlink("/dev/full", &draft).unwrap();

@@ -1,4 +1,4 @@
-//! Messages that a client sees after its image was replaced: the cause of the loss, and what was restored.
+//! Messages that a client sees after its image was replaced: why the image was replaced, and what was restored.
 
 use std::sync::Arc;
 
@@ -23,13 +23,14 @@ pub(crate) struct ReplacementMessages {
     pub(crate) crash: Option<CrashReport>,
     /// The outcome to report for an evaluation that the replaced image did not finish.
     pub(crate) lost: Outcome,
-    /// The connection of the client that requested this image; 0 if no client did.
+    /// The number of the requesting client's connection; 0 if no client requested the image.
     pub(crate) requested_by: u64,
     /// The notices of the replaced image that the requesting client has not seen yet.
     pub(crate) notices: Vec<String>,
-    /// The message about the reset or restore that replaced the image, for all clients but the client that requested it.
+    /// The message about the reset or restore that replaced the image, for all clients except the requesting client; `None`
+    /// after a crash.
     pub(crate) reset: Option<String>,
-    /// The outcome of the requested restore: the restore, or the message that the checkpoint did not boot. `None` if no
+    /// The requested restore if its checkpoint booted, or else the message that the checkpoint did not boot. `None` if no
     /// restore was requested.
     pub(crate) restore: Option<Result<CheckpointRestore, String>>,
     /// The message about a persistent session that a new server continues.
@@ -124,7 +125,7 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport) -> Outcome {
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
-/// Describes the definitions that the new image has restored after a crash, and the losses.
+/// Describes the definitions that the new image has restored after a crash, and the values and effects that were lost.
 fn describe_restored(state: &RecoveryState, report: &ReplayReport, crash: &CrashReport) -> String {
     let mut text = "A new image has replaced it.\n".to_owned();
     if state.definitions.is_none() {
@@ -141,8 +142,8 @@ fn describe_restored(state: &RecoveryState, report: &ReplayReport, crash: &Crash
     text + &lost_values_sentence(state, unfinished)
 }
 
-/// Returns the sentence about values that a replay does not restore. `others` begins with a comma and continues the list in
-/// the sentence with other things that are lost.
+/// Returns the sentence about values that a replay does not restore. `others` begins with a comma, and adds other lost
+/// things to the sentence's list.
 fn lost_values_sentence(state: &RecoveryState, others: &str) -> String {
     let (values, hint) = match state.checkpoint() {
         Some(_) => ("Lost: values assigned to variables since the checkpoint", ""),

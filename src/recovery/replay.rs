@@ -20,7 +20,7 @@ const MIN_REPLAY_TIME: Duration = Duration::from_secs(10);
 /// The maximum number of line breaks that are put before a form, so that reports show the form's original line numbers.
 const MAX_LINES_BEFORE: usize = 100_000;
 
-/// The end of a replay.
+/// The outcome of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplayEnd {
     /// The replay is complete; forms may have failed.
@@ -45,21 +45,24 @@ enum Stage {
 pub(crate) struct DefinitionReplay {
     stage: Mutex<Stage>,
     /// The number of the form that is being evaluated, counted from 1.
-    at: AtomicUsize,
+    current_form: AtomicUsize,
     /// The number of all forms.
-    forms: usize,
+    form_count: usize,
 }
 
 impl std::fmt::Debug for DefinitionReplay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DefinitionReplay").field("at", &self.at).field("forms", &self.forms).finish_non_exhaustive()
+        f.debug_struct("DefinitionReplay")
+            .field("current_form", &self.current_form)
+            .field("form_count", &self.form_count)
+            .finish_non_exhaustive()
     }
 }
 
 impl DefinitionReplay {
     /// Creates a replay of this many forms, which has not begun.
-    pub(crate) fn new(forms: usize) -> Self {
-        Self { stage: Mutex::new(Stage::Evaluating(Vec::new())), at: AtomicUsize::new(0), forms }
+    pub(crate) fn new(form_count: usize) -> Self {
+        Self { stage: Mutex::new(Stage::Evaluating(Vec::new())), current_form: AtomicUsize::new(0), form_count }
     }
 
     /// Returns true until all definitions have been evaluated again or the replay has been abandoned.
@@ -68,7 +71,7 @@ impl DefinitionReplay {
     }
 
     /// Returns true once the replay is complete and all waiting calls have continued.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         matches!(*self.stage.lock(), Stage::Ended(ReplayEnd::Complete))
     }
 
@@ -87,8 +90,8 @@ impl DefinitionReplay {
 
     /// Describes the progress of the replay, for a client that waits.
     pub(crate) fn progress(&self) -> String {
-        let at = self.at.load(Ordering::Relaxed);
-        format!("waiting while the image is restored: form {at} of {}", self.forms)
+        let at = self.current_form.load(Ordering::Relaxed);
+        format!("waiting while the image is restored: form {at} of {}", self.form_count)
     }
 
     /// Evaluates the definitions again, and returns the report; `None` when the replay was abandoned.
@@ -103,7 +106,7 @@ impl DefinitionReplay {
             if !self.is_evaluating() {
                 return None;
             }
-            self.at.store(index + 1, Ordering::Relaxed);
+            self.current_form.store(index + 1, Ordering::Relaxed);
             if let Some(obstacle) = definition.replay_obstacle() {
                 report.failed.push((index, obstacle));
                 continue;
@@ -227,7 +230,7 @@ mod tests {
         assert!(replay.begin_release());
         replay.end();
         assert_eq!(*calls.lock(), [1, 2, 3].map(|number| (number, ReplayEnd::Complete)));
-        assert!(replay.is_over());
+        assert!(replay.is_complete());
     }
 
     #[test]
@@ -240,6 +243,6 @@ mod tests {
         replay.abandon(|| unreachable!("it has ended"));
         replay.end();
         assert_eq!(*calls.lock(), [1, 2].map(|number| (number, ReplayEnd::Abandoned)));
-        assert!(!replay.is_evaluating() && !replay.is_over());
+        assert!(!replay.is_evaluating() && !replay.is_complete());
     }
 }

@@ -14,7 +14,8 @@ struct ReplaySuspect {
     losses: u32,
 }
 
-/// The policy for the next image after an image was lost during its replay. It uses no clock, files or processes.
+/// The policy that decides about the next replay after an image was lost during a replay. The policy uses no clock, files
+/// or processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplayPolicy {
     suspect: Option<ReplaySuspect>,

@@ -58,13 +58,14 @@ pub(crate) struct EventForwarder {
     pub(crate) status: StatusPage,
     pub(crate) event_loop: Arc<EventLoop>,
     pub(crate) replay: Arc<DefinitionReplay>,
-    pub(crate) activity: Arc<AutosaveTrigger>,
+    pub(crate) autosave_trigger: Arc<AutosaveTrigger>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
-    /// The number of each client's last error as the supervisor knows it, by connection; `None` after a success.
+    /// By connection: the number of the client's last error as reported to the supervisor; `None` if the last evaluation
+    /// succeeded.
     pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
-    /// The time when the running job began, or when the last of its forms that defined something ended.
-    pub(crate) since: Mutex<Instant>,
+    /// The time when the running job began or, once one of its forms has defined something, when the last such form ended.
+    pub(crate) form_started_at: Mutex<Instant>,
 }
 
 impl Observer for EventForwarder {
@@ -76,7 +77,7 @@ impl Observer for EventForwarder {
         if self.is_replaying() {
             return;
         }
-        *self.since.lock() = Instant::now();
+        *self.form_started_at.lock() = Instant::now();
         self.status.set_step(None);
         self.status.set(StatusField::Deadline, timeout.map_or(0, deadline));
         self.status.set(StatusField::Client, connection);
@@ -103,7 +104,7 @@ impl Observer for EventForwarder {
         if self.status.get(StatusField::Begun) == job {
             self.status.set(StatusField::Ended, job);
         }
-        self.activity.record_evaluation_end();
+        self.autosave_trigger.record_evaluation_end();
     }
 
     fn background_changed(&self, evaluations: &mut dyn Iterator<Item = u64>) {
@@ -134,7 +135,7 @@ impl Observer for EventForwarder {
             return;
         }
         let now = Instant::now();
-        let took = now - std::mem::replace(&mut *self.since.lock(), now);
+        let took = now - std::mem::replace(&mut *self.form_started_at.lock(), now);
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.unrestored.lock().retain_mut(|unrestored| !unrestored.try_resolve(form, changes));
         let (form, changes) = (form.clone(), changes.clone());
@@ -151,7 +152,8 @@ impl Observer for EventForwarder {
     }
 
     fn stuck(&self, outcome: Option<Outcome>, why: StuckReason) {
-        // The maximum number of characters in an answer.
+        // The supervisor may send the outcome as an answer, so the outcome is cut to the highest limit that a client can
+        // set.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });

@@ -53,7 +53,7 @@ pub(crate) struct RecoveryState {
     replay: ReplayPolicy,
     /// The highest number of a job that began in an earlier image. Jobs up to this number must not begin again.
     pub(crate) begun: u64,
-    /// The highest number of an evaluation.
+    /// The highest evaluation number so far.
     pub(crate) evaluations: u64,
     /// The number of the call whose inspection ran when an image was last lost during an inspection, and the number of
     /// images lost during that call.
@@ -110,7 +110,7 @@ struct RestorableCheckpoint {
 pub(crate) struct Replacement {
     /// The call's number.
     pub(crate) call: u64,
-    /// The connection of the call.
+    /// The number of the connection that sent the call.
     pub(crate) client: u64,
     /// The notices of the replaced image that this client has not seen yet.
     pub(crate) notices: Vec<String>,
@@ -224,7 +224,8 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last foreground job that began; 0 if there was none, or if the number belongs to no call.
+    /// The number of the last foreground job that began; 0 if there was none, or if the number on the page belongs to no
+    /// call.
     pub(crate) begun: u64,
     /// True when the foreground job had not ended.
     pub(crate) in_flight: bool,
@@ -448,7 +449,7 @@ impl RecoveryState {
         // No client waits for the outcome of a replayed form.
         let outcome = crash.outcome.clone().filter(|_| replayed);
         let cause = match last.step.filter(|_| last.in_flight && replayed && outcome.is_none()) {
-            Some(step) => format!("{}; it was at {step}", crash.cause),
+            Some(step) => format!("{} during {step}", crash.cause),
             None => crash.cause.clone(),
         };
         // The client's number is from the status page, to which foreign code may have written.
@@ -486,7 +487,7 @@ impl RecoveryState {
         progress
     }
 
-    /// Raises the highest numbers of begun jobs and of evaluations.
+    /// Raises `self.begun` and `self.evaluations` to at least these numbers.
     fn raise_counters(&mut self, begun: u64, evaluations: u64) {
         self.begun = self.begun.max(begun);
         self.evaluations = self.evaluations.max(evaluations);
@@ -528,7 +529,7 @@ impl RecoveryState {
                 if let Some(definitions) = &mut self.definitions {
                     definitions.truncate(position, dropped);
                 }
-                // Older checkpoints do not contain the removed definitions either.
+                // The counts of older checkpoints include the dropped definitions that were just removed.
                 for entry in &mut self.restorable {
                     entry.coverage.dropped = entry.coverage.dropped.saturating_sub(dropped);
                 }
@@ -550,7 +551,7 @@ impl RecoveryState {
         self.clients.get_mut(&client)
     }
 
-    /// Records a requested replacement of the image, the common part of a reset and a restore.
+    /// Records a requested replacement of the image, as part of recording a reset or a restore.
     fn record_replacement(&mut self, last: &LastStatus, replacement: Replacement) {
         self.handshakes.clear();
         self.saving.clear();
@@ -603,7 +604,7 @@ impl RecoveryState {
         self.apply(SessionEvent::Saving { file: checkpoint.file.clone() });
     }
 
-    /// Returns the state for the next worker, with only the definitions that the checkpoint does not contain.
+    /// Returns the state for the next worker, with only the definitions that the last checkpoint does not contain.
     pub(crate) fn for_worker(&mut self) -> Self {
         let all = self.definitions.take();
         let definitions = all.as_ref().map(|definitions| definitions.suffix_from(self.checkpoint_position()));

@@ -18,7 +18,7 @@ use crate::session::MAX_BACKGROUND;
 pub(crate) enum StatusField {
     /// The number of the last foreground job that began.
     Begun,
-    /// The connection of the client whose foreground job began last.
+    /// The number of the connection whose foreground job began last.
     Client,
     /// The number of the last foreground job that ended.
     Ended,
@@ -42,7 +42,7 @@ pub(crate) enum StatusField {
 /// The number of [`StatusField`]s.
 const FIELD_COUNT: usize = 10;
 
-/// The indices on the page at which the numbers of the background evaluations are. An unused index has the number 0.
+/// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
 
 /// The index of the foreground job's current step. The number there is the step's length in bytes; the bytes follow.

@@ -73,14 +73,14 @@ pub(crate) fn session_list(all: &[SessionDescription]) -> String {
     text
 }
 
-/// Returns the report of a save. `stopped` is the pause of the session in microseconds. `threads` are the names of the
-/// threads, and `timers` is the number of timers, that the checkpoint does not contain.
-pub(crate) fn save_report(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
+/// Returns the report of a save, which paused the session for `pause_microseconds`. `threads` names the threads that the
+/// checkpoint does not contain, and `timers` is the number of timers that it does not contain.
+pub(crate) fn save_report(checkpoint: &Checkpoint, pause_microseconds: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
     let mut text = format!(
         "Saved {name:?} (evaluation {evaluation}): {}. The session was paused for {} ms.\nNot included: ",
         format_megabytes(*bytes),
-        (stopped + 500) / 1_000
+        (pause_microseconds + 500) / 1_000
     );
     for thread in threads {
         _ = write!(text, "{}, ", escape_markers(&thread.replace('\n', "\\n")));
@@ -93,8 +93,8 @@ pub(crate) fn save_report(checkpoint: &Checkpoint, stopped: u64, threads: &[Stri
     text + "sockets, open files, foreign memory, environment variables, the umask."
 }
 
-/// Returns the report of a restore, in which the session forgot `forgotten` evaluations. `package` is the name of the
-/// current package, and `notices` are put before the report.
+/// Returns the report of a restore that discarded `forgotten` evaluations. `package` is the name of the current package,
+/// and `notices` are put before the report.
 pub(crate) fn restore_report(checkpoint: &Checkpoint, forgotten: u64, package: &str, notices: &[String]) -> String {
     let mut sections = Sections::default();
     sections.push_notices(notices);

@@ -13,7 +13,7 @@ const MAX_LINE: usize = 500;
 const MIN_LINE: usize = 20;
 
 /// Returns the maximum number of calls that can fit into an answer of `max` characters.
-pub(crate) const fn calls_shown(max: usize) -> u64 {
+pub(crate) const fn max_calls_shown(max: usize) -> u64 {
     (calls_room(max) / MIN_LINE) as u64
 }
 
@@ -88,7 +88,7 @@ fn push_call(target: &mut String, call: &TracedCall) {
         CallEnd::Left => target.push_str(" was left by a non-local exit"),
         CallEnd::Running => target.push_str(" has not returned"),
     }
-    #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
+    #[allow(clippy::cast_precision_loss, reason = "the value is rounded anyway")]
     if let Some(time) = call.nanoseconds.filter(|_| call.end != CallEnd::Running) {
         _ = write!(target, "  [{:.3} ms]", time as f64 / 1e6);
     }
@@ -104,9 +104,9 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
         return append_report(String::new(), outcome, max);
     };
     let ProfileSummary { samples, threads, .. } = summary;
-    #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
+    #[allow(clippy::cast_precision_loss, reason = "the value is rounded anyway")]
     let percent = |count: u64| 100.0 * count as f64 / (*samples).max(1) as f64;
-    #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
+    #[allow(clippy::cast_precision_loss, reason = "the value is rounded anyway")]
     let seconds = summary.milliseconds as f64 / 1e3;
     let plural = if *threads == 1 { "" } else { "s" };
     let mut head = format!("Samples {samples} over {seconds:.1} s, {threads} thread{plural}");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::fit::{cut, length};
-use super::{NO_FRAMES, PREVIEW_FRAMES, call, clipped_message, push_restarts};
+use super::{NO_FRAMES, PREVIEW_FRAMES, call_text, clipped_message, push_restarts};
 use crate::outcome::{ErrorRecord, FrameRecord, Local, LocalValue, Slot};
 use crate::tool_names;
 
@@ -15,9 +15,9 @@ const MAX_SUMMARY_MESSAGE: usize = 70;
 const MAX_FORM_TEXT: usize = 200;
 
 /// Characters reserved for the line of [`error_list`] about older errors.
-const RESERVED_FOR_OLDER: usize = 200;
+const RESERVED_FOR_OLDER_ERRORS: usize = 200;
 
-/// Characters reserved for the lines of a backtrace other than frames: its heading, its end and its gaps.
+/// Characters reserved for the lines of a backtrace other than frames: the heading, and the lines about missing frames.
 const RESERVED_FOR_HEADING: usize = 300;
 
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
@@ -71,7 +71,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
     let shown = error.frames.len().min(PREVIEW_FRAMES);
     _ = write!(text, "\n\nBacktrace (top {shown} frames):");
     for frame in error.frames.iter().take(PREVIEW_FRAMES) {
-        _ = write!(text, "\n  {}: {}", frame.number, call(frame));
+        _ = write!(text, "\n  {}: {}", frame.number, call_text(frame));
     }
     if error.frames.is_empty() {
         text.push_str("\n  ");
@@ -117,9 +117,9 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
     if errors.is_empty() {
         return "No errors in this session.".to_owned();
     }
-    let (mut text, mut room, mut shown) = (String::new(), max.saturating_sub(RESERVED_FOR_OLDER), 0);
+    let (mut text, mut room, mut shown) = (String::new(), max.saturating_sub(RESERVED_FOR_OLDER_ERRORS), 0);
     for error in errors {
-        let line = summary(error);
+        let line = history_line(error);
         let size = length(&line) + 1;
         if size > room && shown > 0 {
             break;
@@ -157,8 +157,8 @@ fn shortened(text: &str, characters: usize) -> String {
     }
 }
 
-/// Returns the line of the history for an error.
-fn summary(error: &ErrorRecord) -> String {
+/// Returns an error's line in the error history.
+fn history_line(error: &ErrorRecord) -> String {
     let message = clipped_message(&error.message);
     let summary: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let summary = shortened(&summary, MAX_SUMMARY_MESSAGE);
@@ -192,7 +192,7 @@ pub(crate) fn time(error: &ErrorRecord) -> impl std::fmt::Display {
     error.time.strftime("%Y-%m-%dT%H:%M:%SZ")
 }
 
-/// The frames of an error to report.
+/// The range of an error's frames to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRange {
     /// The number of the first frame.
@@ -205,7 +205,7 @@ pub struct FrameRange {
 
 impl FrameRange {
     /// Returns the frames of `error` in this range, as many as fit into an answer of `max` characters, but at least
-    /// one.
+    /// one if the range is not empty.
     pub(crate) fn fitting_frames<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [FrameRecord] {
         let begin = error.frames.partition_point(|frame| frame.number < self.from);
         let frames = &error.frames[begin..];
@@ -229,7 +229,7 @@ pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> St
 }
 
 /// Returns the text of get-backtrace for a held evaluation, in at most `max` characters. The local variables of `error`
-/// have their present values. If the values do not all fit, every value is shortened.
+/// have their present values. If the text is too long, long values are shortened.
 #[cfg(feature = "mcp")]
 pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
     const TITLE: &str = "Backtrace (live)";
@@ -239,10 +239,10 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     const RESERVED_FOR_SHORTENING_NOTE: usize = 100;
     let shown = range.fitting_frames(error, usize::MAX);
     let mut text = titled_frames(TITLE, error, range, usize::MAX);
-    if let Some(frame) = shown.get(MAX_LIVE_FRAMES) {
+    if let Some(frame) = shown.get(MAX_FRAMES_WITH_LOCALS) {
         _ = write!(
             text,
-            "\nVariables of {MAX_LIVE_FRAMES} frames are shown; pass from {} to see the next ones.",
+            "\nVariables of {MAX_FRAMES_WITH_LOCALS} frames are shown; pass from {} to see the next frames.",
             frame.number
         );
     }
@@ -265,7 +265,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
 
 /// Maximum number of frames whose variables are read at once: `+frames-with-locals+` in lisp/core/frames.lisp.
 #[cfg(feature = "mcp")]
-const MAX_LIVE_FRAMES: usize = 50;
+const MAX_FRAMES_WITH_LOCALS: usize = 50;
 
 /// Returns the line with the identifier of an error and the names of the tools that accept it.
 #[cfg(feature = "mcp")]
@@ -302,11 +302,11 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
             more => format!("{more} more frames"),
         };
         // A larger max-frames helps only if max-frames left frames out. Otherwise the frames did not fit, or the range
-        // begins later, so the next range is suggested.
+        // does not begin at frame 0, so the next range is suggested.
         if range.from == 0 && shown.len() as u64 == range.max_frames {
             _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
         } else {
-            _ = write!(text, "\n{more}; pass from {next} to see the next ones.");
+            _ = write!(text, "\n{more}; pass from {next} to see the next frames.");
         }
     }
     text
@@ -314,7 +314,7 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
 
 /// Returns the lines of a frame, each preceded by a newline.
 fn frame_text(frame: &FrameRecord, with_locals: bool) -> String {
-    let mut text = format!("\n  {}: {}", frame.number, call(frame));
+    let mut text = format!("\n  {}: {}", frame.number, call_text(frame));
     if let Some(source) = &frame.source {
         _ = write!(text, "\n     at {}", escape_markers(source));
         if let Some(code) = &frame.code {

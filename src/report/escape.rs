@@ -1,10 +1,10 @@
-//! Escaping of text from Lisp, so that it cannot be mistaken for one of the report's own markers.
+//! Escapes text from Lisp, so that the text cannot be mistaken for one of the report's own markers.
 
 /// The names in the report's markers, without brackets.
 const MARKERS: [&str; 8] = ["stdout", "stderr", "warnings", "background", "notice", "ERROR", "Backtrace", "Debugger"];
 
-/// Escapes the report's markers in `text`. Adds one backslash before each closing bracket, in addition to existing
-/// backslashes, so that [`unescape_markers`] can restore the text.
+/// Escapes the report's markers in `text`. Adds one backslash before the closing bracket of each marker, in addition to
+/// existing backslashes, so that [`unescape_markers`] can restore the text.
 #[must_use]
 pub fn escape_markers(text: &str) -> String {
     map_markers(text, |escaped, backslashes| {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::frames::push_frames;
-use super::{Sections, clipped_message, load, omission, push_restarts};
+use super::{Sections, clipped_message, load, omission_marker, push_restarts};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning};
 use crate::tool_names;
 
@@ -137,7 +137,7 @@ pub(super) fn values_text(values: &[Clipped]) -> String {
 pub(super) fn value_text(value: &Clipped) -> String {
     let mut text = value.text.clone();
     if value.omitted > 0 {
-        text.push_str(&omission(value.omitted));
+        text.push_str(&omission_marker(value.omitted));
     }
     text
 }

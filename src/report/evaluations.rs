@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::evaluation::values_text;
 use super::fit::{length, page_marker};
-use super::{escape_markers, escape_output, omission};
+use super::{escape_markers, escape_output, omission_marker};
 use crate::outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress, byte_offset};
 
 /// Maximum number of characters of the code that are shown.
 const MAX_CODE: u64 = 100;
 
-/// A part of an evaluation that is kept and can be read page by page.
+/// A part of an evaluation that check-evaluation shows page by page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EvaluationPart {
     /// The output.
@@ -34,10 +34,10 @@ impl EvaluationPart {
         }
     }
 
-    /// Returns the text of this part of an outcome, and the number of further characters that were not kept. A running
-    /// evaluation has no outcome yet, so its output is read from the session.
+    /// Returns the text of this part of an outcome, and the number of further characters that were not kept. Callers
+    /// read the output of a running evaluation, which has no outcome yet, from the session.
     #[must_use]
-    pub fn of(self, outcome: &Outcome) -> (String, u64) {
+    pub fn text_in(self, outcome: &Outcome) -> (String, u64) {
         match (self, &outcome.result) {
             (Self::Output, _) => (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted),
             (Self::Values, Ok(values)) => (values_text(values), 0),
@@ -47,7 +47,7 @@ impl EvaluationPart {
     }
 }
 
-/// Returns the text of check-evaluation about the progress.
+/// Returns the text of check-evaluation about an evaluation's progress.
 #[must_use]
 pub fn evaluation_status(status: &EvaluationStatus) -> String {
     let mut text = format!("Evaluation {}: ", status.id);
@@ -88,7 +88,7 @@ fn failure_text(outcome: &Outcome) -> String {
     }
 }
 
-/// Returns the identifier of an error in parentheses, or nothing if it has none.
+/// Returns the identifier of an error in parentheses, or an empty string if the error has no identifier.
 fn error_suffix(error: &ErrorRecord) -> String {
     if error.id > 0 { format!(" (E{})", error.id) } else { String::new() }
 }
@@ -106,7 +106,7 @@ pub struct Page {
     pub evaluation: u64,
     /// The part of the evaluation that the page belongs to.
     pub part: EvaluationPart,
-    /// The text of the page, as printed.
+    /// The text of the page, in which markers are not escaped.
     pub text: String,
     /// The index of the page's first character in the part.
     pub from: u64,
@@ -157,7 +157,7 @@ pub fn evaluation_page(page: &Page) -> String {
     if end < *total {
         answer += &page_marker(*evaluation, *part, total - end, end);
     } else if *omitted > 0 {
-        answer += &omission(*omitted);
+        answer += &omission_marker(*omitted);
     }
     answer
 }

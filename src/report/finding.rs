@@ -119,8 +119,8 @@ fn push_line(text: &mut String, line: &str) {
     }
 }
 
-/// Returns the lines that fit into `max` characters. If some do not fit, or if `more` results were left out before,
-/// adds a line with the number of results not shown and with advice, for instance to narrow the list by `narrower`.
+/// Returns the lines that fit into `max` characters. `more` is the number of results without a line. If any results are
+/// not shown, adds a line with their number and with advice, for instance to narrow the list by `narrower`.
 fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
     let lines: Vec<_> = lines.map(|line| escape_output(&line.replace('\n', " "))).collect();
     let mut room = max.saturating_sub(RESERVED_FOR_OMITTED);

@@ -6,17 +6,17 @@
 use std::sync::Arc;
 
 use super::evaluation::{evaluation, values_text, warning_length};
-use super::frames::frames_shown_by;
-use super::{EvaluationPart, errors, omission};
+use super::frames::count_frames_to_keep;
+use super::{EvaluationPart, errors, omission_marker};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 use crate::tool_names;
 
-/// Number of characters of a message that are always shown.
+/// Number of characters of an error's message that are always shown.
 const MIN_MESSAGE: usize = 2_000;
 /// Number of frames that are always shown.
 const MIN_FRAMES: usize = 10;
 /// Number of restarts that are always shown: RETRY and ABORT, which the server itself establishes. They are the outermost.
-const OWN_RESTARTS: usize = 2;
+const OWN_RESTART_COUNT: usize = 2;
 /// Maximum length of the marker that replaces cut text, in characters.
 const MAX_MARKER: usize = 130;
 /// Maximum length, in characters, of a notice or of a warning's message if the notices or warnings do not all fit.
@@ -37,7 +37,7 @@ const EVALUATION_ORDER: [(Part, usize, usize); 8] = [
     (Part::Restarts, 10, 0),
 ];
 
-/// The parts of an error's description, like [`EVALUATION_ORDER`].
+/// The parts of an error's description in the order in which they are cut, with bounds as in [`EVALUATION_ORDER`].
 const ERROR_ORDER: [(Part, usize, usize); 3] =
     [(Part::Slots, 5, 0), (Part::Message, MIN_MESSAGE, MIN_MESSAGE), (Part::Restarts, 10, 0)];
 
@@ -71,8 +71,8 @@ impl Allowance {
         self.parts[part as usize]
     }
 
-    /// Lowers limits in `order` until the result of `make` is short enough. `size` returns the size of a part of a
-    /// result, and `excess` the number of characters by which a result is too long.
+    /// Lowers limits in `order` until the result of `make` is short enough or `order` ends. `size` returns the size of a
+    /// part of a result, and `excess` the number of characters by which a result is too long.
     fn fit<T>(
         max: usize,
         order: &[(Part, usize, usize)],
@@ -111,7 +111,7 @@ impl Allowance {
 /// The origin of omitted text, which determines the `check-evaluation` call that its marker names.
 #[derive(Debug, Clone, Copy)]
 enum Omission {
-    /// Text that is not kept, so no call can show it.
+    /// Text that is not kept, so no call of check-evaluation can show it.
     Lost,
     /// The output of this evaluation.
     Output(u64),
@@ -125,8 +125,8 @@ impl Omission {
     /// Returns the marker that replaces `characters` characters, the first of which has the index `from`.
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
-            Self::Lost => return omission(characters),
-            _ if !tool_names::is_listed("check-evaluation") => return omission(characters),
+            Self::Lost => return omission_marker(characters),
+            _ if !tool_names::is_listed("check-evaluation") => return omission_marker(characters),
             Self::Output(id) => (id, "output"),
             Self::Values(id) => (id, "values"),
             Self::Error(id) => (id, "error"),
@@ -210,11 +210,10 @@ pub fn cut(text: String, max: usize) -> String {
         return text;
     }
     let keep = head_length(&text, max.saturating_sub(MAX_MARKER));
-    without_end(&text, keep, |characters, _| omission(characters))
+    without_end(&text, keep, |characters, _| omission_marker(characters))
 }
 
-/// Returns the outcome cut so that its report has at most `max` characters, or as few as the parts that are always
-/// shown allow.
+/// Cuts an outcome so that its report has at most `max` characters, or as few as the parts that are always shown allow.
 #[must_use]
 pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
     let size = |outcome: &Outcome, part| match part {
@@ -244,8 +243,7 @@ pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
     Outcome { turns: outcome.turns.clone(), ..cut_outcome(outcome, &Allowance { parts, terse: false }) }
 }
 
-/// Returns the error cut so that its description has at most `max` characters, or as few as the parts that are always
-/// shown allow.
+/// Cuts an error so that its description has at most `max` characters, or as few as the parts that are always shown allow.
 #[must_use]
 pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
     let size = |error: &ErrorRecord, part| match part {
@@ -276,7 +274,7 @@ fn cut_outcome(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         notices: cut_notices(&outcome.notices, allowance.limit_for(Part::Notices)),
         background: Clipped {
             text: without_middle(&outcome.background.text, allowance.limit_for(Part::Background), |characters, _| {
-                omission(characters)
+                omission_marker(characters)
             }),
             omitted: outcome.background.omitted,
         },
@@ -353,7 +351,7 @@ fn cut_warnings(warnings: &[Warning], mut keep: usize) -> Vec<Warning> {
     }
     let mut shown = Vec::new();
     for warning in warnings {
-        let text = without_end(&warning.message.text, MAX_LINE, |characters, _| omission(characters));
+        let text = without_end(&warning.message.text, MAX_LINE, |characters, _| omission_marker(characters));
         let message = Clipped { text, omitted: warning.message.omitted };
         let warning = Warning { message, ..warning.clone() };
         let size = warning_length(&warning);
@@ -373,7 +371,7 @@ fn cut_notices(notices: &[String], mut keep: usize) -> Vec<String> {
     }
     let mut shown = Vec::new();
     for notice in notices {
-        let notice = without_end(notice, MAX_LINE, |characters, _| omission(characters));
+        let notice = without_end(notice, MAX_LINE, |characters, _| omission_marker(characters));
         if length(&notice) > keep {
             break;
         }
@@ -393,18 +391,18 @@ fn cut_error(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
         without_end(&error.message.text, allowance.limit_for(Part::Message).max(MIN_MESSAGE), |count, from| {
             omitted.marker(count, from)
         });
-    error.frames.truncate(frames_shown_by(&error, allowance.limit_for(Part::Frames).max(MIN_FRAMES)));
+    error.frames.truncate(count_frames_to_keep(&error, allowance.limit_for(Part::Frames).max(MIN_FRAMES)));
     // The server's own restarts are the last ones and are kept.
-    let (restarts, shown) = (error.restarts.len(), allowance.limit_for(Part::Restarts).max(OWN_RESTARTS));
+    let (restarts, shown) = (error.restarts.len(), allowance.limit_for(Part::Restarts).max(OWN_RESTART_COUNT));
     if shown < restarts {
-        error.restarts.drain(shown - OWN_RESTARTS..restarts - OWN_RESTARTS);
+        error.restarts.drain(shown - OWN_RESTART_COUNT..restarts - OWN_RESTART_COUNT);
     }
     let slots = error.slots.len().saturating_sub(allowance.limit_for(Part::Slots));
     error.slots.truncate(allowance.limit_for(Part::Slots));
     error.slots_omitted += slots as u64;
     if allowance.terse {
         for frame in &mut error.frames {
-            frame.call = without_end(&frame.call, MAX_TERSE_LINE, |characters, _| omission(characters));
+            frame.call = without_end(&frame.call, MAX_TERSE_LINE, |characters, _| omission_marker(characters));
         }
     }
     error

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use super::escape::escape_markers;
-use super::{NO_FRAMES, call};
+use super::{NO_FRAMES, call_text};
 use crate::outcome::{ErrorRecord, FrameRecord};
 use crate::tool_names;
 
@@ -17,7 +17,7 @@ const MAX_MACHINERY_FRAMES: usize = 2;
 const MAX_MACHINERY_CALL: usize = 60;
 
 /// Returns the frames that the report of a failed evaluation shows. The boolean with a frame is true if the frame belongs
-/// to a run of machinery frames of which the report shows only the first.
+/// to a run of machinery frames of which the report shows only the first [`MAX_MACHINERY_FRAMES`].
 pub(crate) fn report_frames(error: &ErrorRecord) -> impl Iterator<Item = (&FrameRecord, bool)> {
     let runs = error.frames.chunk_by(|a, b| a.machinery.is_some() && a.machinery == b.machinery);
     let shown = runs.flat_map(|run| {
@@ -30,7 +30,7 @@ pub(crate) fn report_frames(error: &ErrorRecord) -> impl Iterator<Item = (&Frame
 
 /// Returns the number of the error's frames to keep for a report that shows at most `count` frames. Frames that the
 /// report leaves out between the frames that it shows are counted, too.
-pub(super) fn frames_shown_by(error: &ErrorRecord, count: usize) -> usize {
+pub(super) fn count_frames_to_keep(error: &ErrorRecord, count: usize) -> usize {
     let after = report_frames(error).nth(count).map_or(u64::MAX, |(frame, _)| frame.number);
     error.frames.partition_point(|frame| frame.number < after)
 }
@@ -41,7 +41,7 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
     let last = error.frames.last().map_or(0, |frame| frame.number + 1);
     let mut next = 0;
     for (index, (frame, folded)) in frames.iter().enumerate() {
-        let call = call(frame);
+        let call = call_text(frame);
         _ = write!(target, "\n{}: {}", frame.number, if *folded { short_call(&call) } else { call });
         next = frame.number + 1;
         let (Some(name), true) = (&frame.machinery, *folded) else { continue };

@@ -26,7 +26,7 @@ const MAX_UNRESTORED: usize = 10;
 const RESERVED_FOR_HEADINGS: usize = 900;
 
 /// Returns the text of list-definitions, in at most `max` characters. If not all definitions fit, each kind gets a
-/// share.
+/// share of the room.
 #[must_use]
 pub fn definitions(definitions: &Definitions, max: usize) -> String {
     let groups: Vec<_> = definitions.shown.chunk_by(|a, b| a.kind == b.kind).collect();

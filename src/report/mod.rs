@@ -21,7 +21,7 @@ use std::fmt::Write as _;
 use crate::outcome::{Clipped, ErrorRecord, FrameRecord};
 
 #[cfg(feature = "mcp")]
-pub(crate) use calls::{calls, calls_shown, profile};
+pub(crate) use calls::{calls, max_calls_shown, profile};
 pub(crate) use errors::signalled_error;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]
@@ -47,9 +47,9 @@ pub(crate) const PREVIEW_FRAMES: usize = 5;
 /// The line shown in place of frames when there are none.
 const NO_FRAMES: &str = "0: (no frames available)";
 
-/// Returns the marker that replaces `characters` characters of cut text.
+/// Returns the marker that replaces cut text of `characters` characters.
 #[must_use]
-pub fn omission(characters: u64) -> String {
+pub fn omission_marker(characters: u64) -> String {
     format!("[... {characters} characters omitted]")
 }
 
@@ -58,7 +58,7 @@ fn push_clipped(target: &mut String, clipped: &Clipped, escape: impl Fn(&str) ->
         if clipped.omitted == 0 { clipped.text.strip_suffix('\n').unwrap_or(&clipped.text) } else { &clipped.text };
     target.push_str(&escape(text));
     if clipped.omitted > 0 {
-        target.push_str(&omission(clipped.omitted));
+        target.push_str(&omission_marker(clipped.omitted));
     }
 }
 
@@ -69,7 +69,7 @@ fn clipped_message(message: &Clipped) -> String {
 }
 
 /// Returns the frame's call with markers escaped.
-fn call(frame: &FrameRecord) -> String {
+fn call_text(frame: &FrameRecord) -> String {
     escape_markers(&frame.call)
 }
 
@@ -84,7 +84,7 @@ impl Sections {
         self.0
     }
 
-    /// Begins a section and returns the text to append to.
+    /// Begins a section and returns the string to which its text must be appended.
     pub(crate) fn begin(&mut self) -> &mut String {
         if !self.0.is_empty() {
             self.0.push_str("\n\n");

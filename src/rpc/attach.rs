@@ -21,16 +21,17 @@ use crate::rpc::descriptors::to_private_number;
 pub(crate) const MAX_ATTACHED: usize = 16;
 /// The method that lists the clients of a server. Only this program uses the method, which is undocumented.
 pub(crate) const STATUS_METHOD: &str = "sbcl-mcp/status";
-/// The method that moves an evaluation from the client that holds it to the calling client. Its parameter `id` is the
-/// number of the evaluation, needed if several are held. The answer is the error of the held evaluation.
+/// The method that moves a held evaluation from another client to the calling client. Its parameter `id`, the number of the
+/// evaluation, is required if several evaluations are held. The result reports the error of the held evaluation.
 pub(crate) const ADOPT_HELD_METHOD: &str = "sbcl-mcp/take-over";
-/// The method that lists the packages of the image, with their nicknames, as `packages`.
+/// The method that lists packages. The property `packages` of its result has the names and nicknames of all packages in the
+/// image.
 pub(crate) const PACKAGES_METHOD: &str = "sbcl-mcp/packages";
-/// The notification about actions of other clients. Its parameters are `text` and, if a client holds an evaluation from
-/// now on, the evaluation's number, `held`. Clients that have this name among their experimental capabilities get the
-/// notification; other clients get the text as part of their next answer.
+/// The notification about actions of other clients. Its parameters are `text` and `held`: the number of an evaluation that
+/// another client now holds in the debugger, or null. Clients that have this name among their experimental capabilities
+/// get the notification; other clients get the text as part of their next answer.
 pub(crate) const NOTICE_METHOD: &str = "sbcl-mcp/notice";
-/// Time limit for [`STATUS_METHOD`].
+/// Time limit for the answer to [`STATUS_METHOD`].
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of characters in a server's name.
 const MAX_NAME_CHARS: usize = 64;
@@ -40,7 +41,7 @@ const SOCKET_SUFFIX: &str = ".sock";
 /// A running server that accepts clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunningServer {
-    /// Name of the server: the given name, or the process id.
+    /// Name of the server: the name of its persistent session, or else its process id.
     pub(crate) name: String,
     /// Process id.
     pub(crate) pid: u32,
@@ -58,8 +59,8 @@ fn io_error(kind: io::ErrorKind, reason: impl Into<String>) -> io::Error {
     io::Error::new(kind, reason.into())
 }
 
-/// Returns the directory of the sockets, which need not exist: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory of this
-/// user in the directory for temporary files.
+/// Returns the path of the directory for sockets, which may not exist yet: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory
+/// of this user in the directory for temporary files.
 fn socket_directory() -> PathBuf {
     match std::env::var_os(crate::environment::RUNTIME_DIRECTORY).map(PathBuf::from).filter(|path| path.is_absolute()) {
         Some(runtime) => runtime.join("sbcl-mcp"),
@@ -67,7 +68,7 @@ fn socket_directory() -> PathBuf {
     }
 }
 
-/// Returns an error for a directory in which another user could create a socket.
+/// Returns an error if `directory` does not exist, or if another user could create a socket in it.
 fn check_directory(directory: &Path) -> io::Result<()> {
     // Links are not followed: any user may create a link in a directory for temporary files.
     let metadata = std::fs::symlink_metadata(directory)?;
@@ -101,7 +102,8 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 /// Connects to the server with this name, or to the only running server.
 ///
 /// # Errors
-/// Returns a message for the user if there is no server, if there is more than one, or if the server cannot be reached.
+/// Returns a message for the user if the name is not valid, if no such server is running, if no name is given and several
+/// servers are running, or if the server cannot be reached.
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     let named =
         |running: &[RunningServer]| running.iter().map(|server| server.name.clone()).collect::<Vec<_>>().join(", ");
@@ -141,6 +143,7 @@ pub(crate) fn running_servers() -> Vec<RunningServer> {
 }
 
 /// Returns the server that listens on a socket; `None` if no server of this user listens, or if the path is not a socket.
+/// Removes the socket of a server that is gone.
 fn probe_socket(path: &Path) -> Option<RunningServer> {
     let name = path.file_name()?.to_str()?.strip_suffix(SOCKET_SUFFIX)?;
     if !std::fs::symlink_metadata(path).ok()?.file_type().is_socket() {
@@ -150,7 +153,7 @@ fn probe_socket(path: &Path) -> Option<RunningServer> {
         Ok(stream) => stream,
         Err(error) => {
             if error.kind() == io::ErrorKind::ConnectionRefused {
-                let _ = remove_stale(path);
+                let _ = remove_stale_socket(path);
             }
             return None;
         }
@@ -179,15 +182,16 @@ fn request_status(mut stream: UnixStream) -> Option<Value> {
     serde_json::from_str(&line).ok()
 }
 
-/// Locks `directory`: until the file is dropped, no other process creates or removes a socket there.
+/// Locks `directory`: until the returned file is dropped, no other process creates or removes a socket there.
 fn lock_directory(directory: &Path) -> io::Result<std::fs::File> {
     let file = std::fs::File::open(directory)?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
 }
 
-/// Removes a socket if no server listens on it, which is checked again under the lock.
-fn remove_stale(path: &Path) -> io::Result<()> {
+/// Removes a socket on which no server listens. Tries to connect again under the lock, since a new server may have bound
+/// the socket meanwhile.
+fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let _lock = path.parent().map(lock_directory).transpose()?;
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
@@ -200,8 +204,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket file.
-    file: (u64, u64),
+    /// Device and inode of the socket file, by which the file is recognized before it is removed.
+    file_id: (u64, u64),
 }
 
 impl Listener {
@@ -233,7 +237,7 @@ impl Listener {
         let metadata = std::fs::symlink_metadata(&path)?;
         let socket = UnixListener::from(to_private_number(&socket)?);
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, path, file: (metadata.dev(), metadata.ino()) })
+        Ok(Self { socket, path, file_id: (metadata.dev(), metadata.ino()) })
     }
 
     /// Accepts the next client of this user. Returns `None` if no client waits. Clients of other users, and all clients
@@ -272,7 +276,7 @@ impl Listener {
     /// Removes the socket file, so that no client finds the server.
     pub(crate) fn remove(&self) {
         // Another server may have replaced the file.
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.file);
+        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.file_id);
         if ours {
             let _ = std::fs::remove_file(&self.path);
         }

@@ -1,4 +1,4 @@
-//! Non-blocking file descriptors.
+//! File descriptors that do not block, and descriptors with numbers that user code rarely touches.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::fcntl_dupfd_cloexec;
 
-/// Lowest number of a private descriptor, if the limit of open files allows it.
+/// Lowest number for the duplicates that [`to_private_number`] makes, if the limit of open files allows it.
 const MIN_PRIVATE_NUMBER: i32 = 500;
 
 /// Returns a descriptor that reads from the file of `fd` without blocking. If the file is a pipe or a terminal, opens the
@@ -42,8 +42,8 @@ pub(crate) fn reopen_nonblocking(fd: impl AsFd, access: OFlags) -> Option<OwnedF
 /// Duplicates a descriptor to a high number, since user code may close or write to low numbers by mistake. Child
 /// processes do not inherit the duplicate.
 pub(crate) fn to_private_number(fd: impl AsFd) -> io::Result<OwnedFd> {
-    // If the limit of open files is low, the number is at least above those of the standard streams, which may be
-    // closed.
+    // If the limit of open files is low, any number above 2 is used. The numbers of the standard streams are avoided even
+    // if these streams are closed.
     Ok(fcntl_dupfd_cloexec(&fd, MIN_PRIVATE_NUMBER).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?)
 }
 

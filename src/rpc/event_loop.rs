@@ -19,7 +19,7 @@ use super::waker::Waker;
 use crate::os::panics;
 use crate::os::poll_set::PollSet;
 
-/// Grace period for requests that were read before the shutdown began.
+/// Grace period for the answers to requests that were read before the shutdown began.
 const ANSWER_GRACE_PERIOD: Duration = Duration::from_millis(700);
 /// Grace period for running evaluations to unwind, after [`ANSWER_GRACE_PERIOD`]. With these periods, the process exits
 /// within a second of the end of input. If no request is pending, unwinding begins at once.
@@ -90,7 +90,7 @@ impl EventLoop {
     ///
     /// # Errors
     /// Returns an error if `take` returns no value within `time` or before the end of input, or if reading fails.
-    pub(crate) fn first_line<T>(
+    pub(crate) fn find_line<T>(
         &self,
         limit: usize,
         time: Duration,
@@ -145,7 +145,7 @@ impl EventLoop {
         self.waker.wake_for_answers();
     }
 
-    /// Returns the time by which evaluations that still run must have unwound.
+    /// Returns the time by which evaluations that still run must have unwound. Before a shutdown, this is the current time.
     pub(crate) fn unwinding_deadline(&self) -> Instant {
         self.state.lock().shutdown.map_or_else(Instant::now, |shutdown| shutdown.unwinding_deadline)
     }
@@ -160,7 +160,7 @@ impl EventLoop {
             if may_read && let Some(line) = input.next_line() {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| service.handle_line(line)).is_none() {
-                    tracing::error!("a request panicked");
+                    tracing::error!("the handler of a request panicked");
                 }
                 continue;
             }
@@ -257,7 +257,7 @@ impl EventLoop {
     }
 }
 
-/// Loop descriptors that user code has not closed.
+/// The loop's own descriptors. A field is true until user code has closed the descriptor.
 #[derive(Debug)]
 struct UsableDescriptors {
     waker: bool,

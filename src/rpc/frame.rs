@@ -17,7 +17,7 @@ const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 /// Maximum size of a worker's answer or message, in bytes.
 pub(crate) const MAX_LINE_PAYLOAD: usize = 256 << 20;
 /// Length of a [part](FrameKind::Part), in bytes. Longer answers are sent in parts, so that a small frame of another
-/// client waits for one part at most.
+/// client waits for at most one part.
 pub(crate) const PART_LEN: usize = 64 << 10;
 /// Maximum size of a worker's event, in bytes.
 pub(crate) const MAX_EVENT: usize = 8 << 20;
@@ -34,7 +34,7 @@ pub(crate) enum FrameKind {
     Done,
     /// A [`WorkerEvent`](crate::recovery::event::WorkerEvent), as JSON.
     Event,
-    /// The number of lines that the worker has received so far, in the place of `call`. No payload.
+    /// A report of how many lines the worker has received so far. The number in the header is this count. No payload.
     Received,
     /// The next bytes of the answer to `call`. An `Answer` frame has the last bytes. Other frames may come between the
     /// parts of an answer, but not parts of another answer.
@@ -84,7 +84,8 @@ pub(crate) struct MalformedFrame;
 /// incomplete.
 ///
 /// # Errors
-/// Returns an error if no worker writes such bytes.
+/// Returns an error for bytes that no worker writes: a wrong magic number or kind, a payload that is too long, or a payload
+/// whose newlines do not match the kind.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, MalformedFrame> {
     if bytes.iter().zip(MAGIC).any(|(byte, expected)| *byte != expected) {
         return Err(MalformedFrame);

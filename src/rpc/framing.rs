@@ -27,7 +27,7 @@ const MAX_IDLE_CAPACITY: usize = 1 << 20;
 pub(crate) enum Line<'a> {
     /// A line with its newline. A newline is added to a last line that lacks it.
     Text(&'a [u8]),
-    /// A skipped line over the limit, with the id of its request if it has one.
+    /// A line over the limit, which was skipped. The value is the id of the request in the line, if an id was found.
     TooLong(Option<Value>),
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct LineReader {
     start: usize,
     /// Index in `buffer` at which the search for the next newline begins.
     searched: usize,
-    /// The scanner of a line over the limit, while the rest of the line is skipped.
+    /// The scanner that searches a line over the limit for an id, while the line is skipped; otherwise `None`.
     too_long: Option<IdScanner>,
     at_end: bool,
     recorder: Option<Recorder>,
@@ -69,7 +69,7 @@ impl LineReader {
         Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, at_end: false, recorder: None }
     }
 
-    /// Sets the recorder, which gets each line as a line of the client.
+    /// Sets the recorder, which records each line as sent by the client.
     pub(crate) fn with_recorder(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
@@ -148,7 +148,8 @@ mod tests {
 
     const LIMIT: usize = 40;
 
-    /// Returns all lines of a stream that is written in these pieces.
+    /// Writes the pieces to a stream, and returns all lines of the stream. A line over [`LIMIT`] becomes an `Err` with the
+    /// line's id.
     fn lines(pieces: &[Vec<u8>]) -> Vec<Result<Vec<u8>, Option<Value>>> {
         let (reader, writer) = io::pipe().unwrap();
         let mut writer = Some(writer);

@@ -27,9 +27,9 @@ pub(crate) struct IdScanner {
     escaped: bool,
     /// The text of the top-level scalar that is being scanned.
     token: Vec<u8>,
-    /// True after the top-level key `"id"`.
+    /// True while the value of the top-level key `"id"` is scanned.
     after_id_key: bool,
-    /// True if the message has a result or an error: it answers a request of the server and gets no answer.
+    /// True if the message has a result or an error. Such a message is a response to a server's request and gets no answer.
     is_response: bool,
     found: Option<Value>,
 }

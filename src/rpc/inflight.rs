@@ -1,8 +1,8 @@
 //! The pending requests of one connection. Each request gets exactly one answer, or no answer if it is cancelled.
 //!
 //! Each request gets a number of its own, so that the client may use an id again once its request is answered or
-//! cancelled. A request's [`Responder`] is consumed by answering; dropping it answers with an internal error. Call
-//! numbers, in contrast, come from the supervisor, which numbers lines: the requests of a batch share a call number.
+//! cancelled. A request's [`Responder`] is consumed by answering; dropping the responder answers with an internal error.
+//! Call numbers, in contrast, come from the supervisor, which numbers lines: the requests of a batch share a call number.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -50,7 +50,8 @@ pub(crate) enum NoAnswer {
     Withdrawn,
 }
 
-/// The pending requests of one connection: the client's, and those that the server sent ("server requests").
+/// The pending requests of one connection: the client's requests, and the requests that the server sent to the client
+/// ("server requests").
 #[derive(Debug)]
 pub(crate) struct Inflight {
     pub(crate) output: Arc<Output>,
@@ -76,7 +77,7 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// A timer, with the number of the client's or the server's request.
+/// A timer. The value is the number of the request: a server request for `ServerRequest`, otherwise a client's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Progress(u64),
@@ -89,8 +90,8 @@ struct PendingRequest {
     /// Size of the request, in bytes; 0 for a request in a batch, since the batch counts the bytes of its requests.
     bytes: usize,
     destination: Destination,
-    /// Functions that stop the steps of the request, in no particular order: a step may begin before the previous step
-    /// is registered. Stopping a finished step has no effect.
+    /// Functions that stop the steps of the request, such as its jobs. Their order is arbitrary, since a step may be
+    /// registered before the previous step is. Stopping a finished step has no effect.
     cancel: Vec<CancelFn>,
     progress: Option<Progress>,
     /// A deadline, and the function to call if the request is not answered by then.
@@ -125,7 +126,7 @@ struct BatchState {
 
 struct Progress {
     token: ProgressToken,
-    /// True if reports have all new output, false if they have only the end of it.
+    /// True if reports have all new output, false if they have only its end.
     all_output: bool,
     begin: Instant,
     last_report: Instant,
@@ -140,7 +141,7 @@ struct Progress {
 struct ServerRequest {
     /// Number of the client's request that this request serves.
     on_behalf_of: u64,
-    until: Instant,
+    deadline: Instant,
     reply: ReplyHandler,
 }
 
@@ -172,7 +173,8 @@ impl Inflight {
         Arc::new(Self { output, table: Mutex::default() })
     }
 
-    /// Admits a request of `bytes` bytes, alone in `call` or part of `batch`.
+    /// Admits a request of `bytes` bytes. Without `batch`, the answer to the request completes `call`; otherwise, the answer
+    /// is sent with the other answers of the batch.
     ///
     /// # Errors
     /// Returns the error to answer with if another request with this id is pending, or if the pending requests are too
@@ -264,7 +266,8 @@ impl Inflight {
         Arc::new(Batch { call, state: Mutex::new(state) })
     }
 
-    /// Marks a batch as completely read.
+    /// Marks a batch as completely read. Until then, the unread rest counts as a missing member of the batch, so that the
+    /// answers are not sent too early.
     pub(crate) fn mark_batch_read(&self, batch: &Batch) {
         self.finish_batch_member(&mut self.table.lock(), batch);
     }
@@ -313,7 +316,7 @@ impl Inflight {
     /// Sends an answer if the request is still pending.
     fn settle<R: Serialize>(&self, number: u64, body: ResponseBody<R>) {
         let id = self.table.lock().requests.get(&number).map(|request| request.id.clone());
-        // The answer is encoded before the lock is taken, since other threads of this client wait for the lock.
+        // The answer is encoded before the lock is taken, so that other threads with answers need not wait for this step.
         let answer = id.filter(|_| !self.output.has_excess_backlog()).map(|id| encode(&id, body));
         // The lock is held until the answer is sent, so that a cancellation comes either before or after the answer.
         let mut table = self.table.lock();
@@ -330,7 +333,7 @@ impl Inflight {
                 let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
                 let answer = if fits { answer } else { encode_error(&request.id, too_large_error()) };
                 table.add_answer(batch, &answer);
-                // The client must not use the id again before it has the answer.
+                // `take` has freed the id, but the client must not use the id again before the batch is answered.
                 table.ids.insert(request.id.clone(), number);
                 batch.state.lock().ids.push(request.id);
                 self.finish_batch_member(&mut table, batch);
@@ -389,8 +392,9 @@ impl Inflight {
         table.timers.insert((time, timer));
     }
 
-    /// Sends the client a request on behalf of one of its own. `reply` gets the answer, or the reason why no answer came
-    /// within `time`. If the client's request is cancelled, `reply` is dropped and the server request is withdrawn.
+    /// Sends a server request to the client, to serve the client's request with the number `request`. `reply` gets the
+    /// answer, or the reason why no answer came within `time`. If the client's request is cancelled, `reply` is dropped and
+    /// the server request is withdrawn.
     pub(crate) fn ask(&self, request: u64, method: &str, params: &impl Serialize, time: Duration, reply: ReplyHandler) {
         let mut table = self.table.lock();
         if !table.requests.contains_key(&request) {
@@ -398,9 +402,9 @@ impl Inflight {
         }
         table.last_number += 1;
         let number = table.last_number;
-        let until = Instant::now() + time.min(MAX_TIMER);
-        table.server_requests.insert(number, ServerRequest { on_behalf_of: request, until, reply });
-        self.arm(&mut table, until, Timer::ServerRequest(number));
+        let deadline = Instant::now() + time.min(MAX_TIMER);
+        table.server_requests.insert(number, ServerRequest { on_behalf_of: request, deadline, reply });
+        self.arm(&mut table, deadline, Timer::ServerRequest(number));
         drop(table);
         self.output.send(&json!({"jsonrpc": "2.0", "id": number, "method": method, "params": params}));
     }
@@ -476,7 +480,7 @@ fn encode<R: Serialize>(id: &impl Serialize, body: ResponseBody<R>) -> EncodedLi
 }
 
 fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
-    EncodedLine::new(&Response::failed(id, error)).expect("an id and an error are JSON")
+    EncodedLine::new(&Response::failed(id, error)).expect("an id and an error can be encoded as JSON")
 }
 
 /// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes.
@@ -520,7 +524,7 @@ impl Table {
 
     fn take_server_request(&mut self, number: u64) -> Option<ReplyHandler> {
         let server_request = self.server_requests.remove(&number)?;
-        self.timers.remove(&(server_request.until, Timer::ServerRequest(number)));
+        self.timers.remove(&(server_request.deadline, Timer::ServerRequest(number)));
         Some(server_request.reply)
     }
 
@@ -709,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_answered_once_or_times_out_or_is_withdrawn() {
+    fn a_server_request_is_answered_once_or_times_out_or_is_withdrawn() {
         let client = Client::new();
         let answers = Arc::new(Mutex::new(Vec::new()));
         let responders = [1, 2, 3].map(|id| client.admit(id).unwrap());
@@ -745,12 +749,12 @@ mod tests {
         assert_eq!(client.end(), Vec::<Value>::new());
     }
 
-    /// A step of a random sequence. `Ask` and `Cancel` have the id of a request.
+    /// A step of a random sequence. `Ask` and `Cancel` have the id of a request; `Answer` and `Drop` have the index of a
+    /// responder.
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Ask(i64),
         Cancel(i64),
-        /// The index of the responder that answers; `Drop` has the index of the responder to drop.
         Answer(usize),
         Drop(usize),
     }
@@ -770,8 +774,8 @@ mod tests {
         fn every_request_that_is_not_cancelled_gets_exactly_its_own_answer(steps in prop::collection::vec(step(), 0..60)) {
             let client = Client::new();
             let mut owed: Vec<(Responder, usize)> = Vec::new();
-            // `waiting` has the step that made the pending request, by id. `expected` has the answers that must have
-            // been sent.
+            // `waiting` maps the id of each pending request to the step that made it. `expected` lists the ids and results
+            // of the answers that must have been sent.
             let mut waiting: HashMap<i64, usize> = HashMap::new();
             let mut expected = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {

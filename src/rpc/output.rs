@@ -32,8 +32,8 @@ pub(crate) const MAX_UNREAD: usize = 64 << 20;
 const MAX_SUPERVISOR_BACKLOG: usize = 1 << 20;
 /// Maximum number of parts written at a time: a fast supervisor must not keep the thread from its other work.
 const MAX_PARTS_PER_TURN: usize = 16;
-/// Maximum length of an answer, in bytes. In the answer to a batch, errors replace the answers that no longer fit, so it
-/// may be longer by these errors.
+/// Maximum length of an answer, and of all answers in unfinished batches together, in bytes. An error replaces an answer
+/// over this limit. The errors in a batch may exceed the limit.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
 
 /// A line for the client, with room before it for the header of a frame.
@@ -50,7 +50,7 @@ impl EncodedLine {
         Ok(encoded)
     }
 
-    /// Appends an element to a JSON array. An empty line becomes an array with this one element.
+    /// Appends an element to the JSON array in this line. An empty line becomes an array with this one element.
     pub(crate) fn push(&mut self, element: &Self) {
         const END: &[u8] = b"]\n";
         let separator = if self.is_empty() { b'[' } else { b',' };
@@ -83,7 +83,7 @@ pub(crate) struct Output {
     fd: Arc<OwnedFd>,
     buffer: Arc<Mutex<Buffer>>,
     recipient: Recipient,
-    /// The connection that the supervisor forwards messages to.
+    /// The number of the connection to which the supervisor forwards messages.
     connection: u64,
     /// The waker of the thread that calls [`Output::flush`].
     waker: Arc<Waker>,
@@ -184,7 +184,7 @@ impl Output {
         self.buffer.lock().bytes.backlog() <= max
     }
 
-    /// Reports that `call` gets no answer.
+    /// Reports to the supervisor that `call` gets no answer. Without a supervisor, does nothing.
     pub(crate) fn send_done(&self, call: u64) {
         if self.is_framed() {
             self.write(&frame::encode_header(FrameKind::Done, call, 0));

@@ -1,6 +1,6 @@
 //! Session recordings: every line in both directions, with times, in a file that `sbcl-mcp replay` plays back.
 //!
-//! The file has one JSON object per line: a [`Header`], then a [`RecordingEntry`] for each line of the session.
+//! The file has one JSON object per line: a [`RecordingHeader`], then a [`RecordingEntry`] for each line of the session.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -23,7 +23,7 @@ const MAX_HEADER: u64 = 1 << 20;
 /// The first line of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) struct Header {
+pub(crate) struct RecordingHeader {
     /// Version of the server.
     pub(crate) sbcl_mcp: String,
     /// Version of SBCL in the server.
@@ -78,11 +78,11 @@ impl Recorder {
     ///
     /// # Errors
     /// Returns a sentence for the user if the file cannot be written, has other content, or is not a regular file.
-    pub(crate) fn begin(path: &Path, header: &Header) -> Result<Self, String> {
+    pub(crate) fn begin(path: &Path, header: &RecordingHeader) -> Result<Self, String> {
         Self::begin_bounded(path, header, MAX_BYTES)
     }
 
-    fn begin_bounded(path: &Path, header: &Header, bytes: u64) -> Result<Self, String> {
+    fn begin_bounded(path: &Path, header: &RecordingHeader, bytes: u64) -> Result<Self, String> {
         let reason = |error: io::Error| format!("cannot record to {}: {error}", path.display());
         let mut options = OpenOptions::new();
         // Opening a FIFO without this flag would block.
@@ -108,7 +108,7 @@ impl Recorder {
         Ok(Self(Arc::new(Mutex::new(RecordingState { file: Some(file), begin: Instant::now(), bytes_left }))))
     }
 
-    /// Records a line. `line` may end with a newline.
+    /// Records a line that the side `from` sent. `line` may end with a newline.
     pub(crate) fn record_line(&self, from: Side, line: &[u8]) {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let text = String::from_utf8_lossy(line);
@@ -154,7 +154,7 @@ impl Recorder {
 }
 
 /// Reads the header of a recording. Returns `None` if the file does not begin with a header.
-pub(crate) fn read_header(file: &mut impl BufRead) -> Option<Header> {
+pub(crate) fn read_header(file: &mut impl BufRead) -> Option<RecordingHeader> {
     let mut line = Vec::new();
     file.take(MAX_HEADER).read_until(b'\n', &mut line).ok()?;
     serde_json::from_slice(&line).ok()
@@ -164,8 +164,13 @@ pub(crate) fn read_header(file: &mut impl BufRead) -> Option<Header> {
 mod tests {
     use super::*;
 
-    fn header() -> Header {
-        Header { sbcl_mcp: "0".to_owned(), sbcl: "0".to_owned(), recorded: String::new(), arguments: Vec::new() }
+    fn header() -> RecordingHeader {
+        RecordingHeader {
+            sbcl_mcp: "0".to_owned(),
+            sbcl: "0".to_owned(),
+            recorded: String::new(),
+            arguments: Vec::new(),
+        }
     }
 
     #[test]

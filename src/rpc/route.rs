@@ -2,12 +2,12 @@
 //!
 //! Each line begins with `@` and the number of a client's connection, then a colon, the call number, a space, and the
 //! line as the client wrote it. A marked line that ends after the call number marks the end of the connection. A long
-//! line comes in pieces, between which lines of other clients may come: all pieces but the last have a `+` in place of
-//! the space. In a notice, a `!` and the text follow the number of the connection.
+//! line is sent in pieces, so that lines of other clients can be sent between the pieces. All pieces except the last have
+//! a `+` in place of the space. In a notice, a `!` and the text follow the number of the connection.
 
-/// Maximum number of complete lines that a supervisor sends before the worker reports that it has received the earlier
-/// ones. The number is small, since other clients' lines cannot overtake a line that has been sent, and the answer to a
-/// line of 60 bytes may have 30 KB.
+/// Maximum number of complete lines that a supervisor has sent and the worker has not yet reported as received. The limit
+/// is small, since a client's lines cannot overtake other clients' lines that have been sent, and even a short line may have
+/// a long answer.
 pub(crate) const MAX_LINES_AHEAD: u64 = 64;
 /// Number of lines after which the worker reports how many lines it has received.
 pub(crate) const LINES_PER_REPORT: u64 = MAX_LINES_AHEAD / 4;
@@ -38,7 +38,7 @@ pub(crate) enum MarkedContent<'a> {
     Piece(u64, &'a [u8]),
     /// A notice of the supervisor for the client of this connection.
     Notice(&'a [u8]),
-    /// The end of the connection, with its call number.
+    /// The end of the connection, which has a call number like a line.
     End(u64),
 }
 
@@ -58,19 +58,19 @@ pub(crate) fn parse(line: &[u8]) -> Option<(u64, MarkedContent<'_>)> {
     Some((connection, part))
 }
 
-/// Splits off the decimal number at the start of a line.
+/// Returns the decimal number at the start of `text`, and the rest of `text`, which must not be empty.
 fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (digits, rest) = text.split_at(text.iter().position(|byte| !byte.is_ascii_digit())?);
     Some((str::from_utf8(digits).ok()?.parse().ok()?, rest))
 }
 
-/// Number of low bits of a job's number that are not part of the call's number.
+/// Number of low bits in a job's number. The bits above are the call's number.
 const CALL_SHIFT: u32 = 28;
-/// Number of low bits that are 0 in a call's job numbers, to leave room for jobs that no call requested.
+/// Number of low bits that are 0 in a result of [`job_number`]. Jobs that no call requested get the numbers in between.
 const PART_SHIFT: u32 = 8;
 
-/// Returns the lowest number for the jobs of a message. `call` is the number of the message's call, and `part` is its
-/// index in a batch. Job numbers rise with the call number, and with the index.
+/// Returns the lowest number for the jobs of a message. `call` is the message's call number; `part` is the index of the
+/// message in its batch, or 0. Job numbers rise with the call number, and within a call with the index.
 pub(crate) fn job_number(call: u64, part: usize) -> u64 {
     let parts = 1 << (CALL_SHIFT - PART_SHIFT);
     (call << CALL_SHIFT) | ((part as u64).min(parts - 1) << PART_SHIFT)
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_are_lines_of_their_own() {
+    fn newlines_in_a_notice_become_spaces() {
         assert_eq!(parse(&mark_notice(3, "two\nlines")), Some((3, MarkedContent::Notice(b"two lines"))));
     }
 

@@ -18,7 +18,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Installs the handlers of a process without Lisp. SIGTERM, SIGINT, SIGHUP and SIGCHLD make the descriptor readable.
-    /// Other signals whose default action is to kill the process have no effect.
+    /// SIGUSR1, SIGUSR2, SIGIO and the signals of timers, which would kill the process by default, have no effect.
     pub(crate) fn new() -> io::Result<Self> {
         Self::register(&[SIGCHLD], &[SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO])
     }
@@ -62,8 +62,8 @@ fn install_empty_handlers(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the signals that end a server harmless in a worker. These signals are meant for the supervisor; a worker gets
-/// them only by accident, for instance from a `kill 0` in a program that Lisp started.
+/// Makes the signals that end a server, and SIGUSR1, harmless in a worker. A worker gets these signals only by accident,
+/// for instance from a `kill 0` in a program that Lisp started.
 pub(crate) fn survive_stray_signals() -> io::Result<()> {
     install_empty_handlers(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 }

@@ -36,7 +36,7 @@ pub(crate) fn serve(
         while may_read && let Some(line) = input.next_line() {
             // Unwinding drops the call's `Responder`, which answers the client.
             if panics::catch(|| service.handle_line(line)).is_none() {
-                tracing::error!("a request panicked");
+                tracing::error!("the handler of a request panicked");
             }
         }
         let now = Instant::now();

@@ -13,7 +13,7 @@ pub(crate) struct Waker {
     writer: OwnedFd,
     /// True while a byte is in the pipe.
     is_pending: AtomicBool,
-    /// True once the shutdown waits for answers.
+    /// True once the shutdown waits for pending answers, so that each answer must wake the thread.
     wakes_on_answers: AtomicBool,
 }
 

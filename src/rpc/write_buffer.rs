@@ -50,7 +50,7 @@ impl<F: AsFd> WriteBuffer<F> {
         Ok(())
     }
 
-    /// Writes `bytes` like [`put`](Self::put), but without copying a large owned buffer.
+    /// Writes `bytes` like [`put`](Self::put). If there is no backlog, a large owned buffer is kept without copying it.
     pub(crate) fn put_owned(&mut self, bytes: Cow<'_, [u8]>) -> io::Result<()> {
         match bytes {
             Cow::Owned(bytes) if self.is_empty() && bytes.len() > MAX_IDLE_CAPACITY => {

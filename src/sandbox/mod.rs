@@ -15,10 +15,10 @@ use crate::recovery::checkpoint::store::Checkpoints;
 /// The options that restrict Lisp and the programs that it starts.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct Confinement {
-    /// Allow Lisp and the programs it starts no sockets except Unix sockets (Linux).
+    /// Prevent Lisp and the programs it starts from creating sockets, except Unix sockets (Linux).
     #[arg(long)]
     no_network: bool,
-    /// Let Lisp and the programs it starts write files only in the temporary directory, ASDF's cache and the
+    /// Prevent Lisp and the programs it starts from writing files outside the temporary directory, ASDF's cache and the
     /// checkpoint directory (Linux).
     #[arg(long)]
     read_only: bool,

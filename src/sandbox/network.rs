@@ -6,7 +6,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// The bit that marks system calls of the x32 interface, which a rule for the plain number does not match.
+/// The bit that marks system calls of the x32 interface. A rule for a number without the bit does not match these calls.
 #[cfg(target_arch = "x86_64")]
 const X32_BIT: libc::c_long = 0x4000_0000;
 

@@ -42,7 +42,7 @@ pub(crate) struct ErrorDetails {
     summary: ErrorSummary,
     slots: Vec<Slot>,
     restarts: Vec<RestartRecord>,
-    frames: Vec<FrameCall>,
+    frames: Vec<FrameContent>,
     total_frames: u64,
 }
 
@@ -57,7 +57,7 @@ impl ErrorDetails {
             summary: ErrorSummary::new(error),
             slots: error.slots.clone(),
             restarts: error.restarts.clone(),
-            frames: frames.into_iter().map(|frame| FrameCall::new(frame, locals)).collect(),
+            frames: frames.into_iter().map(|frame| FrameContent::new(frame, locals)).collect(),
             total_frames: error.total_frames,
         }
     }
@@ -65,7 +65,7 @@ impl ErrorDetails {
 
 /// A frame. The call is given as a whole, and also split into function and arguments.
 #[derive(Debug, Serialize, JsonSchema)]
-struct FrameCall {
+struct FrameContent {
     number: u64,
     call: String,
     function: String,
@@ -80,7 +80,7 @@ struct FrameCall {
     locals: Option<Vec<LocalVariable>>,
 }
 
-impl FrameCall {
+impl FrameContent {
     fn new(frame: &FrameRecord, locals: bool) -> Self {
         let (function, arguments) = split_call(&frame.call);
         Self {

@@ -39,14 +39,14 @@ pub(crate) struct Refusal<'a> {
 fn clipped(text: &Clipped) -> String {
     let mut result = text.text.clone();
     if text.omitted > 0 {
-        result.push_str(&report::omission(text.omitted));
+        result.push_str(&report::omission_marker(text.omitted));
     }
     result
 }
 
 /// Converts milliseconds to seconds.
 fn seconds(milliseconds: u64) -> f64 {
-    // The float represents the integer exactly, since no duration exceeds a few days.
+    // The conversion of the integer is exact, since no duration reaches 2^53 milliseconds.
     milliseconds as f64 / 1000.0
 }
 

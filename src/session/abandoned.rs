@@ -19,7 +19,7 @@ pub(super) const MAX_ABANDONED: usize = 4;
 const LOCK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The time within which Lisp must answer a lock check. While an abandoned thread keeps the garbage collector waiting,
 /// no Lisp thread can answer.
-const MAX_SILENCE: Duration = Duration::from_secs(5);
+const LOCK_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of consecutive answers to lock checks that must name a lock before the process ends.
 const MAX_BLOCKED_ANSWERS: u32 = 3;
 
@@ -106,7 +106,7 @@ impl AbandonedThreads {
             ));
         }
         match self.lock_check {
-            LockCheck::Asked(at) if now >= at + MAX_SILENCE && !is_collecting() => Some(format!(
+            LockCheck::Asked(at) if now >= at + LOCK_CHECK_TIMEOUT && !is_collecting() => Some(format!(
                 "Lisp is blocked: {threads} keeps the garbage collector from stopping its thread, or holds a lock \
                  that is needed to start a thread."
             )),
@@ -120,18 +120,18 @@ impl Session {
     /// abandoned threads keep the other Lisp threads from running, or when there are too many abandoned threads. The
     /// function must answer all clients, and must not return. Later calls of this method have no effect.
     pub(crate) fn enable_job_abandonment(&self, end_process: impl Fn(&str) + Send + Sync + 'static) {
-        let _ = self.inner.process_end.set(Box::new(end_process));
+        let _ = self.inner.end_process_fn.set(Box::new(end_process));
     }
 }
 
 impl Inner {
     /// Returns true if stuck jobs are abandoned in this process.
     pub(super) fn abandons_stuck_jobs(&self) -> bool {
-        self.process_end.get().is_some()
+        self.end_process_fn.get().is_some()
     }
 
     pub(super) fn end_process(&self, reason: &str) {
-        if let Some(end_process) = self.process_end.get() {
+        if let Some(end_process) = self.end_process_fn.get() {
             end_process(reason);
         }
     }
@@ -156,7 +156,7 @@ impl Inner {
         scheduler.abandon_thread(&running);
         let job = self.job(JobKind::Abandon { target: running.id, lane: running.lane }, "", "");
         scheduler.push(Lane::Control, Request::new(&self.own_connection, job, None, RequestBody::Control));
-        let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Abandoned);
+        let end = running.interrupt_reason().map_or(JobEnd::Failed, JobEnd::Abandoned);
         let settled = running.take_error_queries();
         answers.push(self.finish(scheduler, running, end));
         answers.extend(settled);

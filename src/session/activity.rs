@@ -139,7 +139,7 @@ impl RequestBody {
     }
 
     /// Makes an activity from the request. `hold` is the held evaluation that the request is about. Returns `None` for
-    /// a request that nobody waits for.
+    /// a job of the control lane, which has no activity.
     pub(super) fn begin(self, hold: Option<Box<Hold>>) -> Option<Activity> {
         Some(match self {
             Self::Evaluate(mut submission, reply) => {
@@ -154,7 +154,8 @@ impl RequestBody {
             }
             Self::Held(request) => {
                 let releases = matches!(request, HeldRequest::Release(_));
-                let unwinding = hold.as_ref().filter(|_| releases).map(|hold| Box::new(hold.builder.for_resumption()));
+                let unwinding =
+                    hold.as_ref().filter(|_| releases).map(|hold| Box::new(hold.builder.resumption_builder()));
                 Activity::Held(Box::new(HeldActivity {
                     hold,
                     request,
@@ -229,7 +230,7 @@ impl HeldActivity {
     /// Records that the held evaluation begins to unwind. From now on, the output and the errors of its cleanup
     /// forms are collected.
     pub(super) fn begin_unwinding(&mut self) {
-        self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.for_resumption()));
+        self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.resumption_builder()));
     }
 
     /// Returns true if the request was to resume the evaluation, but the evaluation unwinds instead.
@@ -263,7 +264,7 @@ impl Activity {
         self.builders().last()
     }
 
-    /// Returns the held evaluation that this job is about, also while it is being resumed.
+    /// Returns the held evaluation that this job is about, even while the job resumes the evaluation.
     pub(super) fn hold_mut(&mut self) -> Option<&mut Hold> {
         match self {
             Self::Held(about) => about.hold.as_deref_mut(),
@@ -299,7 +300,7 @@ impl Activity {
         matches!(self, Self::Held(about) if about.unwinding.is_some())
     }
 
-    /// Handles an event. Returns true if the rest of the current text is not kept.
+    /// Handles an event. Returns true if Lisp may stop printing the text begun last.
     pub(super) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Evaluate(evaluate) => evaluate.builder.handle_event(event),
@@ -311,8 +312,8 @@ impl Activity {
         }
     }
 
-    /// Handles an event about an error that the code may handle. Returns true if the rest of the current text is not
-    /// kept.
+    /// Handles an event about an error that the code may handle. Returns true if Lisp may stop printing the text begun
+    /// last.
     pub(super) fn handle_signalled_event(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Evaluate(evaluate) => evaluate.builder.handle_signalled_event(event),

@@ -13,13 +13,13 @@ use super::scheduler::{JobWait, Request, SchedulerState};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
-use crate::image::{self, Interrupt, ItemKind, Job, JobKind, Lane};
+use crate::image::{self, InterruptReason, ItemKind, Job, JobKind, Lane};
 use crate::outcome::{
     DefinitionCount, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Image, Outcome, Record,
     SymbolDescription, of_kind,
 };
 
-/// The identity of an evaluation, by which it can be cancelled.
+/// The identity of a submitted evaluation, or of a request about a held evaluation, for [`Session::cancel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(pub(super) u64);
 
@@ -115,8 +115,8 @@ impl Session {
     /// Boots SBCL in this process and starts a session with it. This takes 10 to 30 ms.
     ///
     /// # Errors
-    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has booted an image before or
-    /// tried to, or the system refuses memory, a library or a thread.
+    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted or tried to
+    /// boot an image, or the system refuses memory, a library or a thread.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
         Self::start_for_program(image, limits, None)
     }
@@ -164,7 +164,7 @@ impl Session {
         evaluation: Evaluation,
         operation: Option<&Operation>,
     ) -> Arc<Outcome> {
-        let deadlock = |reason: &str| Arc::new(OutcomeBuilder::blank(0).failed(DEADLOCK, reason.to_owned()));
+        let deadlock = |reason: &str| Arc::new(OutcomeBuilder::blank(0).finish_with_error(DEADLOCK, reason.to_owned()));
         match self.background_waiter() {
             Err(reason) => deadlock(reason),
             Ok(None) => wait(|reply| {
@@ -188,8 +188,8 @@ impl Session {
 
     /// Queues an evaluation behind the evaluations submitted before; `reply` gets its outcome.
     ///
-    /// `reply` usually runs on the Lisp thread that did the work; for a cancelled request, it runs on the thread that
-    /// cancelled the request. `reply` must be quick and must not block.
+    /// `reply` usually runs on the Lisp thread that did the work. If the evaluation is cancelled before it begins, `reply`
+    /// runs on the thread that cancels it. `reply` must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Arc<Outcome>) + Send + 'static) -> JobId {
         self.submit_with_options(None, evaluation, None, None, Box::new(reply))
     }
@@ -263,8 +263,8 @@ impl Session {
             request.job.evaluation = number;
         }
         if request.background && scheduler.releases_held(self.connection.id) {
-            // The call is answered before the evaluation begins. That answer must carry the notice of the release, so
-            // the held evaluation is released now.
+            // The answer to the call may be sent before this background evaluation begins. The answer must contain the
+            // notice of the release, so the held evaluation is released now.
             let release = self.inner.prepare_release(&mut scheduler, &self.connection, super::hold::RELEASED_NOTICE);
             scheduler.push(Lane::Evaluation, release);
         }
@@ -287,7 +287,7 @@ impl Session {
         if withdrawn.is_none() {
             match scheduler.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
                 Some(finishing) => finishing.cancel(),
-                None => drop(self.inner.interrupt(&mut scheduler, id.0, Interrupt::Cancel)),
+                None => drop(self.inner.interrupt(&mut scheduler, id.0, InterruptReason::Cancel)),
             }
         }
         self.inner.unlock_and_notify(scheduler);
@@ -313,8 +313,8 @@ impl Session {
         Some(outcome)
     }
 
-    /// Returns the outcome so far of an evaluation that is not over. The outcome takes the output and notices that wait
-    /// for the next answer.
+    /// Returns the outcome so far of an evaluation that is not over. Moves the output and notices that wait for the next
+    /// answer into this outcome.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
         let mut outcome = outcome_so_far(&mut self.inner.scheduler.lock(), id);
@@ -411,8 +411,8 @@ impl Session {
         self.enqueue(Lane::Evaluation, self.inner.query_job(operation), None, body);
     }
 
-    /// Collects all garbage. Returns the name of the checkpoint that the image was booted from and a description of the
-    /// session's definitions, which is empty if there are none.
+    /// Collects all garbage. Returns the name of the checkpoint from which the image was booted, and the counts of the
+    /// session's definitions, as in `2 functions, 1 class`. Either string may be empty.
     pub(crate) fn collect_garbage_and_describe(&self) -> (String, String) {
         let operation = Operation::new("image-name").with("collect", 1_u64);
         let records = wait(|reply| self.query(&operation, reply)).unwrap_or_default();
@@ -426,7 +426,7 @@ impl Session {
     }
 
     /// Returns the number of the newest evaluation; 0 before the first evaluation.
-    pub(crate) fn evaluations_so_far(&self) -> u64 {
+    pub(crate) fn newest_evaluation_number(&self) -> u64 {
         self.inner.scheduler.lock().evaluations.last()
     }
 
@@ -449,9 +449,10 @@ impl Session {
         self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), RequestBody::Inspect(inspection));
     }
 
-    /// Removes all definitions made since the image was booted, in order with the evaluations, and clears the error
-    /// state. The limits stay. Functions that the program defined by [`Lisp::define`](crate::Lisp::define) and code
-    /// that the program loaded are removed, too: no call of the program may use them during the reset.
+    /// Removes all definitions made since the image was booted, and clears the error state. The limits stay. The reset
+    /// waits for its turn in the queue of evaluations. Functions that the program defined by
+    /// [`Lisp::define`](crate::Lisp::define) and code that the program loaded are removed, too: no call of the program
+    /// may use them during the reset.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
         let body = RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
@@ -493,7 +494,7 @@ fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
     receive(receiver)
 }
 
-/// Waits for the value that a reply is called with.
+/// Waits for the value that a reply sends, and returns the value.
 fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
     match crate::os::busy_poll::poll_briefly(20, || receiver.try_recv().ok()) {
         Some(value) => value,

@@ -12,12 +12,12 @@ use super::hold::Resumed;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, Reply, bind_reply};
 use crate::error::{HoldError, InspectError};
-use crate::image::{Interrupt, Lane};
+use crate::image::{InterruptReason, Lane};
 use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
 
-/// The reason in the error for local variables that could not be printed in time.
+/// The message of the error for local variables that could not be printed in time.
 const LOCALS_UNPRINTED: &str =
     "Printing the local variables exceeded the time limit: one of the session's print methods may not terminate.";
 
@@ -56,15 +56,15 @@ impl Inner {
                 observer.inspection_changed(None);
             }
         }
-        let interrupted = running.interrupted();
+        let interrupted = running.interrupt_reason();
         // The connection is moved, not cloned: cloning would write the reference count, whose cache line all threads
         // share.
         let connection = running.connection;
         match running.activity {
             Activity::Evaluate(evaluate) => {
                 // A cancellation that comes after Lisp is done prevents the post-processing.
-                let is_cancelled = evaluate.post_processing.is_some() && interrupted == Some(Interrupt::Cancel);
-                let end = if is_cancelled { JobEnd::Interrupted(Interrupt::Cancel) } else { end };
+                let is_cancelled = evaluate.post_processing.is_some() && interrupted == Some(InterruptReason::Cancel);
+                let end = if is_cancelled { JobEnd::Interrupted(InterruptReason::Cancel) } else { end };
                 self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end))
             }
             Activity::Held(about) => self.finish_held(scheduler, &connection, *about, end),
@@ -84,12 +84,13 @@ impl Inner {
         let mut outcome = builder.finish(end);
         outcome.held = held;
         let over =
-            matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(Interrupt::Cancel)) || held;
+            matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(InterruptReason::Cancel))
+                || held;
         if let Some(post_processing) = post_processing.filter(|_| !over) {
             return post_processing.begin(scheduler, (job, is_background, end), earlier, outcome, reply);
         }
         match end {
-            // A withdrawn evaluation never began, so nothing is recorded.
+            // A withdrawn evaluation never began, or its image will be replaced: nothing is recorded.
             JobEnd::Withdrawn => {}
             _ if is_background => self.record_background_evaluation(scheduler, connection, earlier, end, &mut outcome),
             _ => self.record_evaluation(connection, earlier, &mut outcome),
@@ -227,8 +228,7 @@ impl Inner {
         self.observer.get().is_some_and(|observer| observer.is_replaying())
     }
 
-    /// Records the outcome of a foreground evaluation in the error state and the history, with the errors that came
-    /// before its end.
+    /// Records the outcome of a foreground evaluation, and its earlier errors, in the error state and the history.
     pub(super) fn record_evaluation(&self, connection: &Connection, earlier: EarlierErrors, outcome: &mut Outcome) {
         if self.is_replaying() {
             // A replay leaves the error state as the lost image had it.
@@ -263,7 +263,7 @@ impl Inner {
         if let Err(error) = &mut outcome.result {
             state.record(error, &self.error_count);
             // A client that cancels an evaluation learns of its end from the answer to the cancellation.
-            if !delivered && end != JobEnd::Interrupted(Interrupt::Cancel) {
+            if !delivered && end != JobEnd::Interrupted(InterruptReason::Cancel) {
                 state.add_notice(background_failure_notice(outcome.evaluation, error));
             }
         }
@@ -277,7 +277,7 @@ impl Inner {
         }
     }
 
-    /// Adds the errors that came before the end of an evaluation to the history.
+    /// Adds to the history the errors of an evaluation other than its final error.
     fn record_earlier_errors(
         &self,
         connection: &Connection,
@@ -310,7 +310,7 @@ impl Inner {
         }
     }
 
-    /// Adds the errors that the code handled to the history, and lists them in the next answer.
+    /// Adds to the history the errors that the code handled, and lists these errors in the next answer.
     fn record_signalled_errors(&self, connection: &Connection, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
         state.add_notice(match errors.len() {
             0 => "The code handled no errors.".to_owned(),
@@ -332,8 +332,8 @@ impl Inner {
         }
     }
 
-    /// Adds errors that are not the result of an evaluation to the history. Adds a notice about each error to the
-    /// next answer, with the explanation `why`.
+    /// Adds to the history errors that are not the result of an evaluation. Adds to the next answer a notice about each
+    /// error, with the explanation `why`.
     fn record_superseded_errors(
         &self,
         connection: &Connection,
@@ -364,7 +364,8 @@ impl Inner {
         );
     }
 
-    /// Records the outcome of an evaluation inside a held evaluation. The last error stays the same.
+    /// Records the outcome of code that was evaluated for a held evaluation, for instance in one of its frames. The last
+    /// error stays the same.
     fn record_evaluation_in_hold(&self, connection: &Connection, outcome: &mut Outcome) {
         let mut state = connection.state();
         if let Err(error) = &mut outcome.result {
@@ -412,7 +413,8 @@ impl ErrorState {
     fn update_from(&mut self, outcome: &Outcome) {
         self.last_error = match &outcome.result {
             Err(error) => Some(error.clone()),
-            // After a test run with failures, the last error is the error of the first failed test.
+            // After a test run with failures, the last error is the first error that ended a test. If no error did, the
+            // last error stays.
             Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
                 outcome.errors.first().cloned().or_else(|| self.last_error.take())
             }

@@ -11,7 +11,7 @@ use super::activity::{Inspection, RequestBody};
 use super::error_state::ErrorState;
 use super::scheduler::{Request, RunningJob};
 use super::{INSPECTION_TIMEOUT, Inner, Session};
-use crate::image::{Interrupt, Lane};
+use crate::image::{InterruptReason, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
 
 /// The maximum length of a connection's name in characters.
@@ -118,7 +118,7 @@ impl Session {
         let of_it = |running: &&RunningJob| running.connection.id == connection.id && running.evaluates();
         let running: Vec<_> = scheduler.running.iter().filter(of_it).map(|running| running.id).collect();
         for job in running {
-            inner.interrupt(&mut scheduler, job, Interrupt::Cancel);
+            inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);
         }
         if scheduler.hold_of(connection.id).is_some() {
             let release = inner.prepare_release(&mut scheduler, connection, super::hold::RELEASED_NOTICE);
@@ -142,7 +142,7 @@ impl Session {
 
     /// Sets the listener, which gets messages about other connections' actions in place of notices in the next outcome.
     /// Later calls have no effect.
-    pub(crate) fn listen(&self, listener: impl Fn(&str, Option<u64>) + Send + Sync + 'static) {
+    pub(crate) fn set_listener(&self, listener: impl Fn(&str, Option<u64>) + Send + Sync + 'static) {
         let _ = self.connection.listener.set(Box::new(listener));
     }
 

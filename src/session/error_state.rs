@@ -9,7 +9,7 @@ use crate::outcome::ErrorRecord;
 
 /// The maximum number of notices for the next answer, and of characters in one notice.
 const MAX_NOTICES: usize = 100;
-const MAX_NOTICE: usize = 2_000;
+const MAX_NOTICE_CHARS: usize = 2_000;
 
 /// The last error, the history, and the messages for the next answer.
 #[derive(Default)]
@@ -26,9 +26,9 @@ pub(super) struct ErrorState {
     notices_omitted: u64,
 }
 
-/// Truncates a notice to [`MAX_NOTICE`] characters.
+/// Truncates a notice to [`MAX_NOTICE_CHARS`] characters.
 fn truncate_notice(mut notice: String) -> String {
-    if let Some((end, _)) = notice.char_indices().nth(MAX_NOTICE) {
+    if let Some((end, _)) = notice.char_indices().nth(MAX_NOTICE_CHARS) {
         notice.truncate(end);
         notice.push('…');
     }

@@ -17,7 +17,7 @@ const MAX_KEPT_EVALUATIONS: usize = 20;
 /// The memory limit of all kept outcomes together, in bytes.
 const MAX_BYTES: usize = 16 << 20;
 /// The maximum number of characters that are kept of an evaluation's code.
-const MAX_CODE: u64 = 1_000;
+const MAX_CODE_CHARS: u64 = 1_000;
 
 /// The identity of a wait for the end of an evaluation, by which the wait can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(super) struct EvaluationEntry {
     stage: Stage,
     /// The total running time before this stage.
     run_time: Duration,
-    /// The outcome at the last hold or at the end; `None` before.
+    /// The outcome at the last hold or at the end; `None` until the evaluation is held or ends.
     outcome: Option<Arc<Outcome>>,
     /// The size of the outcome, as it counts towards [`MAX_BYTES`].
     bytes: usize,
@@ -96,10 +96,10 @@ pub(super) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Adds the evaluation of `code` by the job number `job`, for a connection. Returns the evaluation's number.
+    /// Adds an evaluation of `code`, which job number `job` will run for this connection. Returns the evaluation's number.
     pub(super) fn add(&mut self, connection: &Arc<Connection>, job: u64, code: &Arc<str>) -> u64 {
         self.last += 1;
-        let kept = byte_offset(code, MAX_CODE);
+        let kept = byte_offset(code, MAX_CODE_CHARS);
         let code = if kept == code.len() { code.clone() } else { code[..kept].into() };
         self.entries.push_back(EvaluationEntry {
             id: self.last,
@@ -209,7 +209,7 @@ impl Evaluations {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.id)
     }
 
-    /// Returns the connection that this job works for.
+    /// Returns the connection of the evaluation that this job works on.
     pub(super) fn connection_of_job(&self, job: u64) -> Option<Arc<Connection>> {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
     }
@@ -373,7 +373,7 @@ impl Session {
     }
 
     /// Cancels a wait for an evaluation. The reply of the wait is dropped.
-    pub fn wait_no_longer(&self, wait: WaitId) {
+    pub fn cancel_wait(&self, wait: WaitId) {
         self.inner.scheduler.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
     }
 
@@ -391,7 +391,7 @@ impl Session {
     /// Returns the number of the foreground evaluation that `job` waits behind, and the running time of that evaluation
     /// so far; `None` if `job` does not wait, or no evaluation is in the foreground.
     #[must_use]
-    pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
+    pub fn blocking_evaluation(&self, job: JobId) -> Option<(u64, Duration)> {
         let scheduler = self.inner.scheduler.lock();
         let waits = scheduler
             .evaluations
@@ -406,7 +406,7 @@ impl Session {
         }
     }
 
-    /// Adds the evaluation of `code` by the job number `job`, for this connection. Returns the evaluation's number.
+    /// Adds an evaluation of `code`, which job number `job` will run for this connection. Returns the evaluation's number.
     pub(super) fn number_evaluation(&self, scheduler: &mut SchedulerState, job: u64, code: &Arc<str>) -> u64 {
         let number = scheduler.evaluations.add(&self.connection, job, code);
         self.connection.newest_evaluation.store(number, Ordering::Relaxed);
@@ -421,7 +421,7 @@ impl Session {
     /// # Errors
     /// Returns [`EvaluationError::TooMany`] when the background is full. Evaluations that wait to begin there count,
     /// too.
-    pub fn check_background(&self) -> Result<(), EvaluationError> {
+    pub fn check_background_capacity(&self) -> Result<(), EvaluationError> {
         match self.inner.scheduler.lock().background_and_waiting_count() {
             0..MAX_BACKGROUND => Ok(()),
             count => Err(EvaluationError::TooMany { count }),

@@ -1,4 +1,4 @@
-//! The error history of a session.
+//! The error history of a connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -28,7 +28,8 @@ pub enum RestartDesignator {
 /// The result of invoking a restart in a held evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resumed {
-    /// The evaluation was resumed, with this outcome.
+    /// The outcome of the resumed evaluation. If the evaluation could not be resumed and stays held, the outcome of the
+    /// failed attempt.
     Outcome(Arc<Outcome>),
     /// The restart was the session's own `ABORT`, which unwinds the evaluation as [`Session::abort_held`] does.
     Aborted,
@@ -132,8 +133,8 @@ impl Session {
         self.enqueue_held_request(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), Some(timeout), body)
     }
 
-    /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in the code nor
-    /// its `timeout` changes the held evaluation.
+    /// Evaluates code in the scope of a frame of the held evaluation, so that the frame's variables are visible. The
+    /// evaluation stays held even if the code fails or exceeds its `timeout`.
     pub fn eval_in_frame(
         &self,
         frame: u64,

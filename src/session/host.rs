@@ -22,11 +22,10 @@ impl Host for Inner {
         if lane == Lane::Evaluation {
             // The thread polls a counter, not the queue: polling the queue would keep its lock from the threads that
             // push requests.
-            let notification_count = self.notification_count.load(Ordering::Acquire);
+            let changed = &self.changed[lane as usize];
+            let seen = changed.current();
             if !self.scheduler.lock().has_waiting(lane) {
-                crate::os::busy_poll::poll_briefly(20, || {
-                    (self.notification_count.load(Ordering::Acquire) != notification_count).then_some(())
-                });
+                crate::os::busy_poll::poll_briefly(20, || (changed.current() != seen).then_some(()));
             }
         }
         loop {
@@ -46,8 +45,8 @@ impl Host for Inner {
                 }
                 Instruction::Release(hold, notice) => {
                     let connection = hold.connection.clone();
-                    // `prepare_release` finds the hold in `holds`, and ends the question to the user about the held
-                    // evaluation.
+                    // The hold must be in `holds`, where `prepare_release` looks for it to end the question to the
+                    // user about the held evaluation.
                     scheduler.holds.push(*hold);
                     let request = self.prepare_release(&mut scheduler, &connection, notice);
                     let hold = scheduler.holds.pop().map(Box::new);
@@ -64,10 +63,11 @@ impl Host for Inner {
                 Instruction::Wait(until) => {
                     self.notify(scheduler.take_changed_lanes());
                     self.stop_idle_clock(&scheduler);
-                    match until {
-                        None => self.changed[lane as usize].wait(&mut scheduler),
-                        Some(until) => drop(self.changed[lane as usize].wait_until(&mut scheduler, until)),
-                    }
+                    // Work that another thread adds after the lock is released changes the count.
+                    let changed = &self.changed[lane as usize];
+                    let seen = changed.current();
+                    drop(scheduler);
+                    changed.wait(seen, until);
                 }
                 Instruction::End => {
                     self.unlock_and_notify(scheduler);
@@ -112,7 +112,7 @@ impl Host for Inner {
                 self.unlock_and_notify(scheduler);
                 return false;
             };
-            let end = match running.interrupted() {
+            let end = match running.interrupt_reason() {
                 _ if success => JobEnd::Succeeded,
                 Some(reason) => JobEnd::Interrupted(reason),
                 None => JobEnd::Failed,
@@ -180,7 +180,7 @@ impl Host for Inner {
                 return full;
             }
             // A job that was interrupted begins no further step: it unwinds from the previous step.
-            Event::Step(..) if running.interrupted().is_some() => {}
+            Event::Step(..) if running.interrupt_reason().is_some() => {}
             Event::Step(step, milliseconds) => {
                 running.activity.handle_event(event);
                 let time = (step.len() > 0).then(|| Duration::from_millis(milliseconds));
@@ -239,7 +239,7 @@ impl Inner {
         }
     }
 
-    /// Reports a job that begins, and sets the clock for its limits.
+    /// Reports the beginning of a requested foreground job to the observer, and sets the clock for the limits of any job.
     fn report_job_begun(&self, running: Option<&mut RunningJob>, now: Instant) {
         let Some(running) = running else { return };
         if running.is_foreground()

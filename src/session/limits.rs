@@ -10,11 +10,11 @@ use super::completion::EarlierErrors;
 use super::events::JobEnd;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use crate::image::heap::HeapUsage;
-use crate::image::interruption::{REACTION_TIME, Step, StuckReason};
-use crate::image::{self, Interrupt, JobKind};
+use crate::image::interruption::{InterruptionAction, REACTION_TIME, StuckReason};
+use crate::image::{self, InterruptReason, JobKind};
 use crate::outcome::Clipped;
 
-/// The extra time for an interrupted job while garbage is being collected, which takes long in a large heap.
+/// The extra time for an interrupted job while garbage is being collected. A collection takes long in a large heap.
 const COLLECTION_GRACE: Duration = Duration::from_secs(60);
 
 /// The interval of checks while an interrupted job may wait for a garbage collection.
@@ -35,7 +35,7 @@ impl RunningJob {
     /// Returns true if the interruption is repeated until the job ends. A job that fills the heap is interrupted
     /// only once: the garbage collection that follows must not be disturbed.
     fn repeats_interruption(&self) -> bool {
-        self.interrupted() != Some(Interrupt::Heap)
+        self.interrupt_reason() != Some(InterruptReason::Heap)
     }
 
     /// Returns true if the heap contains more data than this job's limit allows.
@@ -49,8 +49,8 @@ impl RunningJob {
     pub(super) fn check_heap(&mut self) -> bool {
         let full = self.fills_heap();
         if full {
-            self.interruption.request(Interrupt::Heap, Duration::ZERO, Instant::now());
-        } else if self.filled_heap && self.interrupted() == Some(Interrupt::Heap) {
+            self.interruption.request(InterruptReason::Heap, Duration::ZERO, Instant::now());
+        } else if self.filled_heap && self.interrupt_reason() == Some(InterruptReason::Heap) {
             self.interruption.withdraw();
         }
         self.filled_heap = full;
@@ -72,16 +72,16 @@ impl RunningJob {
 
 impl Inner {
     /// Interrupts a job through the control lane. Returns false if the job does not run.
-    pub(super) fn interrupt(&self, scheduler: &mut SchedulerState, target: u64, reason: Interrupt) -> bool {
+    pub(super) fn interrupt(&self, scheduler: &mut SchedulerState, target: u64, reason: InterruptReason) -> bool {
         let Some(running) = scheduler.find(target) else { return false };
         running.cancel_hint_search();
         let now = Instant::now();
         let interruption = &mut running.interruption;
-        // A job that fills the heap, or already unwinds, gets no grace period.
-        let full = reason == Interrupt::Heap || interruption.reason() == Some(Interrupt::Heap);
+        // A job that fills the heap, or already unwinds a held evaluation, gets no grace period.
+        let full = reason == InterruptReason::Heap || interruption.reason() == Some(InterruptReason::Heap);
         let cleanup = if full || running.activity.unwinds_held() { Duration::ZERO } else { self.limits.lock().cleanup };
         match reason {
-            Interrupt::Heap => interruption.end_grace(now),
+            InterruptReason::Heap => interruption.end_grace(now),
             // A job that was interrupted for the heap may also exceed its time limit or be cancelled: the new reason
             // replaces the old reason.
             _ => {
@@ -95,15 +95,15 @@ impl Inner {
         if let Some(deadline) = interruption.deadline() {
             self.clock.arm(deadline);
         }
-        let step = interruption.step(now);
-        if let Step::Wait(next) = step {
+        let next_action = interruption.next_action(now);
+        if let InterruptionAction::Wait(next) = next_action {
             self.clock.arm(next);
         }
-        match (step, reason) {
-            (Step::Send, _) => self.send_interruption(scheduler, target, reason),
+        match (next_action, reason) {
+            (InterruptionAction::Send, _) => self.send_interruption(scheduler, target, reason),
             // The job's thread has been interrupted already. An interruption of job 0, which has no thread, only
             // ends the user's threads, which may fill the heap, too.
-            (_, Interrupt::Heap) => self.send_interruption(scheduler, 0, reason),
+            (_, InterruptReason::Heap) => self.send_interruption(scheduler, 0, reason),
             _ => {}
         }
         true
@@ -111,12 +111,12 @@ impl Inner {
 
     /// Queues a control job that interrupts the thread of job `target`. Job 0 has no thread. With the reason `Heap`,
     /// the control job also ends the user's threads.
-    pub(super) fn send_interruption(&self, scheduler: &mut SchedulerState, target: u64, reason: Interrupt) {
+    pub(super) fn send_interruption(&self, scheduler: &mut SchedulerState, target: u64, reason: InterruptReason) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
         scheduler.send_interruption(target, Request::new(&self.own_connection, job, None, RequestBody::Control));
     }
 
-    /// Records that a job's thread has taken its interruption or, with `unwinds`, begins to unwind because of it.
+    /// Records that a job's thread has taken its interruption or, if `unwinds` is true, that the thread begins to unwind.
     pub(super) fn record_interruption(&self, running: &mut RunningJob, unwinds: bool) {
         let now = Instant::now();
         if unwinds {
@@ -127,7 +127,7 @@ impl Inner {
         let Some(deadline) = running.interruption.deadline() else { return };
         self.clock.arm(deadline);
         if running.repeats_interruption()
-            && let Step::Wait(next) = running.interruption.step(now)
+            && let InterruptionAction::Wait(next) = running.interruption.next_action(now)
         {
             self.clock.arm(next);
         }
@@ -154,18 +154,18 @@ impl Inner {
             if running.evaluates() && !running.filled_heap && running.fills_heap() {
                 // Every running evaluation is interrupted: the host cannot tell which evaluation fills the heap.
                 running.filled_heap = true;
-                overdue.push((running.id, Interrupt::Heap));
+                overdue.push((running.id, InterruptReason::Heap));
             }
             busy |= running.evaluates();
             match running.deadline {
-                Some(deadline) if deadline <= now => overdue.push((running.id, Interrupt::Timeout)),
+                Some(deadline) if deadline <= now => overdue.push((running.id, InterruptReason::Timeout)),
                 deadline => next.extend(deadline),
             }
-            if let (true, Some(reason)) = (running.repeats_interruption(), running.interrupted()) {
-                match running.interruption.step(now) {
-                    Step::Send => again.push((running.id, reason)),
-                    Step::Wait(until) => next.push(until),
-                    Step::Idle => {}
+            if let (true, Some(reason)) = (running.repeats_interruption(), running.interrupt_reason()) {
+                match running.interruption.next_action(now) {
+                    InterruptionAction::Send => again.push((running.id, reason)),
+                    InterruptionAction::Wait(until) => next.push(until),
+                    InterruptionAction::Idle => {}
                 }
             }
             settled.append(&mut running.take_overdue_error_queries(now));
@@ -219,7 +219,7 @@ impl Inner {
         let Some(observer) = self.observer.get() else { return };
         // The next image answers these queries. Dropping them here would send an answer.
         std::mem::forget(std::mem::take(&mut running.error_queries));
-        let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
+        let end = running.interrupt_reason().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let why = if running.interruption.is_unwinding() { StuckReason::Unwinding } else { StuckReason::Unresponsive };
         let is_background = running.is_background();
         match running.activity {
@@ -228,7 +228,8 @@ impl Inner {
                 let earlier = EarlierErrors::take(&mut builder);
                 let mut outcome = builder.finish(end);
                 if let Err(error) = &mut outcome.result {
-                    let text = format!("{}. It did not end, so its image was replaced.", error.first_clause());
+                    let text =
+                        format!("{}. The evaluation did not end, so its image was replaced.", error.first_clause());
                     Arc::make_mut(error).message = Clipped::from(text);
                 }
                 self.record_background_evaluation(

@@ -37,6 +37,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
 use crate::os::clock::DeadlineClock;
+use crate::os::event_count::EventCount;
 use abandoned::EndProcessFn;
 use activity::RequestBody;
 use connection::Connection;
@@ -59,7 +60,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// A function that sends an answer: a [`Reply`] bound to the value that it gets.
+/// A function that sends an answer: a [`Reply`] bound to its argument.
 type AnswerFn = Box<dyn FnOnce() + Send>;
 
 fn bind_reply<T: Send + 'static>(reply: Reply<T>, value: T) -> AnswerFn {
@@ -71,8 +72,9 @@ fn bind_reply<T: Send + 'static>(reply: Reply<T>, value: T) -> AnswerFn {
 struct Inner {
     /// The scheduler state. Lock order: this lock is taken before all others.
     scheduler: CachePadded<Mutex<SchedulerState>>,
-    /// The condition variables, one per lane, on which the lane's threads wait for work.
-    changed: [Condvar; Lane::COUNT],
+    /// The event counts, one per lane, on which the lane's threads wait for work. They poll the count briefly before they
+    /// sleep.
+    changed: [CachePadded<EventCount>; Lane::COUNT],
     /// The condition variable on which threads wait until no evaluation runs, unwinds or is held.
     idle: Condvar,
     limits: CachePadded<Mutex<Limits>>,
@@ -90,14 +92,11 @@ struct Inner {
     evaluations_begun: CachePadded<AtomicU64>,
     begun_at_last_check: AtomicU64,
     next_id: CachePadded<AtomicU64>,
-    /// The number of times that the evaluating threads were notified of work. Such a thread polls this number briefly
-    /// before it sleeps.
-    notification_count: CachePadded<AtomicU64>,
     /// The observer, which receives the changes that must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
     /// The function that ends the process when abandoned threads keep the other Lisp threads from running, or when
     /// there are too many abandoned threads.
-    process_end: OnceCell<EndProcessFn>,
+    end_process_fn: OnceCell<EndProcessFn>,
 }
 
 impl Inner {
@@ -115,9 +114,8 @@ impl Inner {
             evaluations_begun: CachePadded::default(),
             begun_at_last_check: AtomicU64::new(0),
             next_id: CachePadded::new(AtomicU64::new(1)),
-            notification_count: CachePadded::default(),
             observer: OnceCell::new(),
-            process_end: OnceCell::new(),
+            end_process_fn: OnceCell::new(),
         }
     }
 
@@ -149,7 +147,6 @@ impl Inner {
     fn notify(&self, changed: [bool; Lane::COUNT]) {
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             if lane == Lane::Evaluation as usize {
-                self.notification_count.fetch_add(1, Ordering::Release);
                 // The work may be for one particular thread, such as the holder of an evaluation, so all threads must
                 // wake.
                 self.changed[lane].notify_all();

@@ -11,13 +11,14 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 /// sends the answer that a change belongs to, on Lisp's threads, on the clock's thread or on the thread of a caller: no
 /// method may block.
 pub(crate) trait Observer: Send + Sync {
-    /// Called when a foreground job of this connection begins. The job is interrupted after `timeout`; `None` for no
-    /// limit.
+    /// Called when a foreground job begins, with the numbers of the job and of its connection, and with the job's time
+    /// limit; `None` for no limit.
     fn job_begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
     /// Called when the foreground job gets a new deadline. The argument is the time until the deadline; `None` for no
     /// deadline.
     fn deadline_changed(&self, _more: Option<Duration>) {}
-    /// Called with the step that the foreground job begins, or with `None` when the step is over.
+    /// Called when the foreground job begins a step with a time limit of its own, such as a test, or with `None` when the
+    /// step is over.
     fn step_changed(&self, _step: Option<&str>) {}
     /// Called when an answer begins to wait for a person or another process (`true`), or stops waiting (`false`).
     fn external_wait_changed(&self, _begins: bool) {}
@@ -39,18 +40,18 @@ pub(crate) trait Observer: Send + Sync {
     fn evaluation_numbered(&self, _evaluation: u64) {}
     /// Called when a client sets the limits.
     fn limits_changed(&self, _limits: &Limits) {}
-    /// Returns true during a replay of another image's forms. The session then records no outcomes of foreground
-    /// evaluations, and does not report their definitions to other connections.
+    /// Returns true during a replay of another image's forms. The session then leaves its error state unchanged when a
+    /// foreground evaluation ends, and does not report definitions to other connections.
     fn is_replaying(&self) -> bool {
         false
     }
-    /// Called when Lisp cannot be interrupted, so that the image must be replaced. `outcome` is the evaluation's
-    /// outcome, if a call waits for it.
+    /// Called when Lisp cannot be interrupted, so that the image must be replaced. `outcome` is the outcome of the
+    /// interrupted evaluation, if a call waits for this outcome.
     fn stuck(&self, _outcome: Option<Outcome>, _why: StuckReason) {}
 }
 
-/// The observer of a process that runs a single evaluation and has no other image: reports the outcome when Lisp cannot
-/// be interrupted.
+/// An observer that reports an evaluation's outcome when Lisp cannot be interrupted. It is for a process that runs a
+/// single evaluation, which no other image can continue.
 pub(crate) struct StuckReporter<F>(F);
 
 impl<F: Fn(Outcome) + Send + Sync> StuckReporter<F> {

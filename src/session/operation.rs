@@ -77,7 +77,7 @@ impl Operation {
         Self { text: format!("(:{name}"), has_errors: false }
     }
 
-    /// Marks the operation as one that reports handled errors, to which its records refer. The errors are added to the
+    /// Declares that the operation reports handled errors, to which its records refer. The errors are added to the
     /// history and to the outcome.
     #[must_use]
     pub(crate) fn with_errors(self) -> Self {
@@ -111,7 +111,7 @@ impl Display for Operation {
 #[derive(Debug, Default)]
 pub(super) struct RecordsBuilder {
     records: Vec<Record>,
-    /// The field begun last: its name, its number, and its text.
+    /// The field begun last: its name and its value, which is the text if there is one, and the number otherwise.
     field: Option<(String, i64, Option<ClippedBuffer>)>,
     bytes: usize,
     omitted: u64,
@@ -125,7 +125,7 @@ fn record_name(text: Text<'_>) -> String {
 }
 
 impl RecordsBuilder {
-    /// Handles an event. Returns true if the rest of the current text is not kept.
+    /// Handles an event. Returns true if Lisp may stop printing the text begun last.
     pub(super) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Record(kind) => {
@@ -135,7 +135,7 @@ impl RecordsBuilder {
                     self.omitted += 1;
                 } else {
                     let kind = record_name(kind);
-                    match Record::begin(&kind) {
+                    match Record::empty(&kind) {
                         Some(record) => self.records.push(record),
                         None => tracing::error!("Lisp reported a record of unknown kind {kind:?}"),
                     }
@@ -154,9 +154,9 @@ impl RecordsBuilder {
                 return self.omitted > 0 || buffer.has_enough();
             }
             Event::Error { kind, .. } => self.error = Some((kind.to_owned(), ClippedBuffer::new(MAX_FIELD))),
-            Event::ErrorText { text, again } => {
+            Event::ErrorText { text, replaces } => {
                 if let Some((_, message)) = &mut self.error {
-                    if again {
+                    if replaces {
                         *message = ClippedBuffer::new(MAX_FIELD);
                     }
                     message.push(text);
@@ -168,7 +168,7 @@ impl RecordsBuilder {
         false
     }
 
-    /// Returns the record begun last, if it is a `System`, the record that begins the report on a system.
+    /// Returns the record begun last if it is a [`System`] record, which introduces the results of one tested system.
     pub(super) fn last_system(&mut self) -> Option<&mut System> {
         match self.records.last_mut().filter(|_| self.omitted == 0)? {
             Record::System(system) => Some(system),
@@ -202,7 +202,7 @@ impl RecordsBuilder {
         self.records
     }
 
-    /// Returns the answer to a query.
+    /// Returns the records of a query, or the error that ended the query. `end` is the way in which its job ended.
     pub(super) fn finish(self, end: JobEnd) -> Result<Vec<Record>, InspectError> {
         match (end, self.error) {
             (JobEnd::Succeeded, _) => Ok(Self { error: None, ..self }.records()),

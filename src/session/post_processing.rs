@@ -9,7 +9,7 @@ use super::connection::Connection;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::scheduler::SchedulerState;
 use super::{AnswerFn, Inner, Reply, Session, bind_reply};
-use crate::image::Interrupt;
+use crate::image::InterruptReason;
 use crate::os::panics;
 use crate::outcome::Outcome;
 
@@ -124,7 +124,7 @@ impl FinishingEvaluation {
 
     /// Returns the answer to the call whose evaluation was cancelled.
     pub(super) fn answer_as_cancelled(self) -> AnswerFn {
-        let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(Interrupt::Cancel));
+        let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(InterruptReason::Cancel));
         bind_reply(self.reply, Arc::new(outcome))
     }
 }
@@ -140,11 +140,11 @@ impl Inner {
         let builder = OutcomeBuilder::blank(evaluation);
         let (end, mut outcome) = match result {
             _ if cancel.is_none() => {
-                let end = JobEnd::Interrupted(Interrupt::Cancel);
+                let end = JobEnd::Interrupted(InterruptReason::Cancel);
                 (end, builder.finish(end))
             }
             Ok(outcome) => (end, Outcome { evaluation, ..outcome }),
-            Err(reason) => (JobEnd::Failed, builder.failed("SIMPLE-ERROR", reason)),
+            Err(reason) => (JobEnd::Failed, builder.finish_with_error("SIMPLE-ERROR", reason)),
         };
         if background {
             self.report_background(&scheduler);

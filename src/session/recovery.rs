@@ -14,7 +14,7 @@ use super::observer::Observer;
 use super::post_processing::FinishingEvaluation;
 use super::scheduler::{ErrorQuery, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, Session};
-use crate::image::{Interrupt, Lane};
+use crate::image::{InterruptReason, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
 /// The maximum time for which a query for the error state waits for the end of a cancelled evaluation.
@@ -63,11 +63,11 @@ impl Inner {
     }
 }
 
-/// The maximum size of a history that another image gets, in bytes: a worker gets the histories of all clients before
-/// it serves.
-const MAX_HISTORY: usize = 1 << 20;
+/// The maximum size of a history that another image gets, in bytes. A worker gets the histories of all clients before it
+/// serves any client, so they must be small.
+const MAX_HISTORY_BYTES: usize = 1 << 20;
 
-/// The errors of a session, in the form that is passed to another image.
+/// The errors of a connection, in the form that is passed to another image.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct SavedErrors {
     /// The last error; `None` once a later evaluation has succeeded.
@@ -79,13 +79,13 @@ pub(crate) struct SavedErrors {
 }
 
 impl SavedErrors {
-    /// Adds the new error of an evaluation, if there is one, to the history. Makes error number `last` the last error;
-    /// for `None`, there is no last error.
+    /// Adds the error `added`, if there is one, to the history. Makes error number `last` the last error; `None` clears
+    /// the last error.
     pub(crate) fn record(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
             self.history.push(error);
-            self.history.limit(MAX_HISTORY);
+            self.history.limit(MAX_HISTORY_BYTES);
         }
         let before = self.last.take().filter(|error| Some(error.id) == last);
         self.last = before.or_else(|| self.history.get(last?).cloned());
@@ -98,7 +98,7 @@ impl SavedErrors {
 }
 
 impl ErrorState {
-    /// Sets the last error and the history to those of another image.
+    /// Replaces the last error and the history with the errors of another image.
     fn restore(&mut self, errors: SavedErrors) {
         let SavedErrors { last, history, .. } = errors;
         // `reset` keeps the notices of the boot, which the next answer carries.
@@ -109,7 +109,7 @@ impl ErrorState {
 
 impl Session {
     /// Sets the observer. Later calls have no effect.
-    pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
+    pub(crate) fn set_observer(&self, observer: Arc<dyn Observer>) {
         let _ = self.inner.observer.set(observer);
     }
 
@@ -134,7 +134,7 @@ impl Session {
     pub(crate) fn when_settled(&self, answer: impl FnOnce(Option<u64>) + Send + 'static) {
         let mut scheduler = self.inner.scheduler.lock();
         let own = scheduler.foreground().filter(|running| running.connection.id == self.connection.id);
-        match own.filter(|running| running.interrupted() == Some(Interrupt::Cancel)) {
+        match own.filter(|running| running.interrupt_reason() == Some(InterruptReason::Cancel)) {
             Some(running) => {
                 let until = Instant::now() + SETTLING_TIME;
                 running.error_queries.push(ErrorQuery { until, answer: Box::new(answer) });
@@ -155,7 +155,7 @@ impl Session {
         let answers = self.inner.cancel_waiting(&mut scheduler);
         let running: Vec<_> = scheduler.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
         for job in running {
-            self.inner.interrupt(&mut scheduler, job, Interrupt::Cancel);
+            self.inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);
         }
         scheduler.finishing.iter_mut().for_each(FinishingEvaluation::cancel);
         self.inner.unlock_and_notify(scheduler);
@@ -204,11 +204,11 @@ impl Session {
                 scheduler.unwinding.push(running.id);
                 // A job that was interrupted or unwinds is not interrupted again: an interruption would cut its cleanup
                 // forms short.
-                if running.interrupted().is_none()
+                if running.interrupt_reason().is_none()
                     && !running.interruption.is_under_way()
                     && !running.activity.unwinds_held()
                 {
-                    self.inner.send_interruption(&mut scheduler, running.id, Interrupt::Cancel);
+                    self.inner.send_interruption(&mut scheduler, running.id, InterruptReason::Cancel);
                 }
             }
             let settled = running.take_error_queries();
@@ -308,5 +308,5 @@ impl Drop for UserQuestion {
 
 /// Returns the outcome of an evaluation whose image was lost, or that failed outside Lisp.
 pub(crate) fn failed_outcome(kind: &str, message: String) -> Outcome {
-    OutcomeBuilder::blank(0).failed(kind, message)
+    OutcomeBuilder::blank(0).finish_with_error(kind, message)
 }

@@ -1,5 +1,5 @@
-//! Detection of deadlocks: `Session::evaluate` refuses to wait on threads that must not wait for the session's
-//! evaluations.
+//! Detection of deadlocks: `Session::evaluate` returns an error when it is called on a thread that must not wait for the
+//! session's evaluations.
 
 use std::cell::Cell;
 
@@ -12,9 +12,9 @@ pub(super) const DEADLOCK: &str = "DEADLOCK";
 const DEADLOCK_IN_EVALUATION: &str = "Session::evaluate was called on an evaluation thread, by a Rust function that an \
     evaluation called or by a reply: it would wait for itself. Call Lisp directly there (Lisp::eval, Lisp::enter), or \
     queue the code with Session::submit, which replies later.";
-pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation while the background \
-    is full of evaluations that wait in the same way: none can begin until another ends. Queue the code with \
-    Session::submit, which replies later.";
+pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation, but so many \
+    background evaluations wait in this way that the background limit is reached: none can begin until another ends. \
+    Queue the code with Session::submit, which replies later.";
 const DEADLOCK_IN_STREAM: &str = "Session::evaluate was called by a Lisp stream or warning hook, which an evaluation may be \
     waiting for. Queue the code with Session::submit, which replies later.";
 

@@ -25,7 +25,7 @@ use super::hold::{HOLD_TIMED_OUT_NOTICE, RELEASED_NOTICE};
 use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
 use crate::image::interruption::{Interruption, REACTION_TIME};
-use crate::image::{Interrupt, Job, JobKind, Lane};
+use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 
 /// The maximum number of evaluations in the background. Each of them takes a thread with a control stack of its own.
@@ -38,7 +38,7 @@ pub(super) struct Request {
     pub(super) job: Job,
     pub(super) timeout: Option<Duration>,
     pub(super) body: RequestBody,
-    /// True if the job is to begin in the background.
+    /// True if the job begins in the background.
     pub(super) background: bool,
 }
 
@@ -71,7 +71,7 @@ impl Request {
 pub(super) enum Placement {
     /// In the foreground until its end.
     Foreground,
-    /// In the foreground, until a client moves it to the background.
+    /// In the foreground, until the job ends or a client moves it to the background.
     Detachable,
     Background,
     /// Neither in the foreground nor in the background: the job reads a held evaluation's variables on the thread that
@@ -116,7 +116,7 @@ pub(super) struct RunningJob {
     pub(super) heap_limit: Option<usize>,
     /// True from the time when the job is interrupted for exceeding `heap_limit` until a check finds room again.
     pub(super) filled_heap: bool,
-    pub(super) interruption: Interruption<Interrupt>,
+    pub(super) interruption: Interruption<InterruptReason>,
     /// The time of the last check that found a garbage collection in progress while the job was interrupted.
     pub(super) collected_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
@@ -151,8 +151,8 @@ impl ErrorQuery {
 }
 
 impl RunningJob {
-    /// Makes a running job from a request. `hold` is the held evaluation that the request is about. Returns `None` if
-    /// nobody waits for the result.
+    /// Makes a running job from a request. `hold` is the held evaluation that the request is about. Returns `None` for a
+    /// job of the control lane, which has no result.
     pub(super) fn new(
         request: Request,
         lane: Lane,
@@ -182,8 +182,8 @@ impl RunningJob {
         })
     }
 
-    /// Makes a running job from a request that ends before its job begins. Returns `None` if nobody waits for the
-    /// result.
+    /// Makes a running job from a request that ends before its job begins. Returns `None` for a job of the control lane,
+    /// which has no result.
     pub(super) fn unstarted(request: Request, lane: Lane) -> Option<Self> {
         Self::new(request, lane, None, None)
     }
@@ -198,7 +198,7 @@ impl RunningJob {
             return None;
         }
         (self.deadline, self.heap_limit) = (None, None);
-        let end = self.hint_search_cancelled.insert(Arc::new(AtomicBool::new(self.interrupted().is_some())));
+        let end = self.hint_search_cancelled.insert(Arc::new(AtomicBool::new(self.interrupt_reason().is_some())));
         Some((texts, end.clone()))
     }
 
@@ -247,7 +247,7 @@ impl RunningJob {
         self.activity.hold_mut().is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// Takes the hold that remains when this job is over, and sets its time limit to `until`. The evaluation may have
+    /// Takes the hold that remains when this job is over, and makes it end at the time `until`. The evaluation may have
     /// been held before, or may have failed in this job. Returns `None` if no evaluation stays held.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
         let hold = match &mut self.activity {
@@ -255,7 +255,7 @@ impl RunningJob {
                 connection: self.connection.clone(),
                 job: self.id,
                 until,
-                builder: builder.for_resumption(),
+                builder: builder.resumption_builder(),
                 binds_package: *binds_package,
                 question: None,
                 thread: self.thread,
@@ -274,7 +274,7 @@ impl RunningJob {
     }
 
     /// Returns the reason why the job was interrupted; `None` for a job that was not interrupted.
-    pub(super) fn interrupted(&self) -> Option<Interrupt> {
+    pub(super) fn interrupt_reason(&self) -> Option<InterruptReason> {
         self.interruption.reason()
     }
 }
@@ -287,7 +287,7 @@ pub(super) enum Instruction {
     Refuse(Box<Request>),
     /// Release this hold, which belongs to the thread, and give the client this notice.
     Release(Box<Hold>, &'static str),
-    /// Wait until another thread notifies the lane, or until this time if there is one; then ask again.
+    /// Wait until another thread notifies the lane, or until this time if it is given; then ask again.
     Wait(Option<Instant>),
     /// End the thread.
     End,
@@ -327,7 +327,7 @@ impl Threads {
         is_new
     }
 
-    /// Clears the home if this thread is the home.
+    /// Clears the home thread if it is this thread.
     fn clear_home(&mut self, thread: u64) {
         self.home.take_if(|home| *home == thread);
     }
@@ -423,16 +423,16 @@ impl SchedulerState {
         let mut turn = self.turn(now);
         while let Turn::Begin = turn
             && self.background_count() < MAX_BACKGROUND
-            && let Some(first) = self.first_evaluation()
+            && let Some(first) = self.next_request_index()
             && self.waiting[Lane::Evaluation as usize][first].background
         {
-            let request = self.pop_evaluation();
+            let request = self.take_next_request();
             self.ready.push_back(request);
             turn = self.turn(now);
         }
         self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait)
             || !self.ready.is_empty()
-            || self.holds.iter().any(|hold| self.reading_request(hold).is_some());
+            || self.holds.iter().any(|hold| self.reading_request_index(hold).is_some());
         let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
         let needed = self.ready.len() + usize::from(needs_home);
         while let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
@@ -448,7 +448,7 @@ impl SchedulerState {
         if self.foreground().is_some() {
             return Turn::Wait;
         }
-        let Some(first) = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]) else {
+        let Some(first) = self.next_request_index().map(|first| &self.waiting[Lane::Evaluation as usize][first]) else {
             return Turn::Wait;
         };
         let (kind, background) = (first.job.kind, first.background);
@@ -481,7 +481,7 @@ impl SchedulerState {
         Turn::Begin
     }
 
-    /// Returns true if there is a home and it neither holds an evaluation nor runs a job.
+    /// Returns true if there is a home thread, and the thread neither holds an evaluation nor runs a job.
     fn is_home_free(&self) -> bool {
         self.threads.home.is_some_and(|home| {
             self.holds.iter().all(|hold| hold.thread != home)
@@ -499,7 +499,7 @@ impl SchedulerState {
 
     /// Returns the index of the first waiting request of the hold's connection, if this request reads the held
     /// evaluation's variables.
-    fn reading_request(&self, hold: &Hold) -> Option<usize> {
+    fn reading_request_index(&self, hold: &Hold) -> Option<usize> {
         let waiting = &self.waiting[Lane::Evaluation as usize];
         let first = waiting.iter().position(|request| request.connection.id == hold.connection.id)?;
         matches!(waiting[first].job.kind, JobKind::FrameLocals { .. }).then_some(first)
@@ -510,24 +510,24 @@ impl SchedulerState {
     fn next_held(&mut self, job: u64, now: Instant) -> Instruction {
         let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Instruction::Wait(None) };
         let until = self.holds[own].until;
-        if let Some(index) = self.reading_request(&self.holds[own]) {
+        if let Some(index) = self.reading_request_index(&self.holds[own]) {
             let request = self.waiting[Lane::Evaluation as usize].remove(index).expect("the index was just found");
             let hold = Box::new(self.holds.swap_remove(own));
             return Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
         }
         match self.turn(now) {
-            Turn::Refuse => Instruction::Refuse(Box::new(self.pop_evaluation())),
+            Turn::Refuse => Instruction::Refuse(Box::new(self.take_next_request())),
             Turn::Held(target) if target == own => {
-                let first = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
+                let first = self.next_request_index().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
                 if !first.is_some_and(|first| first.job.kind.is_for_held_evaluation()) {
                     return Instruction::Release(Box::new(self.holds.swap_remove(own)), RELEASED_NOTICE);
                 }
-                let mut request = self.pop_evaluation();
+                let mut request = self.take_next_request();
                 let hold = Box::new(self.holds.swap_remove(own));
                 if let RequestBody::Held(HeldRequest::Resume(builder, _)) = &mut request.body {
                     // A resumed evaluation keeps its own limits, and its errors refer to its own code.
                     request.timeout = hold.builder.timeout();
-                    **builder = hold.builder.for_resumption();
+                    **builder = hold.builder.resumption_builder();
                     request.job.evaluation = builder.evaluation();
                 }
                 Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now))
@@ -556,11 +556,11 @@ impl SchedulerState {
         let is_home = self.threads.home == Some(thread);
         let until = if is_home || !self.is_home_free() {
             match self.turn(now) {
-                Turn::Refuse => return Instruction::Refuse(Box::new(self.pop_evaluation())),
+                Turn::Refuse => return Instruction::Refuse(Box::new(self.take_next_request())),
                 Turn::Begin => {
                     self.threads.home = Some(thread);
                     self.reset_at = None;
-                    let request = self.pop_evaluation();
+                    let request = self.take_next_request();
                     return Instruction::Run(self.begin(Lane::Evaluation, thread, request, None, now));
                 }
                 Turn::BeginAt(time) => Some(time),
@@ -586,7 +586,7 @@ impl SchedulerState {
 
     /// Records that a thread could not be started, for this reason. If no thread is left for the last ready background
     /// request, removes and returns this request, so that it can fail. Otherwise returns the time of the next attempt,
-    /// as an error: the foreground request waits until then, or until the home is free.
+    /// as an error: the foreground request waits until then, or until the home thread is free.
     pub(super) fn record_thread_refusal(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
         if self.ready.len() >= self.threads.supply.starting()
             && let Some(request) = self.ready.pop_back()
@@ -601,7 +601,7 @@ impl SchedulerState {
     }
 
     /// Returns the index of the first waiting request on the evaluation lane that may be served now.
-    fn first_evaluation(&self) -> Option<usize> {
+    fn next_request_index(&self) -> Option<usize> {
         let asks = |request: &Request| self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some());
         let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
         waiting.position(|request| match request.job.kind {
@@ -611,8 +611,8 @@ impl SchedulerState {
         })
     }
 
-    fn pop_evaluation(&mut self) -> Request {
-        let first = self.first_evaluation().expect("the caller found a first evaluation");
+    fn take_next_request(&mut self) -> Request {
+        let first = self.next_request_index().expect("the caller found a first evaluation");
         self.waiting[Lane::Evaluation as usize].remove(first).expect("the index was just found")
     }
 
@@ -833,9 +833,9 @@ impl SchedulerState {
         }
     }
 
-    /// Records that the thread of job `waiter` waits for another job. Ends the wait at once if the job no longer runs,
-    /// or an interruption has been sent to its thread. While the interruption is still queued, the wait continues:
-    /// otherwise Lisp could continue without noticing the interruption.
+    /// Records that the thread of job `waiter` waits for another job. Ends the wait at once if job `waiter` no longer
+    /// runs, or if an interruption has been sent to its thread. While an interruption is still queued, the wait
+    /// continues: otherwise Lisp could continue without noticing the interruption.
     pub(super) fn record_wait(&mut self, waiter: u64, awaited: JobWait) {
         let is_queued = self.queued_interruptions.iter().any(|(_, target)| *target == waiter);
         let Some(waiter) = self.find(waiter) else { return (awaited.interrupt)() };
@@ -919,8 +919,8 @@ mod tests {
         assert!(matches!(next(&mut scheduler, 1), Instruction::Run(Job { id: 2, .. })));
     }
 
-    /// Reading a held evaluation's variables waits neither for the foreground nor for a request of another connection;
-    /// the connection's own next request waits for the reading.
+    /// A request that reads a held evaluation's variables waits neither for the foreground nor for a request of another
+    /// connection. The next request of the connection that holds the evaluation waits until the variables are read.
     #[test]
     fn held_variables_are_read_while_the_foreground_is_busy() {
         let mut scheduler = SchedulerState::default();
@@ -965,7 +965,8 @@ mod tests {
         run(&mut scheduler, 1, Some(4), 5);
     }
 
-    /// Evaluations begin in the order of their numbers, in the background too. The foreground stays with its thread.
+    /// Evaluations begin in the order of their numbers, in the background too. All foreground evaluations begin on the same
+    /// thread.
     #[test]
     fn background_jobs_begin_in_the_order_of_submission() {
         let mut scheduler = SchedulerState::default();

@@ -17,7 +17,7 @@ struct AttachedClient {
     connection: u64,
     input: LineReader,
     output: WriteBuffer,
-    /// True once the client has closed the connection or writing to it has failed.
+    /// True once the client has closed the connection, or reading or writing has failed.
     is_gone: bool,
 }
 

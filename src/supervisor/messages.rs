@@ -1,4 +1,4 @@
-//! The parts of the clients' messages that the supervisor reads, and the errors that the supervisor itself answers.
+//! The parts of the clients' messages that the supervisor reads, and the errors that the supervisor itself sends as answers.
 //!
 //! The supervisor parses a line to answer it, to know whether it requires an answer, or to apply a cancellation, but
 //! not to relay it.

@@ -27,7 +27,7 @@ use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
 use crate::rpc::attach::Listener;
 use crate::rpc::recorder::Recorder;
-use recovery::Recovery;
+use recovery::RecoveryRecord;
 use relay::Relay;
 
 /// The settings of a supervisor.
@@ -46,7 +46,7 @@ pub(crate) struct SupervisorOptions {
     pub(crate) listener: Option<Listener>,
     /// The interval at which the watchdog checks the worker.
     pub(crate) watch_interval: Duration,
-    /// The recorder of the conversation.
+    /// The recorder of the conversation with the client of stdin and stdout; `None` if nothing is recorded.
     pub(crate) recorder: Option<Recorder>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct SupervisorOptions {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     options: SupervisorOptions,
-    recovery: Recovery,
+    recovery: RecoveryRecord,
 }
 
 impl Supervisor {
@@ -63,7 +63,7 @@ impl Supervisor {
     /// # Errors
     /// Returns the reason, worded as a sentence, if the persistent session cannot be continued.
     pub(crate) fn new(options: SupervisorOptions) -> Result<Self, String> {
-        let mut recovery = Recovery::new(&options);
+        let mut recovery = RecoveryRecord::new(&options);
         if let Some((session, _)) = &options.session {
             recovery.continue_session(session)?;
         }

@@ -1,5 +1,5 @@
 //! The recovery record of a supervisor: the clients' open requests, the [recovery state](RecoveryState), and the files
-//! that must agree with the state: the log of a persistent session, and the checkpoints.
+//! that must agree with the state (the log of a persistent session, and the checkpoints).
 
 use std::io;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(super) const LOG_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The recovery record, which outlives each worker process.
 #[derive(Debug)]
-pub(super) struct Recovery {
+pub(super) struct RecoveryRecord {
     pub(super) requests: Requests,
     state: RecoveryState,
     pub(super) checkpoints: Checkpoints,
@@ -35,7 +35,7 @@ pub(super) struct Recovery {
     last_log_attempt: Option<Instant>,
 }
 
-impl Recovery {
+impl RecoveryRecord {
     /// Creates the record before the first worker process.
     pub(super) fn new(options: &SupervisorOptions) -> Self {
         Self {
@@ -116,7 +116,7 @@ impl Recovery {
         {
             let age = text::format_age(jiff::Timestamp::now().duration_since(since));
             add(format!(
-                "Its last server could no longer write the log, since {age} ago: later definitions may be missing."
+                "Its last server could no longer write the log: definitions of the last {age} may be missing."
             ));
         }
         if let Some(remark) = &remark {
@@ -144,7 +144,7 @@ impl Recovery {
         }
     }
 
-    /// Returns the reason why the log cannot be written; `None` while it can, or without a log.
+    /// Returns the reason why the log cannot be written; `None` while the log can be written, or without a log.
     pub(super) fn log_failure(&self) -> Option<&str> {
         self.log.as_ref()?.failure()
     }
@@ -169,8 +169,8 @@ impl Recovery {
         if let SessionEvent::Saving { file } = &event
             && let Some(content) = self.state.checkpoint_content()
         {
-            // Without this file the checkpoint can still be restored; only its definitions are unknown to the next
-            // replay.
+            // Without this file the checkpoint can still be restored, but the recovery state may then lack the definitions
+            // that the checkpoint contains.
             if let Err(error) = log::write_checkpoint_forms(&self.checkpoints.forms_path(file), &content) {
                 tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
             }
@@ -183,8 +183,8 @@ impl Recovery {
         let must_compact = self.log.as_mut().filter(|_| event.outlives_server()).is_some_and(|log| log.append(&event));
         self.state.apply(event);
         if let Some(checkpoint) = replaced_by {
-            // The older checkpoints of this name are deleted only now. Before the event was applied, the next image
-            // would have booted from one of them.
+            // Older checkpoints with this name are deleted after the event is applied: until then, a new image might boot
+            // from one of them.
             self.checkpoints.delete_replaced(&checkpoint);
         }
         if must_compact {
@@ -228,7 +228,7 @@ impl Recovery {
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, replayed: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
-        // Foreign code may have written a line's number to the status page. A line whose job has begun was not lost.
+        // A line whose job has begun was not lost: foreign code may have written the line's number to the status page.
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != call_of_job(last.begun));
         lost_line.into_iter().for_each(|line| self.requests.record_lost_line(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
@@ -260,12 +260,13 @@ impl Recovery {
             step: status.step(),
             replaying,
             evaluations: status.get(StatusField::NewestEvaluation).min(u64::MAX / 2),
-            inspecting: Some(call_of_job(status.get(StatusField::Inspecting))).filter(|call| self.requests.has(*call)),
+            inspecting: Some(call_of_job(status.get(StatusField::Inspecting)))
+                .filter(|call| self.requests.is_open(*call)),
         }
     }
 
     /// Records a reset of the session by a call. `notices` are the image's notices that the client has not seen yet.
-    pub(super) fn reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
+    pub(super) fn record_reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
         let replacement = self.replacement(call, notices);
         self.state.record_reset(&self.last_status(status), replacement);
         self.compact_log();
@@ -274,14 +275,14 @@ impl Recovery {
 
     /// Records the restore of a checkpoint by a call. `notices` are the image's notices that the client has not seen
     /// yet.
-    pub(super) fn restore_checkpoint(
+    pub(super) fn record_restore(
         &mut self,
         status: &WorkerStatus,
         call: u64,
         checkpoint: Checkpoint,
         notices: Vec<String>,
     ) {
-        // If the recovery state lacks the checkpoint, this file has the definitions that the checkpoint contains.
+        // If the recovery state lacks the checkpoint, its definitions are taken from the checkpoint's `.forms` file.
         let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
         let replacement = self.replacement(call, notices);
         self.state.record_restore(checkpoint.clone(), &self.last_status(status), replacement, saved);
@@ -294,19 +295,20 @@ impl Recovery {
     }
 
     /// Queues the open requests for the next worker. Requests that an image may have begun keep their numbers.
-    pub(super) fn resend(&mut self) {
+    pub(super) fn requeue_open_lines(&mut self) {
         let known = [
             Some(call_of_job(self.state.begun)),
             self.state.replacement.as_ref().map(|replacement| replacement.call),
             self.state.inspected.map(|(call, _)| call),
         ];
-        self.requests.resend(known.into_iter().flatten().max().unwrap_or(0));
+        self.requests.requeue_open_lines(known.into_iter().flatten().max().unwrap_or(0));
     }
 
     /// Returns true when a call may request another image: the call is open, and the current image is not the result of
     /// its request.
     pub(super) fn may_replace(&self, call: u64) -> bool {
-        self.requests.has(call) && self.state.replacement.as_ref().is_none_or(|replacement| replacement.call != call)
+        self.requests.is_open(call)
+            && self.state.replacement.as_ref().is_none_or(|replacement| replacement.call != call)
     }
 
     /// Returns the core that the next image is booted from; `None` for the program's own core.
@@ -342,7 +344,7 @@ mod tests {
     use crate::recovery::state::MAX_SAVES_IN_PROGRESS;
 
     /// Returns the record of a session with these checkpoints, and the status page of its worker.
-    fn session(checkpoints: &TestCheckpoints) -> (Recovery, WorkerStatus) {
+    fn session(checkpoints: &TestCheckpoints) -> (RecoveryRecord, WorkerStatus) {
         let options = SupervisorOptions {
             arguments: Vec::new(),
             restore: true,
@@ -353,7 +355,7 @@ mod tests {
             watch_interval: std::time::Duration::from_secs(1),
             recorder: None,
         };
-        (Recovery::new(&options), WorkerStatus::new(None).expect("memory"))
+        (RecoveryRecord::new(&options), WorkerStatus::new(None).expect("memory"))
     }
 
     fn saving(file: impl Into<String>) -> SessionEvent {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, getpid};
 
 use super::attached_clients::{AttachedClients, AttachedDescriptor, ClientEvent};
-use super::recovery::Recovery;
+use super::recovery::RecoveryRecord;
 use super::shutdown::Shutdown;
 use super::worker::{Worker, WorkerId};
 use super::worker_process::{WorkerProcess, describe_exit, is_possibly_external};
@@ -63,7 +63,7 @@ enum LoopAction {
 
 type StepResult = Result<(), LoopAction>;
 
-/// The event loop: its connections to the clients, the workers, and the state of a shutdown.
+/// The event loop, with the connections to its clients, its workers, and the state of a shutdown.
 #[derive(Debug)]
 pub(super) struct Relay {
     /// The input of the client of stdin; `None` once it has ended.
@@ -89,7 +89,7 @@ impl Relay {
         input: OwnedFd,
         output: OwnedFd,
         options: SupervisorOptions,
-        recovery: Recovery,
+        recovery: RecoveryRecord,
     ) -> io::Result<Self> {
         Ok(Self {
             input: Some(LineReader::new(nonblocking_reader(input)?).with_recorder(options.recorder.clone())),
@@ -111,11 +111,13 @@ impl Relay {
                 Ok(()) => {}
                 Err(LoopAction::Replace(id, crash)) => self.replace(id, &crash),
                 Err(LoopAction::Reset(id, call, notices)) => {
-                    self.replace_on_request(id, |recovery, process| recovery.reset(&process.status, call, notices));
+                    self.replace_on_request(id, |recovery, process| {
+                        recovery.record_reset(&process.status, call, notices)
+                    });
                 }
                 Err(LoopAction::Restore(id, call, checkpoint, notices)) => {
                     self.replace_on_request(id, |recovery, process| {
-                        recovery.restore_checkpoint(&process.status, call, *checkpoint, notices);
+                        recovery.record_restore(&process.status, call, *checkpoint, notices);
                     });
                 }
                 Err(LoopAction::Fail(reason)) => self.fail(reason),
@@ -475,7 +477,7 @@ impl Relay {
     }
 
     /// Replaces a worker's process at the request of a call. `record` records the reason in the recovery record.
-    fn replace_on_request(&mut self, id: WorkerId, record: impl FnOnce(&mut Recovery, &WorkerProcess)) {
+    fn replace_on_request(&mut self, id: WorkerId, record: impl FnOnce(&mut RecoveryRecord, &WorkerProcess)) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.replace(record);
         }
@@ -498,7 +500,7 @@ fn report_unreadable_event(worker: &mut WorkerProcess, clients: impl Iterator<It
     let error: String = error.to_string().chars().take(MAX_ERROR_CHARS).collect();
     tracing::error!("the worker reported an event that cannot be read: {error}");
     let text = format!(
-        "The supervisor could not read a report from the image ({error}): the next image may lack that \
+        "The supervisor could not read a report from the image ({error}): the next image may lack a recent \
         change."
     );
     if let Some(input) = &mut worker.input {

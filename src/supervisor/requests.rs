@@ -56,7 +56,7 @@ struct PendingLine {
 /// A line or a piece of a line, marked for the worker.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// The bytes to send, after a mark with the connection and the line's number.
+    /// A mark with the connection and the line's number, followed by the bytes of the line or piece.
     pub(super) marked: Vec<u8>,
     /// True for a whole line and for the last piece of a line.
     pub(super) is_last: bool,
@@ -92,7 +92,7 @@ impl Requests {
     }
 
     /// Returns true when there is something to send.
-    pub(super) fn has_waiting(&self) -> bool {
+    pub(super) fn has_unsent_lines(&self) -> bool {
         !self.turns.is_empty()
     }
 
@@ -136,8 +136,8 @@ impl Requests {
     }
 
     /// Queues all open lines for the next worker, before the waiting lines of each client. Lines with numbers up to
-    /// `known` keep their numbers.
-    pub(super) fn resend(&mut self, known: u64) {
+    /// `known` keep their numbers, except lines that did not reach the last worker.
+    pub(super) fn requeue_open_lines(&mut self, known: u64) {
         self.partial.clear();
         for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
             let connection = line.connection;
@@ -194,11 +194,11 @@ impl Requests {
     }
 
     /// Returns true for the number of an open line.
-    pub(super) fn has(&self, number: u64) -> bool {
+    pub(super) fn is_open(&self, number: u64) -> bool {
         self.open.contains_key(&number)
     }
 
-    /// Returns the number of the first open line from this number on.
+    /// Returns the number of the first open line whose number is at least `number`.
     pub(super) fn first_open_line_from(&self, number: u64) -> Option<u64> {
         self.open.range(number..).next().map(|(number, _)| *number)
     }
@@ -225,7 +225,7 @@ impl Requests {
         Some((line.connection, line.text))
     }
 
-    /// Returns true when an open line has a number above this one. The line may be sent only in part.
+    /// Returns true when an open line, which may be sent only in part, has a number above `number`.
     pub(super) fn has_open_line_after(&self, number: u64) -> bool {
         self.open.last_key_value().is_some_and(|(last, _)| *last > number)
     }
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(requests.send_all(), [(0, 1), (1, 2), (0, 3)]);
         assert_eq!([2, 2, 4].map(|number| requests.finish(number)), [Some(1), None, None]);
         assert_eq!((requests.texts(0), requests.texts(1).len()), (vec!["a", "c"], 0));
-        assert!(requests.has(3) && !requests.has(2));
+        assert!(requests.is_open(3) && !requests.is_open(2));
         assert_eq!((requests.next_number(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * LINE_OVERHEAD, 0));
         assert_eq!([1, 3].map(|number| requests.finish(number)), [Some(0), Some(0)]);
         assert!(requests.bytes.is_empty());
@@ -355,7 +355,7 @@ mod tests {
             requests.add(connection, line.as_bytes());
         }
         assert_eq!(requests.send_all(), [(1, 1), (2, 2), (3, 3), (1, 1), (2, 4), (1, 1), (1, 5)]);
-        assert!(!requests.has_waiting() && requests.byte_counts_match());
+        assert!(!requests.has_unsent_lines() && requests.byte_counts_match());
     }
 
     #[test]
@@ -367,7 +367,7 @@ mod tests {
         }
         let begun: Vec<_> = (0..3).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 3);
-        requests.resend(1);
+        requests.requeue_open_lines(1);
         assert_eq!(requests.send_all(), [(1, 1), (2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
         assert!(requests.byte_counts_match());
@@ -384,7 +384,7 @@ mod tests {
             assert_eq!(requests.first_open_line_from(numbers[1]), Some(numbers[1]));
             requests.record_stall(numbers[1]);
             assert_eq!(requests.take_stalling_line(), expected);
-            requests.resend(0);
+            requests.requeue_open_lines(0);
         }
         requests.record_stall(99);
         assert!(requests.take_stalling_line().is_none() && requests.byte_counts_match());
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(requests.first_awaited(), Some(0));
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(2));
-        requests.resend(0);
+        requests.requeue_open_lines(0);
         requests.apply_cancellations();
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(9));

@@ -23,7 +23,8 @@ pub(super) enum WorkerStage {
     Serving,
 }
 
-/// The restart policy, with the recent losses that no answer has followed, each with its time.
+/// The restart policy, with the recent losses that no answer has followed: the time of each loss, and the stage that the
+/// lost worker had reached.
 #[derive(Debug, Default)]
 pub(super) struct RestartPolicy {
     losses: Vec<(Instant, WorkerStage)>,

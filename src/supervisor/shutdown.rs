@@ -43,8 +43,8 @@ impl Shutdown {
 
     /// Answers the open requests of the client of stdin with errors, and waits until the client has read `output`. The
     /// wait ends at the deadline, or after [`FINAL_READ_TIME`] if that is later. `worker` is the exit status that the
-    /// worker announced. Returns the exit status of the server: `worker`, if the input has ended and `worker` is not
-    /// `None`, or else the status of the shutdown.
+    /// worker announced. Returns the exit status of the server: the status of the shutdown or, if that status is 0 and the
+    /// worker announced one, `worker`.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
         let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);

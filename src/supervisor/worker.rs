@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::messages;
-use super::recovery::{LOG_RETRY_INTERVAL, Recovery};
+use super::recovery::{LOG_RETRY_INTERVAL, RecoveryRecord};
 use super::restart_policy::{RestartPolicy, WorkerStage};
 use super::watchdog::Watchdog;
 use super::worker_process::{self, WorkerProcess};
@@ -35,7 +35,7 @@ pub(super) struct Worker {
     pub(super) has_served: bool,
     pub(super) watchdog: Watchdog,
     pub(super) restarts: RestartPolicy,
-    pub(super) recovery: Recovery,
+    pub(super) recovery: RecoveryRecord,
     /// True between the notice that the log cannot be written and the notice that the log can be written again.
     notified_log_failure: bool,
     /// The exit status that the last process announced.
@@ -45,7 +45,7 @@ pub(super) struct Worker {
 impl Worker {
     /// Creates a worker whose first process starts at once and continues from `recovery`. The watchdog checks the process
     /// every `watch_interval`.
-    pub(super) fn new(recovery: Recovery, watch_interval: Duration) -> Self {
+    pub(super) fn new(recovery: RecoveryRecord, watch_interval: Duration) -> Self {
         Self {
             process: None,
             start_at: Instant::now(),
@@ -58,7 +58,8 @@ impl Worker {
         }
     }
 
-    /// Starts a process that continues where the last process stopped.
+    /// Starts a process that continues where the last process stopped. Returns the crash to record if the process cannot be
+    /// started.
     pub(super) fn start(
         &mut self,
         arguments: &[OsString],
@@ -133,17 +134,17 @@ impl Worker {
 
     /// Returns true while bytes are unsent or a process that is ready has lines waiting.
     pub(super) fn has_unsent_input(&self) -> bool {
-        self.has_to_send(|process| process.ready)
+        self.has_input_to_send(|process| process.ready)
     }
 
     /// Returns true while bytes are unsent or the process accepts the lines that wait.
     pub(super) fn can_send(&self) -> bool {
-        self.has_to_send(WorkerProcess::takes_lines)
+        self.has_input_to_send(WorkerProcess::takes_lines)
     }
 
-    fn has_to_send(&self, takes_lines: impl Fn(&WorkerProcess) -> bool) -> bool {
+    fn has_input_to_send(&self, takes_lines: impl Fn(&WorkerProcess) -> bool) -> bool {
         self.process.as_ref().is_some_and(|process| {
-            let waits = takes_lines(process) && self.recovery.requests.has_waiting();
+            let waits = takes_lines(process) && self.recovery.requests.has_unsent_lines();
             process.input.as_ref().is_some_and(|input| !input.is_empty() || waits)
         })
     }
@@ -174,7 +175,7 @@ impl Worker {
             process.is_some_and(|process| self.recovery.record_crash(&process.status, process.replayed, crash));
         let stalling = self.recovery.requests.take_stalling_line();
         let refusal = stalling.and_then(|(client, line)| Some((client, messages::stall_error(&line)?)));
-        self.recovery.resend();
+        self.recovery.requeue_open_lines();
         if progress {
             self.start_at = Instant::now();
             return Ok(refusal);
@@ -182,15 +183,15 @@ impl Worker {
         self.start_at = self
             .restarts
             .record_loss(stage, Instant::now())
-            .map_err(|times| format!("the Lisp image was lost {times} (the last one {cause}); the server stops"))?;
+            .map_err(|times| format!("the Lisp image was lost {times} (the last image {cause}); the server stops"))?;
         Ok(refusal)
     }
 
     /// Discards the process and schedules the next process at once. `record` records the reason in the recovery record.
-    pub(super) fn replace(&mut self, record: impl FnOnce(&mut Recovery, &WorkerProcess)) {
+    pub(super) fn replace(&mut self, record: impl FnOnce(&mut RecoveryRecord, &WorkerProcess)) {
         if let Some(process) = self.process.take() {
             record(&mut self.recovery, &process);
-            self.recovery.resend();
+            self.recovery.requeue_open_lines();
         }
         self.start_at = Instant::now();
     }

@@ -89,17 +89,19 @@ pub(super) struct WorkerProcess {
     output: OwnedFd,
     /// True until the end of the process's output.
     pub(super) is_output_open: bool,
-    /// The bytes that were read; the bytes before `start` are handled.
+    /// The bytes that were read. Frames before `start` have already been returned.
     buffer: Vec<u8>,
     /// The start of the next frame in `buffer`.
     start: usize,
-    /// The parts of a large answer that have arrived, and the number of the answered line.
+    /// The parts of a large answer that have arrived.
     partial_answer: Vec<u8>,
+    /// The number of the line that the partial answer belongs to; `None` when no answer is partial.
     partial_answer_line: Option<u64>,
     /// The number of bytes read from the process.
     pub(super) bytes_read: u64,
-    /// The number of complete lines sent to the process, and the number of lines that it has reported as received.
+    /// The number of complete lines sent to the process.
     sent: u64,
+    /// The number of lines that the process has reported as received.
     received: u64,
     /// The wait status, once the process is reaped. From then on, `pid` may belong to another process.
     pub(super) wait_status: Option<WaitStatus>,

@@ -230,7 +230,7 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
         text,
         format!(
             "Background evaluation {id} was lost with the image: describe-last-error with `list` shows what is known \
-             about it."
+             about the loss."
         )
     );
     assert_eq!(call_err(&mut server, "check-evaluation", json!({})), text);
@@ -239,7 +239,7 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     let text = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("CANCELLED"), "{text}");
     let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 1}));
-    assert!(text.contains("The evaluation was cancelled. It did not end, so its image was replaced."), "{text}");
+    assert!(text.contains("cancelled. The evaluation did not end, so its image was replaced."), "{text}");
     // A time limit replaces the image in the same way.
     let arguments = json!({"code": code, "background": true, "timeout": 0.1});
     call_ok(&mut server, "evaluate-lisp", arguments);
@@ -247,7 +247,7 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     let text = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("TIMEOUT"), "{text}");
     let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 2}));
-    assert!(text.contains(" 0.1 seconds") && text.contains(". It did not end, so its image was"), "{text}");
+    assert!(text.contains(" 0.1 seconds") && text.contains(". The evaluation did not end, so its image was"), "{text}");
 }
 
 #[test]

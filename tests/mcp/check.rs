@@ -110,7 +110,8 @@ fn syntax_errors_and_unknown_packages_are_reported() {
         ("(a\n #?b #?c)", "2:2: note: SBCL has no reader macro #?: define it before this form is read"),
         (
             "(defpackage :my-app (:use :cl)) (my-ap::f) (my-ap::g)",
-            "1:34: note: no package MY-AP is known here: load its definition before this form is read (is MY-APP meant?)",
+            "1:34: note: no package MY-AP is known here: load its definition before this form is read \
+             (did you mean MY-APP?)",
         ),
     ] {
         assert_eq!(findings(text), [expected], "{text}");
@@ -189,8 +190,8 @@ fn packages_of_the_same_system_are_known() {
     write("src/main.lisp", "(in-package #:app.core)\n(app.core:run)\n(alexandria:flatten 1)\n(app.coer:run)\n");
     let main = directory.join("src/main.lisp").display().to_string();
     let expected = format!(
-        "{main}:4:2: note: no package APP.COER is known here: load its definition before this form is read (is APP.CORE \
-         meant?)\n"
+        "{main}:4:2: note: no package APP.COER is known here: load its definition before this form is read \
+         (did you mean APP.CORE?)\n"
     );
     assert_eq!(checked(&[&main], ""), (0, expected, String::new()));
 }

@@ -377,7 +377,7 @@ fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
         signal(child, "-KILL");
     }
     let (text, is_error) = server.outcome(id);
-    assert!(is_error && text == "Nothing was saved: the process that was saving it was killed by signal 9.", "{text}");
+    assert!(is_error && text == "Nothing was saved: the saving process was killed by signal 9.", "{text}");
     assert_eq!(list(&mut server).lines().count(), 1);
     // A save hook that exits makes only the save fail.
     server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sb-ext:exit :code 0 :abort t))))");
@@ -448,7 +448,7 @@ fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint() {
         limit_file_size(state.mode.lisp_process(&server), Some(1 << 20));
         let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "before"}));
         limit_file_size(state.mode.lisp_process(&server), None);
-        assert!(text.starts_with("Nothing was saved: the process that was saving it ") && text.contains(how), "{text}");
+        assert!(text.starts_with("Nothing was saved: the saving process ") && text.contains(how), "{text}");
         assert_eq!(state.files(None).len(), before);
         assert_eq!(server.evaluate(SESSION_PARTS), "=> (5 :F T T T 1)");
     }

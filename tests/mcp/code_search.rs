@@ -182,7 +182,7 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
             "odd",
             "methods",
             "ODD has no methods, and no method specialises on it. Not searched: other code that names the class. \
-             Relation references finds some of it.",
+             The relation references finds some of that code.",
         ),
     ] {
         assert_eq!(references(&mut server, name, relation)[0], expected);
@@ -267,7 +267,7 @@ fn callees_exclude_functions_from_expansions_of_standard_macros() {
     for (name, reason) in [
         ("", "find-references: name must be a function, variable, macro or class, such as my-app:run, not \"\"."),
         (" ", "find-references: name must be a function, variable, macro or class, such as my-app:run, not \"\"."),
-        ("#:c", "find-references: nothing can refer to #:c: the reader makes a new symbol each time."),
+        ("#:c", "find-references: nothing can refer to #:c: the reader makes a new symbol for each #: name."),
     ] {
         assert_eq!(call_err(&mut server, "find-references", json!({"name": name})), reason);
     }

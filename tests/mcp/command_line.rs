@@ -119,7 +119,7 @@ fn failure_to_start_lisp_threads_is_reported() {
              (lambda (f lane) f (error \"no lane ~D\" lane))))",
             "SIMPLE-ERROR: no lane 0",
         ),
-        ("(sb-thread:abort-thread)", "a non-local exit ended their start"),
+        ("(sb-thread:abort-thread)", "a non-local exit ended the start"),
     ] {
         std::fs::write(home.join(".sbclrc"), init).unwrap();
         for (arguments, status) in
@@ -177,7 +177,7 @@ fn eval_under_any_address_space_limit_works_or_names_the_limit() {
             assert_eq!((stdout(&output), &*complaint), ("=> 3\n", ""), "{limit}");
             worked.push(limit);
         } else {
-            let told = format!("this process is limited to {limit} MiB: make them smaller");
+            let told = format!("this process is limited to {limit} MiB: reduce the options");
             assert_eq!(output.status.code(), Some(3), "{limit}: {complaint}");
             assert!(complaint.lines().count() == 1 && complaint.contains(&told), "{limit}: {complaint}");
             assert!(worked.is_empty(), "{worked:?} was enough, {limit} is not");

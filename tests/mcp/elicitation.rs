@@ -68,7 +68,7 @@ fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
     assert_eq!(schema["properties"]["values"]["type"], "string");
     assert_eq!(schema["required"], json!(["restart"]));
     reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "(+ 40 2)"));
-    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation continued as the user chose: 1. TAKE.\n\n\
+    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation continued with the user's restart: 1. TAKE.\n\n\
                     [stdout]\nbefore\n\n=> (42 :END)";
     assert_eq!(server.outcome(call), (expected.to_owned(), false));
     server.assert_works();
@@ -89,8 +89,8 @@ fn further_errors_and_failing_restart_values_ask_the_user_again(mode: Mode) {
     }
     let (text, is_error) = server.outcome(call);
     assert!(!is_error && text.ends_with("\n\n=> (1 2)"), "{text}");
-    let failed = "`values` failed: the restart was not invoked, and the evaluation is still held.\n\
-                  Resuming it failed with DIVISION-BY-ZERO: ";
+    let failed = "An expression in `values` failed: the restart was not invoked, and the evaluation is still held.\n\
+                  Resuming the evaluation failed with DIVISION-BY-ZERO: ";
     assert!(text.contains(failed), "{text}");
 }
 

@@ -319,7 +319,7 @@ fn missing_file_or_system_is_reported_with_the_requiring_system() {
     assert!(text.starts_with(expected), "{text}");
     assert!(
         before_backtrace(&text).ends_with(
-            "\nIt cannot be fetched, because neither Quicklisp nor OCICL is installed for \
+            "\nThe system cannot be fetched, because neither Quicklisp nor OCICL is installed for \
             this user."
         ),
         "{text}"

@@ -505,7 +505,7 @@ fn events_that_cannot_be_read_are_reported_and_change_nothing() {
         }
         is_told
     });
-    assert!(text.contains("the next image may lack that change."), "{text}");
+    assert!(text.contains("the next image may lack a recent change."), "{text}");
     // One notice covers all unreadable events.
     for payload in ["{}", "[1", r#"{\"changed\":{\"limits\":null}}"#, r#"{\"changed\":{\"defined\":{}}}"#] {
         assert!(server.evaluate(&format!("(dotimes (i 100) (event \"{payload}\"))")).ends_with("=> NIL"));

@@ -147,14 +147,26 @@ const OF_THE_BUILD: [(&str, &str); 6] = [
     ("HOME", "The home directory, where the default cache is."),
 ];
 
-/// Returns the lines of a page. In its examples, parts that differ from run to run are masked.
+/// Returns the lines of a page. In its examples, parts that differ from run to run are masked, and the backtraces of
+/// interrupted evaluations omitted: the innermost frames depend on the moment of the interruption.
 fn settled_examples(page: &str) -> Vec<String> {
-    let mut is_example = false;
-    let line = |line: &str| {
+    let (mut is_example, mut is_interrupted) = (false, false);
+    let mut lines = Vec::new();
+    for line in page.lines() {
         is_example ^= line.starts_with("```");
-        if is_example { settled(line) } else { line.to_owned() }
-    };
-    page.lines().map(line).collect()
+        if !is_example {
+            lines.push(line.to_owned());
+            continue;
+        }
+        if let Some(kind) = line.strip_prefix("[ERROR] ") {
+            is_interrupted = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"].contains(&kind);
+        }
+        let is_frame = line.split_once(": ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
+        if !(is_interrupted && is_frame) {
+            lines.push(settled(line));
+        }
+    }
+    lines
 }
 
 /// Compares a page with its file, or writes the file (`make reference`).
@@ -402,4 +414,52 @@ fn failures_that_the_server_reports_itself_are_in_the_table() {
         }
     }
     assert!(count > 0, "the function that makes such a failure has another name");
+}
+
+/// Returns the SVG of a badge: white text, on grey for the label and on blue for the value.
+fn badge(label: &str, value: &str) -> String {
+    let width = |text: &str| 7 * text.chars().count() + 12;
+    let (left, right) = (width(label), width(value));
+    let text = |center: usize, length: usize, text: &str| {
+        format!("<text x=\"{center}\" y=\"14\" textLength=\"{}\">{text}</text>", length - 12)
+    };
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"20\" role=\"img\" aria-label=\"{label}: {value}\">\n\
+         <title>{label}: {value}</title>\n\
+         <clipPath id=\"r\"><rect width=\"{0}\" height=\"20\" rx=\"3\"/></clipPath>\n\
+         <g clip-path=\"url(#r)\"><rect width=\"{left}\" height=\"20\" fill=\"#555\"/>\
+         <rect x=\"{left}\" width=\"{right}\" height=\"20\" fill=\"#1f6a96\"/></g>\n\
+         <g fill=\"#fff\" text-anchor=\"middle\" font-family=\"Verdana, DejaVu Sans, sans-serif\" font-size=\"11\">\n\
+         {1}\n{2}\n</g>\n</svg>\n",
+        left + right,
+        text(left / 2, left, label),
+        text(left + right / 2, right, value),
+    )
+}
+
+#[test]
+fn the_badges_of_the_readme_are_up_to_date() {
+    let manifest = std::fs::read_to_string(Path::new(ROOT).join("Cargo.toml")).unwrap();
+    let field = |name: &str| {
+        let value = manifest.lines().find_map(|line| line.strip_prefix(&format!("{name} = ")));
+        value.unwrap_or_else(|| panic!("Cargo.toml has {name}")).trim_matches('"').to_owned()
+    };
+    let readme = std::fs::read_to_string(Path::new(ROOT).join("README.md")).unwrap();
+    for (name, label, value) in [
+        ("licence", "licence", field("license").replace(" OR ", " or ")),
+        ("sbcl", "SBCL", sbcl_core::pin::VERSION.to_owned()),
+        ("platform", "platform", "Linux x86-64".to_owned()),
+        ("rust", "Rust", format!("{} or newer", field("rust-version"))),
+    ] {
+        let file = format!("docs/badges/{name}.svg");
+        assert!(readme.contains(&format!("![{label}: {value}]({file})")), "README.md lacks {file} for {value}");
+        let path = Path::new(ROOT).join(&file);
+        let badge = badge(label, &value);
+        if std::fs::read_to_string(&path).is_ok_and(|old| old == badge) {
+            continue;
+        }
+        assert!(is_updating(), "{file} is out of date: run `make reference`");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, badge).unwrap();
+    }
 }

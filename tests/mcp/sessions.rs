@@ -720,11 +720,7 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     let end = server.finish();
     let report_heading = "Messages from the last save of the session \"full\":\n";
     assert!(end.stderr.contains(report_heading), "{}", end.stderr);
-    assert!(
-        end.stderr.contains("The session was not saved: the process that was saving it exited with "),
-        "{}",
-        end.stderr
-    );
+    assert!(end.stderr.contains("The session was not saved: the saving process exited with "), "{}", end.stderr);
     assert!(end.stderr.contains("the session was not saved: "), "{}", end.stderr);
     assert!(end.stderr.contains("The process cannot be copied: Cannot allocate memory."), "{}", end.stderr);
     state.await_free("full");

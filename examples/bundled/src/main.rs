@@ -1,5 +1,5 @@
-//! A program with its Lisp compiled in: `cargo run` in this directory. The binary can be copied elsewhere: it needs neither
-//! Lisp nor source to run.
+//! A program that contains its compiled Lisp code: `cargo run` in this directory. The binary can be copied elsewhere,
+//! because it needs neither an installed Lisp nor the Lisp source.
 
 use sbcl::{Error, Lisp};
 

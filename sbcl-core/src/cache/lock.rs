@@ -8,14 +8,14 @@ use crate::progress::Progress;
 
 /// Takes the lock of this file, after waiting for another build if necessary. Dropping the result releases the lock.
 pub(crate) fn acquire(path: &Path, progress: &Progress) -> Result<File, Error> {
-    let file = File::create(path).context("making the lock", path)?;
+    let file = File::create(path).context("creating the lock", path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             progress.say(format_args!("waiting for another build, which holds {}", path.display()));
             file.lock().context("waiting for the lock", path)?;
         }
-        Err(TryLockError::Error(error)) => return Err(error).context("taking the lock", path),
+        Err(TryLockError::Error(error)) => return Err(error).context("acquiring the lock", path),
     }
     Ok(file)
 }

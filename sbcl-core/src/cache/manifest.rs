@@ -26,7 +26,7 @@ pub(crate) fn write(directory: &Path) -> Result<(), Error> {
     file.sync_all().context("writing", &path)
 }
 
-/// Returns true if the directory has a manifest, and every file that the manifest lists with the size given there.
+/// Returns true if the directory has a manifest, and has each file that the manifest lists, with the listed size.
 pub(crate) fn is_complete(directory: &Path) -> bool {
     let Ok(lines) = std::fs::read_to_string(directory.join(FILE_NAME)) else {
         return false;

@@ -111,7 +111,7 @@ impl Cache {
             progress,
         };
         for directory in [&context.result, &context.scratch] {
-            std::fs::create_dir_all(directory).context("making", directory)?;
+            std::fs::create_dir_all(directory).context("creating", directory)?;
         }
         let made = make(&context)
             .and_then(|()| backdate(&context.result))
@@ -142,7 +142,7 @@ impl Cache {
 
     fn create_directory(&self, name: &str) -> Result<PathBuf, Error> {
         let folder = self.root.join(name);
-        std::fs::create_dir_all(&folder).context("making", &folder)?;
+        std::fs::create_dir_all(&folder).context("creating", &folder)?;
         Ok(folder)
     }
 }
@@ -155,7 +155,7 @@ fn remove(directory: &Path) -> Result<(), Error> {
 }
 
 /// Sets the files' modification times to long before any build. Cargo reruns a build script if one of its inputs is
-/// newer than the start of its last run, and the files of a stage that this run built would be newer.
+/// newer than the start of the script's last run, as the files of a stage that was built during that run would be.
 fn backdate(directory: &Path) -> Result<(), Error> {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for name in files::list(directory, |name| !directory.join(name).is_symlink())? {

@@ -49,7 +49,7 @@ fn stage_files_are_dated_before_the_build_began() {
     let entry = build(&cache(&directory), &key("a"), &AtomicU32::new(0));
     let modified = |name: &str| entry.join(name).metadata().unwrap().modified().unwrap();
     assert!(modified("file") < begin && modified("file") > SystemTime::UNIX_EPOCH);
-    // `prune` compares the modification times of these files, so they are not backdated.
+    // The file that records the last use is not backdated, because `prune` compares the times of last use.
     assert!(modified(LAST_USED_FILE) > begin);
 }
 

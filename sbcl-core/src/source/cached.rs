@@ -1,4 +1,4 @@
-//! The source that an earlier build fetched, in the cache.
+//! The source that an earlier build fetched into the cache.
 
 use std::path::{Path, PathBuf};
 
@@ -32,9 +32,9 @@ impl Provider for CacheProvider {
                 Err(reason) => reasons.push(reason),
             }
         }
-        let repository = git::repository(&self.sources);
+        let repository = git::repository_path(&self.sources);
         if repository.is_dir() {
-            match git::check(&repository, pin::GIT_COMMIT) {
+            match git::verify_commit(&repository, pin::GIT_COMMIT) {
                 Ok(()) => return LookupOutcome::Found(Source::Repository(repository)),
                 Err(reason) => reasons.push(reason),
             }

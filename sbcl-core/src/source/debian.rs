@@ -32,7 +32,7 @@ impl DebianProvider {
         let address = archive_address(mirror);
         progress.say(format_args!("fetching {address}"));
         let partial = self.sources.join(format!("{}.part-{}", pin::ARCHIVE, std::process::id()));
-        let accepted = download(&address, &partial).and_then(|()| accept(&partial, &self.sources));
+        let accepted = download(&address, &partial).and_then(|()| publish_if_pinned(&partial, &self.sources));
         let _ = std::fs::remove_file(&partial);
         accepted.map_err(|reason| format!("{address}: {reason}"))
     }
@@ -109,7 +109,7 @@ fn download(address: &str, target: &Path) -> Result<(), String> {
 }
 
 /// Moves a downloaded file to its final name if it is the pinned archive.
-fn accept(partial: &Path, sources: &Path) -> Result<PathBuf, String> {
+fn publish_if_pinned(partial: &Path, sources: &Path) -> Result<PathBuf, String> {
     verify::archive(partial)?;
     let archive = sources.join(pin::ARCHIVE);
     std::fs::rename(partial, &archive).map_err(|error| error.to_string())?;
@@ -139,7 +139,7 @@ mod tests {
         let directory = Scratch::new("debian");
         let partial = directory.join("partial");
         std::fs::write(&partial, "an error page").unwrap();
-        let reason = accept(&partial, &directory).unwrap_err();
+        let reason = publish_if_pinned(&partial, &directory).unwrap_err();
         assert!(reason.contains("SHA-256"), "{reason}");
         assert!(!directory.join(pin::ARCHIVE).exists());
     }

@@ -14,7 +14,7 @@ const LS_REMOTE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time limit for fetching the commit.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Time limit of a local command.
+/// Time limit for a git command that does not use the network.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Environment variables that make git use another repository. They are set, for instance, if a git hook runs this
@@ -35,14 +35,15 @@ pub(super) struct GitProvider {
     commit: String,
 }
 
-/// Returns the location of a fetched repository.
-pub(super) fn repository(sources: &Path) -> PathBuf {
+/// Returns the path of the fetched repository in the directory `sources`.
+pub(super) fn repository_path(sources: &Path) -> PathBuf {
     sources.join(format!("{}.git", pin::GIT_TAG))
 }
 
 /// Checks that the pinned tag of a bare repository names this commit, and that the repository has all of the commit's
-/// contents; the error says why not. A commit's name is the hash of its contents, and `fsck` computes the hashes again.
-pub(super) fn check(repository: &Path, commit: &str) -> Result<(), String> {
+/// contents. The error says what is wrong. A commit's name is the hash of its contents, and `fsck` computes the hashes
+/// again.
+pub(super) fn verify_commit(repository: &Path, commit: &str) -> Result<(), String> {
     let found = run_git(repository, &["rev-parse", "--verify", &tag_commit()])?;
     if found != commit {
         return Err(format!("tag {} is commit {found}, not {commit}", pin::GIT_TAG));
@@ -94,14 +95,14 @@ impl GitProvider {
         let listed =
             process::run_with_timeout(LS_REMOTE_TIMEOUT, git_command().args(["ls-remote", remote, &tag, &peeled]))?;
         if !listed.lines().any(|line| line.starts_with(&self.commit)) {
-            return Err(format!("its tag {} is not commit {}: {listed:?}", pin::GIT_TAG, self.commit));
+            return Err(format!("the tag {} is not commit {}: {listed:?}", pin::GIT_TAG, self.commit));
         }
         progress.say(format_args!("fetching {} from {remote}", pin::GIT_TAG));
         let temporary = self.sources.join(format!("fetching-{}.git", std::process::id()));
         let fetched = self.fetch_into(&temporary, remote, &tag);
         let published = fetched.and_then(|()| {
-            let target = repository(&self.sources);
-            // `CacheProvider` has found an existing repository unusable, so replace it.
+            let target = repository_path(&self.sources);
+            // If the repository exists already, `CacheProvider` has found it unusable, so replace it.
             let _ = std::fs::remove_dir_all(&target);
             let renamed = std::fs::rename(&temporary, &target);
             renamed.map(|()| target).map_err(|error| error.to_string())
@@ -117,7 +118,7 @@ impl GitProvider {
         fetch.arg("--git-dir").arg(directory);
         fetch.args(["fetch", "--quiet", "--no-tags", "--depth", "1", remote, &refspec]);
         process::run_with_timeout(TRANSFER_TIMEOUT, &mut fetch)?;
-        check(directory, &self.commit)
+        verify_commit(directory, &self.commit)
     }
 }
 
@@ -173,9 +174,9 @@ mod tests {
         let commit = upstream(&origin);
         let remotes = vec!["file:///no/such/repository".to_owned(), format!("file://{}", origin.display())];
         let found = find(&commit, remotes, &sources);
-        assert_eq!(found, LookupOutcome::Found(Source::Repository(repository(&sources))));
+        assert_eq!(found, LookupOutcome::Found(Source::Repository(repository_path(&sources))));
         let archive = sources.join("source.tar");
-        export(&repository(&sources), &commit, &archive).unwrap();
+        export(&repository_path(&sources), &commit, &archive).unwrap();
         let tar = std::fs::read(&archive).unwrap();
         assert!(String::from_utf8_lossy(&tar).contains("echo built"));
     }

@@ -58,7 +58,7 @@ trait Provider {
 
 /// Returns the source from the first provider that has it.
 pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> Result<Source, Error> {
-    first(&providers(settings, &cache.create_sources_directory()?), progress)
+    search_providers(&providers(settings, &cache.create_sources_directory()?), progress)
 }
 
 /// Returns a string that distinguishes stages built from different sources: `pinned` for every source that agrees with
@@ -67,7 +67,7 @@ pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> R
 pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<String, Error> {
     if settings.source.is_some() {
         let named: Box<dyn Provider> = Box::new(named::NamedProvider::new(settings.source.clone()));
-        if let Source::Directory(path) = first(&[named], progress)? {
+        if let Source::Directory(path) = search_providers(&[named], progress)? {
             return crate::key::directory_digest(&path, &unpack::directory_files(&path)?);
         }
     }
@@ -83,7 +83,7 @@ fn providers(settings: &Settings, sources: &Path) -> Vec<Box<dyn Provider>> {
     ]
 }
 
-fn first(providers: &[Box<dyn Provider>], progress: &Progress) -> Result<Source, Error> {
+fn search_providers(providers: &[Box<dyn Provider>], progress: &Progress) -> Result<Source, Error> {
     let mut tried = Vec::new();
     for provider in providers {
         match provider.find(progress) {

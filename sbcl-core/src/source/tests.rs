@@ -37,7 +37,7 @@ fn try_providers(outcomes: &[FakeSpec]) -> (Result<Source, Error>, u32) {
             Box::new(FakeProvider { name, outcome, lookups }) as Box<dyn Provider>
         })
         .collect();
-    (first(&providers, &Progress::silent()), lookups.get())
+    (search_providers(&providers, &Progress::silent()), lookups.get())
 }
 
 fn missing() -> LookupOutcome {

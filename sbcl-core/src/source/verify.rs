@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::{key, pin};
 
-/// Checks that a file has the SHA-256 of the pinned archive; the error says why not.
+/// Checks that a file has the SHA-256 of the pinned archive. The error says what is wrong with the file.
 pub(super) fn archive(path: &Path) -> Result<(), String> {
     let found = key::file_sha256(path).map_err(|error| error.to_string())?;
     if found == pin::ARCHIVE_SHA256 {
@@ -14,15 +14,15 @@ pub(super) fn archive(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Checks that a directory is SBCL's source of the pinned version; the error says why not.
+/// Checks that a directory is SBCL's source of the pinned version. The error says what is wrong with the directory.
 pub(super) fn directory(path: &Path) -> Result<(), String> {
     if !path.join("make.sh").is_file() {
         return Err(format!("{} is not SBCL's source: it has no make.sh", path.display()));
     }
     match version(path) {
         Some(version) if version == pin::VERSION => Ok(()),
-        Some(version) => Err(format!("{} is SBCL {version}", path.display())),
-        None => Err(format!("neither version.lisp-expr nor NEWS in {} says which version it is", path.display())),
+        Some(version) => Err(format!("{} is SBCL {version}, not {}", path.display(), pin::VERSION)),
+        None => Err(format!("neither version.lisp-expr nor NEWS in {} states SBCL's version", path.display())),
     }
 }
 

@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{EvaluationNumber, Flag};
-use super::check_evaluation::{StatusContent, status_of, wait};
+use super::check_evaluation::{StatusContent, answer_within, status_of};
 use super::debugger::handle_with_job;
 use super::{
-    ArgumentRefusal, Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with,
-    reply_with,
+    Call, CallHandler, CallPolicy, CallRefusal, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with, reply_with,
 };
 use crate::Progress;
 use crate::schema::json;
@@ -64,7 +63,7 @@ impl ToolSpec for AbortEvaluation {
         match status.progress {
             Progress::Over(..) => reply_with(status),
             Progress::Held(_) if call.session().held_evaluation() == Some(id) => abort_held(),
-            Progress::Held(_) => Err(Fault::Value(format!(
+            Progress::Held(_) => Err(Fault::Refusal(format!(
                 "Evaluation {id} is held for another client: only that client can resume or abort it."
             ))),
             Progress::Queued | Progress::Running { .. } => handle_with(move |call| interrupt(call, id)),
@@ -84,8 +83,8 @@ fn interrupt(call: Call, id: u64) {
     if let Err(error) = session.cancel_evaluation(id) {
         return call.refuse(error);
     }
-    let report = move || status_of(&session, id).unwrap_or_else(|error| ArgumentRefusal(error.to_string()).into());
-    wait(call, id, ABORT_TIMEOUT, move |session, answer| {
+    let report = move || status_of(&session, id).unwrap_or_else(|error| CallRefusal(error.to_string()).into());
+    answer_within(call, id, ABORT_TIMEOUT, move |session, answer| {
         let ended = session.clone();
         session.await_stop(id, move || {
             // If the interrupted code was about to resume a held evaluation, the evaluation is now held as before.

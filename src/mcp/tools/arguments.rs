@@ -16,12 +16,12 @@ use serde_json::Value;
 use super::Fault;
 use crate::{Limits, TimeLimit};
 
-/// Reads the arguments of a call of `tool`, whose schema is that of `T`.
+/// Reads the arguments of a call of `tool` as a value of `T`, the argument type of `tool`.
 ///
 /// # Errors
 /// Returns a sentence for the model if an argument is missing, unknown, or has a wrong value.
 pub(super) fn read<T: DeserializeOwned>(tool: &Tool, map: JsonObject) -> Result<T, Fault> {
-    T::deserialize(Arguments { tool, map }).map_err(|ArgumentError(reason)| Fault::Value(reason))
+    T::deserialize(CallArguments { tool, map }).map_err(|ArgumentError(reason)| Fault::Refusal(reason))
 }
 
 /// An error in the arguments: a sentence, or, for the value of one argument, the end of a sentence.
@@ -47,22 +47,22 @@ impl serde::de::Error for ArgumentError {
 }
 
 /// Returns the end of a sentence about a value that is not allowed. `allowed` describes the allowed values.
-pub(super) fn mismatch(allowed: &str, value: &Value) -> String {
+pub(super) fn describe_mismatch(allowed: &str, value: &Value) -> String {
     format!("{allowed}, not {}", abbreviate(value.to_string()))
 }
 
 /// Returns the error for a value that is not allowed.
 fn value_error<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
-    E::custom(mismatch(&allowed.to_string(), value))
+    E::custom(describe_mismatch(&allowed.to_string(), value))
 }
 
 /// The arguments of one call.
-struct Arguments<'a> {
+struct CallArguments<'a> {
     tool: &'a Tool,
     map: JsonObject,
 }
 
-impl<'a> Arguments<'a> {
+impl<'a> CallArguments<'a> {
     fn required(&self) -> impl Iterator<Item = &'a str> {
         let required = self.tool.input_schema.get("required").and_then(Value::as_array);
         required.into_iter().flatten().filter_map(Value::as_str)
@@ -97,7 +97,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-impl<'de> Deserializer<'de> for Arguments<'_> {
+impl<'de> Deserializer<'de> for CallArguments<'_> {
     type Error = ArgumentError;
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -108,7 +108,7 @@ impl<'de> Deserializer<'de> for Arguments<'_> {
     ) -> Result<V::Value, ArgumentError> {
         self.check_names(fields)?;
         let required: Vec<_> = self.required().map(str::to_owned).collect();
-        // An empty string is a valid value of a required argument, but counts as absent for an optional one.
+        // An empty string is a valid value of a required argument, but an optional argument then counts as absent.
         let is_given = |name: &str, value: &Value| {
             !value.is_null() && (value != "" || required.iter().any(|required| required == name))
         };
@@ -214,7 +214,7 @@ macro_rules! argument {
     };
 }
 
-/// A string argument. A JSON number is converted to its text.
+/// A string argument. A JSON number is converted to a string, and an initial byte order mark is removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Text(pub(super) String);
 
@@ -317,7 +317,8 @@ impl<const MAX: u64, const DEFAULT: u64> JsonSchema for Count<MAX, DEFAULT> {
     }
 }
 
-/// Defines an integer type: its minimum, its maximum if there is one, and the description of its values.
+/// Defines the type of an integer argument by its name, its minimum, its maximum (`None` if there is none), and the
+/// description of the allowed values for error messages.
 macro_rules! whole_number {
     ($(#[$about:meta])* $name:ident, $min:expr, $max:expr, $allowed:expr) => {
         $(#[$about])*
@@ -365,10 +366,10 @@ whole_number!(
 );
 whole_number!(
     /// A character's index in a string, counted from 0.
-    CharacterNumber, 0, None, "the index of a character, from 0"
+    CharacterIndex, 0, None, "the index of a character, from 0"
 );
 whole_number!(
-    /// A count without an upper bound.
+    /// An integer from 1, without an upper bound.
     PositiveNumber, 1, None, "a whole number from 1"
 );
 
@@ -390,7 +391,7 @@ whole_number!(
 /// Upper limit of a page's length, in characters.
 const MAX_PAGE: u64 = 1_000_000;
 whole_number!(
-    /// Number of characters of a page.
+    /// Number of characters of a page of output, values or an error.
     PageCharacters, 1, Some(MAX_PAGE), describe_character_range(&(1..=MAX_PAGE))
 );
 whole_number!(
@@ -456,7 +457,7 @@ fn parse_float(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// Reads an integer written as 10 or 10.0.
+/// Reads a non-negative integer, which may be written as 10 or 10.0.
 pub(super) fn parse_integer(text: &str) -> Option<u64> {
     let text = text.trim();
     // The conversion is exact: the float is an integer of at most 10^15.
@@ -500,7 +501,7 @@ mod tests {
         let Value::Object(map) = arguments else { panic!("not an object") };
         let tool = Tool::new("tool", "A tool.", schema_of_arguments::<T>());
         read(&tool, map).map_err(|fault| match fault {
-            Fault::Value(text) => text,
+            Fault::Refusal(text) => text,
             Fault::Protocol(error) => format!("{} {}", error.code.0, error.message),
         })
     }

@@ -128,7 +128,7 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
 /// Continues a repeated call with the user's answer.
 pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>) -> Result<CallHandler, Fault> {
     let Some(ask_state) = call.ask_state else {
-        return Err(Fault::Value(
+        return Err(Fault::Refusal(
             "This tool asks no questions: call it without \
         requestState."
                 .to_owned(),
@@ -146,7 +146,7 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     let Some(PendingQuestion { outcome, user_question, .. }) =
         known.filter(|pending| is_held(call.session(), &pending.outcome))
     else {
-        return Err(Fault::Value(
+        return Err(Fault::Refusal(
             "The evaluation to which this answer belongs is no longer held. Evaluate the code again.".to_owned(),
         ));
     };
@@ -158,7 +158,7 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     })
 }
 
-/// Withdraws all questions, because the session is replaced.
+/// Withdraws all questions to the user, because the session is reset. Clients are notified of `reason`.
 pub(super) fn withdraw(context: &ToolContext, reason: &str) {
     context.questions.lock().pending = None;
     context.inflight.withdraw_all(reason);
@@ -185,7 +185,7 @@ fn restart_question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
         .required_enum_schema("restart", restarts)
         .property("values", rmcp::model::PrimitiveSchemaDefinition::String(values))
         .build()
-        .map_err(|reason| Fault::Value(reason.to_owned()))?;
+        .map_err(|reason| Fault::Refusal(reason.to_owned()))?;
     Ok(ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: format!("The Lisp evaluation failed with {}:\n{message}\nHow should it continue?", error.kind),
@@ -294,12 +294,12 @@ fn continue_after_restart(
     if is_held(call.session(), &before) {
         // The evaluation of the restart's values failed, or the restart returned: the same question is asked again.
         if let Err(error) = after.result {
-            after.notices.push(format!("Resuming it failed with {}: {}", error.kind, error.message.text));
+            after.notices.push(format!("Resuming the evaluation failed with {}: {}", error.kind, error.message.text));
         }
         after.result = before.result.clone();
         after.held = true;
     } else {
-        after.notices.push(format!("After {kind} the evaluation continued as the user chose: {number}. {name}."));
+        after.notices.push(format!("After {kind} the evaluation continued with the user's restart: {number}. {name}."));
     }
     ask_or_answer(call, ask_state, Arc::new(before.followed_by(after)));
 }

@@ -62,7 +62,7 @@ pub(super) fn resolve_on_error(
     wait_limit: Option<Duration>,
 ) -> Result<OnError, Fault> {
     match (asked, wait_limit) {
-        (Some(asked), Some(_)) if asked != OnError::Abort => Err(Fault::Value(format!(
+        (Some(asked), Some(_)) if asked != OnError::Abort => Err(Fault::Refusal(format!(
             "A background evaluation is not held when it fails: with background or wait, on-error can only be \
              \"abort\", not {:?}.",
             asked.name()
@@ -77,7 +77,7 @@ pub(super) struct Job {
     evaluation: Evaluation,
     operation: Option<Operation>,
     post_processing: Option<PostProcessing>,
-    /// The function that returns the text of a progress report, from a byte index on.
+    /// The function that returns the progress text of the job so far, from a byte index on.
     progress_text: fn(&Session, JobId, usize) -> Option<String>,
 }
 
@@ -97,7 +97,7 @@ impl Job {
         Self { post_processing: Some(post_processing), ..self }
     }
 
-    /// Sets the function that returns the text of progress reports.
+    /// Sets the function that returns the progress text of the job so far, from a byte index on.
     pub(super) fn with_progress_text(self, progress_text: fn(&Session, JobId, usize) -> Option<String>) -> Self {
         Self { progress_text, ..self }
     }
@@ -114,7 +114,7 @@ pub(super) fn evaluate(
     let Job { mut evaluation, operation, post_processing, progress_text } = job;
     let session = call.session().clone();
     if wait_limit.is_some()
-        && let Err(error) = session.check_background()
+        && let Err(error) = session.check_background_capacity()
     {
         return call.refuse(error);
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::ask::AskState;
-use super::{ArgumentRefusal, Fault, Reply, ToolContext, with_package};
+use super::{CallRefusal, Fault, Reply, ToolContext, with_package};
 use crate::mcp::client::{Client, PACKAGE_KEY, adapt_to_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{JobId, Session};
@@ -21,7 +21,7 @@ pub(in crate::mcp) struct Call {
     pub(super) client: Client,
     /// The lowest number for the jobs of this call.
     pub(super) first_job: u64,
-    /// The progress of asking the user; `None` for a tool that never asks.
+    /// The state of the questions to the user; `None` for a tool that never asks.
     pub(super) ask_state: Option<AskState>,
     responder: Responder,
 }
@@ -51,7 +51,7 @@ impl Call {
     /// Answers with the reason why the tool has no result.
     pub(super) fn refuse(self, fault: impl Into<Fault>) {
         match fault.into() {
-            Fault::Value(sentence) => self.reply(ArgumentRefusal(sentence)),
+            Fault::Refusal(sentence) => self.reply(CallRefusal(sentence)),
             Fault::Protocol(error) => self.responder.fail(error),
         }
     }
@@ -144,7 +144,7 @@ impl PendingCall {
 
     /// Reports progress, if the client asked for progress. `printed` returns the output from a byte index on, or `None` if
     /// there is no further output.
-    pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
+    pub(super) fn report_progress(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, || None);
         }
@@ -169,7 +169,7 @@ impl PendingCall {
             let (printing, waiting) = (session.clone(), session.clone());
             let printed = move |from| reports(&printing, job, from);
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, move || {
-                let (first, time) = waiting.waits_behind(job)?;
+                let (first, time) = waiting.blocking_evaluation(job)?;
                 Some(format!(
                     "waiting for evaluation {first}, which has been running for {:.0} seconds",
                     time.as_secs_f64()

@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::arguments::{CharacterNumber, EvaluationNumber, PageCharacters, parse_seconds};
+use super::arguments::{CharacterIndex, EvaluationNumber, PageCharacters, parse_seconds};
 use super::{
     Call, CallHandler, CallPolicy, Fault, Reply, ToolResult, ToolSpec, handle_with, inspection_hints, reply_with,
 };
@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     part: Option<Part>,
     /// With `part`: index of the first character.
     #[serde(default)]
-    from: CharacterNumber,
+    from: CharacterIndex,
     /// With `part`: number of characters.
     #[serde(default = "default_page", alias = "characters")]
     limit: PageCharacters,
@@ -90,7 +90,8 @@ impl JsonSchema for WaitSeconds {
     }
 }
 
-/// Structured content: the evaluation's progress, or a page; with `wait` the content of run-tests or evaluate-lisp.
+/// Structured content: the evaluation's progress, or a page of its output, values or error. After a wait for the result, the
+/// content of run-tests or evaluate-lisp.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "the type only describes the schema of several kinds of content")]
 pub(super) struct Content {
@@ -118,7 +119,7 @@ impl ToolSpec for CheckEvaluation {
         let session = call.session();
         let Arguments { id, wait: seconds, part, from, limit } = arguments;
         if part.is_some() && seconds.is_some() {
-            return Err(Fault::Value(format!("{} takes wait or part, not both.", Self::NAME)));
+            return Err(Fault::Refusal(format!("{} takes wait or part, not both.", Self::NAME)));
         }
         let status = match session.evaluation(id.map(|id| id.0)) {
             Err(error @ (EvaluationError::None | EvaluationError::NoneSince { .. })) if id.is_none() => {
@@ -130,14 +131,14 @@ impl ToolSpec for CheckEvaluation {
         if let Some(part) = part.map(EvaluationPart::from) {
             let (text, omitted) = match (part, &status.progress) {
                 (EvaluationPart::Output, _) => session.printed(id)?,
-                (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
+                (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.text_in(outcome),
                 _ => Default::default(),
             };
             return reply_with(Page::new(id, part, &text, omitted, from.0, limit.0));
         }
         let Some(WaitSeconds(seconds)) = seconds else { return reply_with(status) };
         handle_with(move |call| {
-            wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
+            answer_within(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
                 let of = session.clone();
                 session.await_outcome(id, move |outcome| answer(Reply::from(AwaitedResult::new(&of, outcome))))
             });
@@ -278,7 +279,7 @@ impl ToolResult for Page {
     }
 }
 
-/// The answer if nothing has been evaluated in this image, with the reason.
+/// The result if nothing has been evaluated yet, or nothing since a reset or since the image was replaced.
 #[derive(Debug)]
 struct NoEvaluations(EvaluationError);
 
@@ -302,7 +303,7 @@ pub(super) type AnswerCallback = Box<dyn FnOnce(Reply) + Send>;
 
 /// Calls `begin` with a callback that answers the call. If the callback is not called within `time`, answers with the
 /// progress of evaluation `id`.
-pub(super) fn wait(
+pub(super) fn answer_within(
     call: Call,
     id: u64,
     time: Duration,
@@ -324,10 +325,10 @@ pub(super) fn wait(
         }
         Ok(wait) => {
             let waiting_session = session.clone();
-            pending.on_cancel(move || waiting_session.wait_no_longer(wait));
-            pending.report(|_| None);
+            pending.on_cancel(move || waiting_session.cancel_wait(wait));
+            pending.report_progress(|_| None);
             pending.set_deadline(time, move || {
-                session.wait_no_longer(wait);
+                session.cancel_wait(wait);
                 if let Some(call) = call.take() {
                     call.answer(status_of(&session, id));
                 }

@@ -55,16 +55,16 @@ impl ToolSpec for CheckpointTool {
     fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let Arguments { action, name } = arguments;
         let Some(checkpoints) = call.context.checkpoints.clone() else {
-            return Err(Fault::Value("This server keeps no checkpoints.".to_owned()));
+            return Err(Fault::Refusal("This server keeps no checkpoints.".to_owned()));
         };
         if action == Action::List {
             return reply_with(CheckpointReply::List(checkpoints.list()));
         }
         let Some(name) = text(name) else {
-            return Err(Fault::Value("checkpoint needs the argument name for this action.".to_owned()));
+            return Err(Fault::Refusal("checkpoint needs the argument name to save, restore or delete.".to_owned()));
         };
         if name.chars().count() > MAX_NAME_CHARS || name.contains(char::is_control) {
-            return Err(Fault::Value(format!(
+            return Err(Fault::Refusal(format!(
                 "A checkpoint's name must be one line of at most {MAX_NAME_CHARS} characters."
             )));
         }
@@ -75,11 +75,11 @@ impl ToolSpec for CheckpointTool {
             let names = checkpoints.list().into_iter().map(|checkpoint| format!("{:?}", checkpoint.name));
             let names: Vec<_> = names.collect();
             let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            return Err(Fault::Value(format!("There is no checkpoint {name:?}. Existing checkpoints: {there_are}.")));
+            return Err(Fault::Refusal(format!("There is no checkpoint {name:?}. Existing checkpoints: {there_are}.")));
         };
         if action == Action::Restore {
             if !checkpoints.is_bootable(&checkpoint) {
-                return Err(Fault::Value(format!(
+                return Err(Fault::Refusal(format!(
                     "The checkpoint {name:?} is damaged: its file differs from the saved core. The checkpoint can only be \
                     deleted."
                 )));
@@ -87,7 +87,7 @@ impl ToolSpec for CheckpointTool {
             return handle_with(move |call| restore(call, checkpoint));
         }
         checkpoints.delete(&checkpoint).map_err(|error| {
-            Fault::Value(format!(
+            Fault::Refusal(format!(
                 "The checkpoint {name:?} cannot be \
             deleted: {error}."
             ))
@@ -156,7 +156,9 @@ impl ToolResult for CheckpointReply {
     fn text(&self, _: usize) -> String {
         match self {
             Self::List(all) => text::checkpoint_list(all),
-            Self::Saved(saved) => text::save_report(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers),
+            Self::Saved(saved) => {
+                text::save_report(&saved.checkpoint, saved.pause_microseconds, &saved.threads, saved.timers)
+            }
             Self::Restored { checkpoint, forgotten, package, notices } => {
                 text::restore_report(checkpoint, *forgotten, package, notices)
             }
@@ -172,7 +174,7 @@ impl ToolResult for CheckpointReply {
             }
             Self::Saved(saved) => Content {
                 saved: Some(CheckpointSummary::new(&saved.checkpoint)),
-                stopped_microseconds: Some(saved.stopped),
+                stopped_microseconds: Some(saved.pause_microseconds),
                 threads: Some(saved.threads.clone()),
                 timers: Some(saved.timers),
                 ..nothing
@@ -190,7 +192,7 @@ impl ToolResult for CheckpointReply {
 }
 
 fn refuse(call: Call, reason: String) {
-    call.refuse(Fault::Value(reason));
+    call.refuse(Fault::Refusal(reason));
 }
 
 fn save(call: Call, name: String) {

@@ -21,7 +21,7 @@ pub(super) fn handle_with_job(
 pub(super) fn submit_job(call: Call, submit: impl FnOnce(&Session, Call) -> JobId) {
     let (session, pending) = (call.session().clone(), call.pending());
     let job = submit(&session, call);
-    pending.report({
+    pending.report_progress({
         let session = session.clone();
         move |from| session.output_so_far(job, from)
     });
@@ -33,7 +33,7 @@ pub(super) struct InvokeRestart;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct RestartArguments {
-    /// Its number in the report, or its name.
+    /// The restart's number in the report, or its name.
     restart: Text,
     /// Lisp expressions for the restart's arguments: `1 (list 2)`.
     values: Option<Text>,
@@ -81,7 +81,7 @@ fn restart_designator(restart: String) -> Result<RestartDesignator, Fault> {
     match (restart.trim().parse::<f64>(), parse_integer(&restart)) {
         (_, Some(number @ 1..)) => Ok(RestartDesignator::Number(number)),
         (Err(_), _) => Ok(RestartDesignator::Name(restart)),
-        (Ok(_), _) => Err(Fault::Value(format!(
+        (Ok(_), _) => Err(Fault::Refusal(format!(
             "{}: restart must be a number from 1, or a name, not {}.",
             InvokeRestart::NAME,
             quoted_excerpt(&restart)

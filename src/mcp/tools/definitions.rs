@@ -22,7 +22,7 @@ pub(super) struct Arguments {
     filter: DefinitionFilter,
     /// Only definitions in this package, also those of loaded systems.
     package: Option<Text>,
-    /// Maximum number.
+    /// Maximum number of definitions.
     #[serde(default)]
     limit: Count<10_000, 100>,
 }

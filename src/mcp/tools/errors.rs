@@ -25,13 +25,15 @@ pub(super) const DEFAULT_LISTED: u64 = 20;
 const POLICY: CallPolicy =
     CallPolicy { repeatable: true, during_restore: true, reads_error_state: true, ..CallPolicy::NONE };
 
-/// Returns a handler that answers with the result of `find`. If an evaluation was cancelled and has not ended, the answer
-/// first waits a short time, so that the error state can include the cancellation.
-fn handle_settled(find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) -> Result<CallHandler, Fault> {
-    handle_with(move |call| find_settled(call, find))
+/// Returns a handler that answers with the result of `find`. If the client's evaluation was cancelled and has not ended, the
+/// handler first waits a short time, so that the error state can include the cancellation.
+fn handle_when_settled(
+    find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static,
+) -> Result<CallHandler, Fault> {
+    handle_with(move |call| answer_when_settled(call, find))
 }
 
-fn find_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) {
+fn answer_when_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) {
     let session = call.session().clone();
     session.when_settled(move |unended| {
         let found = find(call.session());
@@ -48,7 +50,7 @@ fn find_error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRec
     let number = id.trim().trim_start_matches(['E', 'e']).parse().unwrap_or(0);
     session.error(number).map(Some).ok_or_else(|| {
         let known = session.error_history();
-        Fault::Value(if known.is_empty() {
+        Fault::Refusal(if known.is_empty() {
             format!("There is no error {}: no errors in this session.", quoted_excerpt(&id))
         } else {
             let see =
@@ -122,14 +124,16 @@ impl ToolSpec for DescribeLastError {
     fn call(_: &Call, arguments: DescribeArguments) -> Result<CallHandler, Fault> {
         let DescribeArguments { error_id, list } = arguments;
         match (error_id, list) {
-            (Some(_), Some(_)) => Err(Fault::Value(format!("{} takes error-id or list, not both.", Self::NAME))),
-            (None, Some(Count(count))) => handle_settled(move |session| {
+            (Some(_), Some(_)) => Err(Fault::Refusal(format!("{} takes error-id or list, not both.", Self::NAME))),
+            (None, Some(Count(count))) => handle_when_settled(move |session| {
                 let mut errors = session.error_history();
                 let shown = errors.len().min(usize::try_from(count).unwrap_or(usize::MAX));
                 let older = errors.split_off(shown).len();
                 Ok(ErrorList { errors, older }.into())
             }),
-            (error_id, None) => handle_settled(|session| Ok(ErrorDescription(find_error(session, error_id)?).into())),
+            (error_id, None) => {
+                handle_when_settled(|session| Ok(ErrorDescription(find_error(session, error_id)?).into()))
+            }
         }
     }
 }
@@ -198,11 +202,11 @@ impl ToolSpec for GetBacktrace {
         let is_last = error_id.is_none();
         let snapshot = move |session: &Session| Ok(Backtrace { error: find_error(session, error_id)?, range }.into());
         if !(is_last && range.locals) {
-            return handle_settled(snapshot);
+            return handle_when_settled(snapshot);
         }
         handle_with(move |call| match call.session().held_error() {
             Some(error) => answer_with_live_frames(call, error, range, snapshot),
-            None => find_settled(call, snapshot),
+            None => answer_when_settled(call, snapshot),
         })
     }
 }
@@ -218,7 +222,7 @@ fn answer_with_live_frames(
     submit_job(call, move |session, call| {
         session.held_locals(range.from, range.max_frames, move |locals| match locals {
             Ok(locals) => call.reply(LiveBacktrace { error: held.with_locals(locals), range }),
-            Err(HoldError::NothingHeld) => find_settled(call, snapshot),
+            Err(HoldError::NothingHeld) => answer_when_settled(call, snapshot),
             Err(error) => call.refuse(error),
         })
     });
@@ -269,7 +273,7 @@ struct ErrorList {
 }
 
 #[derive(Serialize)]
-struct ListContent {
+struct ErrorListContent {
     errors: Vec<ErrorSummary>,
     older: usize,
 }
@@ -281,7 +285,7 @@ impl ToolResult for ErrorList {
 
     fn structured_content(&self, _: usize) -> Value {
         let errors = self.errors.iter().map(|error| ErrorSummary::new(error)).collect();
-        json(&ListContent { errors, older: self.older })
+        json(&ErrorListContent { errors, older: self.older })
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Arguments {
     name: Text,
     /// callees: functions that NAME calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: those of a generic function or class. tests: those that call NAME, also indirectly. Default: callers.
     relation: Option<Relation>,
-    /// Maximum number.
+    /// Maximum number of references.
     #[serde(default)]
     limit: Count<1_000, 50>,
     /// Package for a name without prefix.
@@ -62,11 +62,11 @@ impl ToolSpec for FindReferences {
         if named.is_empty() {
             let reason =
                 "find-references: name must be a function, variable, macro or class, such as my-app:run, not \"\".";
-            return Err(Fault::Value(reason.to_owned()));
+            return Err(Fault::Refusal(reason.to_owned()));
         }
         if named.starts_with("#:") {
-            return Err(Fault::Value(format!(
-                "find-references: nothing can refer to {named}: the reader makes a new symbol each time."
+            return Err(Fault::Refusal(format!(
+                "find-references: nothing can refer to {named}: the reader makes a new symbol for each #: name."
             )));
         }
         let relation = arguments.relation.and_then(|relation| json(&relation).as_str().map(str::to_owned));

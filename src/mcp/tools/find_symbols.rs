@@ -27,7 +27,7 @@ pub(super) struct Arguments {
     /// Only exported symbols.
     #[serde(default)]
     external: Flag,
-    /// Maximum number.
+    /// Maximum number of symbols.
     #[serde(default)]
     limit: Count<1_000, 30>,
 }

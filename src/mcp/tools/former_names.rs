@@ -86,7 +86,7 @@ fn take_argument(arguments: &mut JsonObject, name: &str) -> Option<Value> {
     arguments.remove(name).filter(|value| !value.is_null() && value != "")
 }
 
-/// Takes the arguments and adds the arguments in `more` that have a value.
+/// Moves all entries out of `arguments` and returns them with the entries of `more` that have a value.
 fn extend_arguments<const N: usize>(arguments: &mut JsonObject, more: [(&str, Option<Value>); N]) -> JsonObject {
     let mut arguments = std::mem::take(arguments);
     arguments.extend(more.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));

@@ -69,7 +69,7 @@ impl ToolSpec for ConfigureLimits {
     }
 }
 
-/// The limits in force.
+/// Structured content: the limits after the call.
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {
@@ -113,7 +113,7 @@ impl<'de> Deserialize<'de> for OnErrorChoice {
         let offered = || OnError::ALL.into_iter().filter(offered);
         offered().find(|choice| value == choice.name()).map(Self).ok_or_else(|| {
             let names: Vec<_> = offered().map(OnError::name).collect();
-            D::Error::custom(super::arguments::mismatch(&format!("one of {}", names.join(", ")), &value))
+            D::Error::custom(super::arguments::describe_mismatch(&format!("one of {}", names.join(", ")), &value))
         })
     }
 }

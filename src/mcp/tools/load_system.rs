@@ -71,7 +71,7 @@ impl Force {
     }
 }
 
-/// The result of an evaluation, with a report about the loaded system or file.
+/// Structured content: the result of the evaluation, and a report about the loaded system or file.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "the type only describes the schema: the content is that of any evaluation")]
 pub(super) struct Content {
@@ -133,7 +133,9 @@ enum Target {
 impl Target {
     fn from_arguments(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
         match (system, path, directory) {
-            (Some(_), Some(_), _) => Err(Fault::Value(format!("{} takes system or path, not both.", LoadSystem::NAME))),
+            (Some(_), Some(_), _) => {
+                Err(Fault::Refusal(format!("{} takes system or path, not both.", LoadSystem::NAME)))
+            }
             (Some(system), None, _) => System::find(system, directory, &DefinitionCache::default()).map(Self::System),
             (None, Some(path), _) => {
                 let path = match directory {
@@ -141,15 +143,15 @@ impl Target {
                     None => absolute_path(path)?,
                 };
                 if path.is_dir() {
-                    System::of_directory(&path).map(Self::System)
+                    System::from_directory(&path).map(Self::System)
                 } else if path.extension() == Some(OsStr::new("asd")) && path.is_file() {
-                    Ok(Self::System(System::of_definition(&path)))
+                    Ok(Self::System(System::from_asd_file(&path)))
                 } else {
                     Ok(Self::File(path))
                 }
             }
-            (None, None, Some(directory)) => System::of_directory(&existing_directory(directory)?).map(Self::System),
-            (None, None, None) => Err(Fault::Value(format!(
+            (None, None, Some(directory)) => System::from_directory(&existing_directory(directory)?).map(Self::System),
+            (None, None, None) => Err(Fault::Refusal(format!(
                 "{} needs the argument system or path. It takes: system, path, force, directory, package, timeout, on-error, \
                  background, wait.",
                 LoadSystem::NAME

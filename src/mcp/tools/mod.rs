@@ -35,7 +35,7 @@ use serde::de::DeserializeOwned;
 
 use super::ToolOptions;
 use super::recovery_context::RecoveryContext;
-use super::reply::{ArgumentRefusal, Reply, ToolResult};
+use super::reply::{CallRefusal, Reply, ToolResult};
 use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
@@ -115,7 +115,7 @@ impl ToolContext {
         }
     }
 
-    /// Wakes the event loop, which then runs expired timers.
+    /// Wakes the worker's event loop, which then runs expired timers and checks for shutdown.
     pub(super) fn wake_event_loop(&self) {
         if let Some(recovery) = &self.recovery {
             recovery.wake_event_loop();
@@ -144,24 +144,27 @@ impl ToolContext {
     }
 
     /// Returns the error for a call of an unknown tool.
-    fn no_such_tool(&self, name: &str) -> Fault {
-        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.options.registry.tools().tools()), None))
+    fn unknown_tool_fault(&self, name: &str) -> Fault {
+        Fault::Protocol(ErrorData::invalid_params(
+            unknown_tool_message(name, &self.options.registry.tools().tools()),
+            None,
+        ))
     }
 }
 
 /// The reason why a tool has no result.
 #[derive(Debug)]
 enum Fault {
-    /// The request is malformed, which is the client's fault.
+    /// The request is malformed or names an unknown tool: a protocol error.
     Protocol(ErrorData),
-    /// An argument has a wrong value. The text is a sentence for the model, which sees results, but often no protocol
-    /// errors.
-    Value(String),
+    /// The call is refused, for instance because an argument has a wrong value. The text is a sentence for the model, which
+    /// sees results, but often no protocol errors.
+    Refusal(String),
 }
 
 impl<T: std::error::Error> From<T> for Fault {
     fn from(error: T) -> Self {
-        Self::Value(error.to_string())
+        Self::Refusal(error.to_string())
     }
 }
 
@@ -220,7 +223,7 @@ trait ToolSpec {
 /// The rules for calls of one tool.
 #[derive(Debug, Clone, Copy)]
 struct CallPolicy {
-    /// True if a call may be repeated after the image was lost before the answer.
+    /// True if a new image may repeat a call that a lost image has not answered.
     repeatable: bool,
     /// True if calls are answered while an image is being restored.
     during_restore: bool,
@@ -308,16 +311,16 @@ static TOOLS: [ToolEntry; 20] = [
 ];
 
 /// The definitions of [`TOOLS`], in the same order.
-static DEFINITIONS: LazyLock<Vec<Tool>> = LazyLock::new(|| TOOLS.iter().map(|tool| (tool.define)()).collect());
+static TOOL_DEFINITIONS: LazyLock<Vec<Tool>> = LazyLock::new(|| TOOLS.iter().map(|tool| (tool.define)()).collect());
 
 /// Returns the definitions of all tools.
-fn all_definitions() -> Vec<Tool> {
-    DEFINITIONS.clone()
+fn all_tool_definitions() -> Vec<Tool> {
+    TOOL_DEFINITIONS.clone()
 }
 
 /// Finds a tool and its definition by name.
 fn find_tool(name: &str) -> Option<(&'static ToolEntry, &'static Tool)> {
-    TOOLS.iter().zip(&*DEFINITIONS).find(|(tool, _)| tool.name == name)
+    TOOLS.iter().zip(&*TOOL_DEFINITIONS).find(|(tool, _)| tool.name == name)
 }
 
 fn policy(name: &str) -> CallPolicy {
@@ -327,9 +330,9 @@ fn policy(name: &str) -> CallPolicy {
 /// Returns the reply for an outcome, chosen by the kinds of its records.
 pub(super) fn reply_of(outcome: Arc<Outcome>) -> Reply {
     match () {
-        () if tracing::is_traced(&outcome) => tracing::TraceResult(outcome).into(),
-        () if profile::is_profiled(&outcome) => profile::ProfileResult(outcome).into(),
-        () if run_tests::is_tested(&outcome) => run_tests::TestRunResult(outcome).into(),
+        () if tracing::has_traced_calls(&outcome) => tracing::TraceResult(outcome).into(),
+        () if profile::has_profile(&outcome) => profile::ProfileResult(outcome).into(),
+        () if run_tests::has_test_results(&outcome) => run_tests::TestRunResult(outcome).into(),
         () => evaluate::EvaluationResult(outcome).into(),
     }
 }
@@ -375,7 +378,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
     let session = call.session().clone();
     if let Some(recovery) = &call.context.recovery {
         if let Some(lost) = recovery.lost_inspection(call.first_job) {
-            return call.refuse(Fault::Value(lost));
+            return call.refuse(Fault::Refusal(lost));
         }
         let returns =
             name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call_of_job(call.first_job)).is_some();
@@ -387,7 +390,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
     }
     let arguments = arguments.unwrap_or_default();
     let handler = match find_tool(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
-        None => Err(call.context.no_such_tool(&name)),
+        None => Err(call.context.unknown_tool_fault(&name)),
         Some((tool, definition)) => {
             if tool.policy.asks_user {
                 call.ask_state = Some(ask::AskState::new(&call.context, &arguments));
@@ -411,7 +414,7 @@ pub(super) fn adopt_held(call: Call, id: Option<u64>) {
 }
 
 /// Returns the message about an unknown tool, with similar names and all names.
-fn no_such_tool(name: &str, all: &[Tool]) -> String {
+fn unknown_tool_message(name: &str, all: &[Tool]) -> String {
     let all: Vec<_> = all.iter().map(|tool| &*tool.name).collect();
     let written: String = name.chars().take(MAX_COMPARED).collect::<String>().to_ascii_lowercase().replace('_', "-");
     let mut near: Vec<_> = all
@@ -425,7 +428,7 @@ fn no_such_tool(name: &str, all: &[Tool]) -> String {
     format!("There is no tool {}.{near} Tools: {}.", arguments::quoted_excerpt(name), all.join(", "))
 }
 
-/// Returns the hints of a tool that evaluates any code.
+/// Returns the hints of a tool that evaluates arbitrary code.
 fn evaluation_hints() -> ToolAnnotations {
     ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
 }

@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     /// `cpu`: processor time; `time`: also time spent waiting; `alloc`: memory allocation.
     #[serde(default)]
     mode: Mode,
-    /// Maximum number.
+    /// Maximum number of functions.
     #[serde(default, alias = "top")]
     limit: Count<500, 20>,
     /// File to write a flame graph (SVG) to.
@@ -66,7 +66,7 @@ impl Mode {
     }
 }
 
-/// The result of an evaluation, with the functions in which samples were taken.
+/// Structured content: the result of the evaluation, and the functions in which the profiler took samples.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Content {
     #[serde(flatten)]
@@ -121,7 +121,7 @@ impl ToolSpec for ProfileCode {
 }
 
 /// Returns true for an outcome that has a profile.
-pub(super) fn is_profiled(outcome: &Outcome) -> bool {
+pub(super) fn has_profile(outcome: &Outcome) -> bool {
     Profile::of(&outcome.records).is_some()
 }
 

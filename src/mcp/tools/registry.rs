@@ -17,9 +17,9 @@ pub(in crate::mcp) trait ToolListObserver: Send + Sync {
 
 /// The tools that a process offers. Clones share the tools.
 #[derive(Debug, Clone)]
-pub(crate) struct Registry(Arc<Shared>);
+pub(crate) struct Registry(Arc<RegistryState>);
 
-struct Shared {
+struct RegistryState {
     tools: RwLock<ToolSet>,
     /// Number of changes so far.
     version: AtomicU64,
@@ -28,9 +28,12 @@ struct Shared {
     observers: Mutex<Vec<Weak<dyn ToolListObserver>>>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for RegistryState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("tools", &self.tools).field("version", &self.version).finish_non_exhaustive()
+        f.debug_struct("RegistryState")
+            .field("tools", &self.tools)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
     }
 }
 
@@ -46,8 +49,12 @@ impl Registry {
     }
 
     fn new(tools: ToolSet, may_change: bool) -> Self {
-        let shared =
-            Shared { tools: RwLock::new(tools), version: AtomicU64::new(0), may_change, observers: Mutex::default() };
+        let shared = RegistryState {
+            tools: RwLock::new(tools),
+            version: AtomicU64::new(0),
+            may_change,
+            observers: Mutex::default(),
+        };
         Self(Arc::new(shared))
     }
 
@@ -68,7 +75,7 @@ impl Registry {
 
     /// Makes all texts of this process name only the tools of this registry.
     pub(in crate::mcp) fn publish_tool_names(&self) {
-        tool_names::set_listed(self.tools().names());
+        tool_names::set_listed_tools(self.tools().names());
     }
 
     /// Registers `observer`, which is notified of changes until it is dropped.

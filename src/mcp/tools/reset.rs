@@ -56,7 +56,7 @@ impl ToolSpec for ResetSession {
             ask::withdraw(&call.context, WITHDRAWAL_REASON);
             // The reset has no cancellation handler: an incomplete reset is worse than a reset that nobody waits for.
             session.reset(move |result| {
-                // An evaluation that was failing meanwhile may have asked the user.
+                // An evaluation that failed meanwhile may have asked the user.
                 ask::withdraw(&call.context, WITHDRAWAL_REASON);
                 match result {
                     Ok(()) => answer(call, ended),

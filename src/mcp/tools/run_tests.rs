@@ -25,8 +25,8 @@ use crate::session::recovery::failed_outcome;
 use crate::{Limits, Outcome, report};
 
 /// The notice if a test operation failed: its single verdict allows no comparison.
-const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation has a single verdict, and its output names \
-    no passing test to compare with.";
+const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation counts as one test, and its output names no \
+    passing test to compare with.";
 /// The end of the notice if coverage marked no code of the tested systems. It follows "There are no suspects: " and the
 /// failed tests.
 const NOTHING_MARKED: &str = "ran no code of the tested systems, apart from tests and code outside the systems' files.";
@@ -123,10 +123,10 @@ impl Arguments {
         let name = RunTests::NAME;
         let given = [!self.system.0.is_empty(), self.test_package.is_some(), self.name.is_some()];
         if given.iter().filter(|given| **given).count() != 1 {
-            return Err(Fault::Value(format!("{name} needs one of system, test-package and name.")));
+            return Err(Fault::Refusal(format!("{name} needs exactly one of system, test-package and name.")));
         }
         if self.system.0.len() > MAX_SYSTEMS {
-            return Err(Fault::Value(format!("{name} takes at most {MAX_SYSTEMS} systems at once.")));
+            return Err(Fault::Refusal(format!("{name} takes at most {MAX_SYSTEMS} systems at once.")));
         }
         let [directory, package, name] =
             [&self.directory, &self.test_package, &self.name].map(|given| text(given.clone()));
@@ -172,7 +172,7 @@ impl ToolSpec for RunTests {
             let run = FreshRun::default();
             let cancelled = run.clone();
             let work = move |outcome| {
-                if options.is_needed(&outcome) {
+                if options.needs_fresh_image(&outcome) {
                     run_in_fresh_images(&run, tests, options, outcome)
                 } else {
                     Ok(outcome)
@@ -187,7 +187,7 @@ impl ToolSpec for RunTests {
 }
 
 /// Returns true for the outcome of a test run that has results, whether or not the tests passed.
-pub(super) fn is_tested(outcome: &Outcome) -> bool {
+pub(super) fn has_test_results(outcome: &Outcome) -> bool {
     !outcome.is_error() && TestCounts::of(outcome).is_some()
 }
 
@@ -216,7 +216,7 @@ struct FreshRunOptions {
 
 impl FreshRunOptions {
     /// Returns true if a fresh image is needed after the session's outcome `here`.
-    fn is_needed(self, here: &Outcome) -> bool {
+    fn needs_fresh_image(self, here: &Outcome) -> bool {
         !here.is_error() && (self.fresh || self.suspects > 0 && has_failures(here))
     }
 }
@@ -279,9 +279,9 @@ fn as_failed_test(name: &str, outcome: Outcome) -> Outcome {
     Outcome { records: vec![run, test], errors: vec![error.clone()], result: Ok(Vec::new()), ..outcome }
 }
 
-/// Runs the tests in a fresh image and looks for suspects, as far as the options ask for it. With `fresh`, returns the
-/// outcome in the fresh image, with its differences from the session's outcome `here`; otherwise returns `here`. Adds the
-/// suspects to the returned outcome.
+/// If `options.fresh` is true, runs the tests in a fresh image and returns their outcome there, with its differences from
+/// the session's outcome `here`. Otherwise returns `here`. If tests failed and `options` asks for suspects, the returned
+/// outcome also has the suspects.
 fn run_system_in_fresh_image(
     run: &FreshRun,
     mut tests: TestSelection,
@@ -310,18 +310,18 @@ fn failed_tests(outcome: &Outcome, predicate: impl Fn(&TestResult) -> bool) -> V
     failed.map(|test| test.name.clone()).collect()
 }
 
-/// Returns those of the tests in `names` that passed according to `records`.
+/// Returns the tests in `names` that passed according to `records`.
 fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
     let passed = of_kind(records).filter(|test: &&TestResult| test.status == TestStatus::Passed);
     let passed: HashSet<_> = passed.map(|test| &test.name).collect();
     names.iter().filter(|name| passed.contains(name)).cloned().collect()
 }
 
-/// Runs the tests in a fresh image, and adds the differences from `here`.
+/// Runs the tests in a fresh image, and adds the differences from the session's outcome `here`.
 fn run_fresh(run: &FreshRun, tests: &TestSelection, here: &Outcome) -> Result<Outcome, String> {
     let mut outcome = run.run(tests)?;
     outcome.defined.clear();
-    outcome.notices.push("The tests ran in a fresh image that loaded only the files.".to_owned());
+    outcome.notices.push("The tests ran in a fresh image that loaded only the systems' files.".to_owned());
     outcome.records.extend(differences(&here.records, &outcome.records));
     Ok(outcome)
 }
@@ -356,7 +356,7 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
                 }
                 if !found && passed.len() < failed.len() {
                     outcome.notices.push(match passed.is_empty() {
-                        _ if TestRun::of(&outcome.records).is_test_operation_alone() => NOTHING_TO_COMPARE.to_owned(),
+                        _ if TestRun::of(&outcome.records).has_only_test_operations() => NOTHING_TO_COMPARE.to_owned(),
                         true => format!("There are no suspects: the tests that failed {NOTHING_MARKED}"),
                         false => format!("There are no suspects: the other tests that failed {NOTHING_MARKED}"),
                     });

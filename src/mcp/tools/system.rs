@@ -44,22 +44,23 @@ enum SystemDefinition {
 
 impl System {
     /// Finds the system with this name, which may be written as a string or symbol. If nothing defines exactly this
-    /// name, letter case is ignored. The search begins in `directory`, whose definition takes precedence over ASDF's, or
-    /// else in the working directory. `known` caches the directories and files that the searches of one request read.
+    /// name, letter case is ignored. The search begins in `directory`, or else in the working directory. A definition found
+    /// from `directory` takes precedence over ASDF's. `known` caches the directories and files that the searches of one
+    /// request read.
     ///
     /// # Errors
-    /// Returns an error if `directory` does not exist.
+    /// Returns an error if `directory` does not exist, or if there is no `directory` and no working directory.
     pub(super) fn find(name: &str, directory: Option<&str>, known: &DefinitionCache) -> Result<Self, Fault> {
         let name = system_name(name);
         let begin = directory.map_or_else(|| absolute_path("."), existing_directory)?;
-        let found = find(&name, &begin, known);
+        let found = find_definition(&name, &begin, known);
         let looked = vec![format!("{}, its parent directories and its direct subdirectories", begin.display())];
         let (name, definition) = found.map_or((name, None), |(name, definition)| (name, Some(definition)));
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
     }
 
     /// Returns true if `self` and `other` are the same system. If neither has a definition, their names may differ in
-    /// case, since ASDF is asked for both spellings.
+    /// case, since ASDF is also asked for the lower-case name.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let alike =
             self.definition.is_none() && other.definition.is_none() && eq_ignoring_case(&self.name, &other.name);
@@ -67,7 +68,7 @@ impl System {
     }
 
     /// Returns the system that has the name of the .asd file at `path`.
-    pub(super) fn of_definition(path: &Path) -> Self {
+    pub(super) fn from_asd_file(path: &Path) -> Self {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
         Self { name, definition: Some(SystemDefinition::InDirectory(directory)), fallback: false, looked: Vec::new() }
@@ -77,14 +78,17 @@ impl System {
     ///
     /// # Errors
     /// Returns an error if the directory has no .asd file or more than one.
-    pub(super) fn of_directory(directory: &Path) -> Result<Self, Fault> {
+    pub(super) fn from_directory(directory: &Path) -> Result<Self, Fault> {
         match &asd_files_in(directory)[..] {
-            [path] => Ok(Self::of_definition(path)),
-            [] => Err(Fault::Value(format!("There is no .asd file in {}: name a file.", directory.display()))),
+            [path] => Ok(Self::from_asd_file(path)),
+            [] => Err(Fault::Refusal(format!(
+                "There is no .asd file in {}: name a Lisp file or another directory.",
+                directory.display()
+            ))),
             paths => {
                 let names: Vec<_> = paths.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
                 let names = names.join(", ");
-                Err(Fault::Value(format!(
+                Err(Fault::Refusal(format!(
                     "{} has several .asd files: name one of the systems {names}.",
                     directory.display()
                 )))
@@ -92,8 +96,8 @@ impl System {
         }
     }
 
-    /// Returns code that loads the system and can be read in any package. `force` is `self` or `all`; without `force`,
-    /// only changed files are compiled again.
+    /// Returns code that loads the system and can be read in any package. `force` is `self` to compile the system again, or
+    /// `all` for its dependencies too. Without `force`, only changed files are compiled again.
     pub(in crate::mcp) fn code(&self, force: Option<&str>) -> String {
         let name = quoted(&self.name);
         let lower = quoted(&self.name.to_lowercase());
@@ -149,7 +153,7 @@ pub(super) fn existing_directory(directory: &str) -> Result<PathBuf, Fault> {
     if directory.is_dir() {
         return Ok(directory);
     }
-    Err(Fault::Value(format!("directory: there is no directory {}.", directory.display())))
+    Err(Fault::Refusal(format!("directory: there is no directory {}.", directory.display())))
 }
 
 /// Returns an absolute path. `~/` stands for the user's home directory, and relative paths begin in the working
@@ -174,12 +178,12 @@ fn system_name(written: &str) -> String {
 }
 
 /// Finds the name and the definition of the system `written`: in `begin`, above it, or one level below.
-fn find(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, SystemDefinition)> {
+fn find_definition(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, SystemDefinition)> {
     let lower = written.to_lowercase();
     let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
     names.into_iter().find_map(|name| find_as_written(name, begin, known)).or_else(|| {
-        // Neither spelling was found, so letter case is ignored. Above `begin`, a file must have the system's name, since
-        // ASDF finds no other file.
+        // Neither `written` nor its lower-case spelling was found, so letter case is ignored. Above `begin`, a file must
+        // have the system's name, since ASDF finds no other file.
         begin.ancestors().find_map(|directory| {
             let paths = known.asd_files(directory);
             let found = paths.iter().filter(|path| {
@@ -241,7 +245,7 @@ fn asd_files_in(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Reads the entries that [`subdirectories`](DefinitionCache::subdirectories) returns.
+/// Reads a directory and returns the entries that may be directories and are not hidden, sorted.
 fn subdirectories_of(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().take(MAX_ENTRIES).flatten();
     let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -258,7 +262,7 @@ pub(super) struct DefinitionCache {
     directories: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
     paths: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
     names: RefCell<HashMap<PathBuf, Rc<[String]>>>,
-    read: Cell<u64>,
+    bytes_read: Cell<u64>,
 }
 
 impl DefinitionCache {
@@ -274,13 +278,13 @@ impl DefinitionCache {
         known.entry(directory.to_owned()).or_insert_with(|| subdirectories_of(directory).into()).clone()
     }
 
-    /// Returns the names of the systems that the .asd file at `path` seems to define, or no names if the request has
-    /// read too much.
+    /// Returns the names of the systems that the .asd file at `path` seems to define, or no names once the request has
+    /// read more than [`MAX_TOTAL_ASD_BYTES`].
     fn names(&self, path: &Path) -> Rc<[String]> {
         let mut names = self.names.borrow_mut();
         let read = || {
-            self.read.update(|read| read + fs::metadata(path).map_or(0, |file| file.len()));
-            if self.read.get() > MAX_TOTAL_ASD_BYTES { Vec::new() } else { defined_names(path) }.into()
+            self.bytes_read.update(|read| read + fs::metadata(path).map_or(0, |file| file.len()));
+            if self.bytes_read.get() > MAX_TOTAL_ASD_BYTES { Vec::new() } else { defined_names(path) }.into()
         };
         names.entry(path.to_owned()).or_insert_with(read).clone()
     }
@@ -371,7 +375,7 @@ mod tests {
             ("TWO", "TWO", Some(by("two.asd"))),
             ("Two", "Two", Some(by("two.asd"))),
             ("Two/Tests", "two/tests", Some(directory.clone())),
-            // The file has the name of the system, whatever it defines.
+            // No system is named exactly `two`, but two.asd has this name, so the file is used.
             ("two", "two", Some(directory)),
             ("None", "None", None),
         ] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
-use super::{TOOLS, ToolSpec, all_definitions, checkpoint, former_names, no_such_tool, policy, reset};
+use super::{TOOLS, ToolSpec, all_tool_definitions, checkpoint, former_names, policy, reset, unknown_tool_message};
 use crate::tool_names;
 
 /// A set of tools. Other tools are neither listed nor callable, so that the person who starts the server decides what
@@ -17,7 +17,7 @@ pub(crate) enum ToolSet {
     All,
     /// The tools of the working loop: evaluate, load, test, inspect failures.
     Core,
-    /// The tools of this set that suit the image of a program, which holds more than a session's definitions.
+    /// The tools of the given set, without those that would remove the definitions of a program that embeds the image.
     Embedded(Box<Self>),
     /// The tools with these names.
     Named(Vec<String>),
@@ -91,10 +91,10 @@ impl ToolSet {
         let names =
             names.flat_map(|name| former_names::successors(&name).into_iter().map(str::to_owned).collect::<Vec<_>>());
         let names: Vec<String> = names.collect();
-        let known = all_definitions();
+        let known = all_tool_definitions();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
             Some(unknown) => {
-                Err(format!("{} The words all and core name sets of tools.", no_such_tool(unknown, &known)))
+                Err(format!("{} The words all and core name sets of tools.", unknown_tool_message(unknown, &known)))
             }
             None => Ok(Self::Named(names)),
         }
@@ -124,7 +124,7 @@ impl ToolSet {
 
     /// Returns the definitions of the tools, in the order of [`TOOLS`].
     pub(super) fn tools(&self) -> Vec<Tool> {
-        let mut tools: Vec<_> = all_definitions().into_iter().filter(|tool| self.has(&tool.name)).collect();
+        let mut tools: Vec<_> = all_tool_definitions().into_iter().filter(|tool| self.has(&tool.name)).collect();
         tools.iter_mut().for_each(|tool| remove_unlisted_tools(tool, &|name| self.has(name)));
         tools
     }

@@ -7,12 +7,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Count, Flag, Names, Text, Timeout, mismatch, text};
+use super::arguments::{Count, Flag, Names, Text, Timeout, describe_mismatch, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
 use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{CallTree, TracedCall};
-use crate::report::{self, calls_shown};
+use crate::report::{self, max_calls_shown};
 use crate::schema::{self, json};
 use crate::session::Operation;
 use crate::tool_names;
@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-/// The result of an evaluation, with the recorded calls.
+/// Structured content: the result of the evaluation, and the recorded calls.
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {
@@ -64,7 +64,7 @@ pub(super) struct Content {
 
 impl ToolSpec for TraceCalls {
     const NAME: &'static str = "trace-calls";
-    const TITLE: &'static str = "Trace Calls";
+    const TITLE: &'static str = "Trace calls";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
         arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
         not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
@@ -84,7 +84,7 @@ impl ToolSpec for TraceCalls {
             traced = package.take();
         }
         if functions.is_empty() == traced.is_none() {
-            return Err(Fault::Value(format!(
+            return Err(Fault::Refusal(format!(
                 "{} needs either functions (a list of names) or trace-package (a package whose functions are traced).",
                 Self::NAME
             )));
@@ -93,13 +93,10 @@ impl ToolSpec for TraceCalls {
         evaluation.timeout = arguments.timeout.0;
         let on_error = OnErrorChoice::value_of(arguments.on_error).unwrap_or(OnError::Abort);
         if on_error == OnError::Ask {
-            let choices = if tool_names::is_listed(tool_names::ANY_DEBUGGER_TOOL) {
-                "one of abort, debug"
-            } else {
-                "one of abort"
-            };
-            let reason = mismatch(choices, &Value::from(on_error.name()));
-            return Err(Fault::Value(format!("{}: on-error must be {reason}.", Self::NAME)));
+            let choices =
+                if tool_names::is_listed(tool_names::ANY_DEBUGGER_TOOL) { "one of abort, debug" } else { "abort" };
+            let reason = describe_mismatch(choices, &Value::from(on_error.name()));
+            return Err(Fault::Refusal(format!("{}: on-error must be {reason}.", Self::NAME)));
         }
         let wait_limit = background::wait_limit(arguments.background, arguments.wait);
         let mut operation = Operation::new("trace-calls")
@@ -115,7 +112,7 @@ impl ToolSpec for TraceCalls {
         let on_error = background::resolve_on_error(call.session(), Some(on_error), wait_limit)?;
         evaluation.hold = on_error == OnError::Debug;
         if !call.is_structured() {
-            operation = operation.with("shown", calls_shown(call.context.max_answer()));
+            operation = operation.with("shown", max_calls_shown(call.context.max_answer()));
         }
         let job = Job::operation(evaluation, operation);
         handle_with(move |call| background::evaluate(call, job, wait_limit, |call, outcome| call.reply(outcome)))
@@ -123,7 +120,7 @@ impl ToolSpec for TraceCalls {
 }
 
 /// Returns true for an outcome with traced calls.
-pub(super) fn is_traced(outcome: &Outcome) -> bool {
+pub(super) fn has_traced_calls(outcome: &Outcome) -> bool {
     CallTree::of(&outcome.records).is_some()
 }
 

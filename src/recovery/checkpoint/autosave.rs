@@ -26,7 +26,7 @@ enum SaveDecision {
     /// Wait until this moment, then decide again.
     Wait(Instant),
     /// Wait for the next evaluation.
-    Rest,
+    WaitForEvaluation,
 }
 
 /// The rate limiter of automatic saves.
@@ -46,7 +46,7 @@ impl SaveRateLimiter {
         busy: bool,
         has_room: impl FnOnce() -> bool,
     ) -> SaveDecision {
-        let Some(ended) = ended else { return SaveDecision::Rest };
+        let Some(ended) = ended else { return SaveDecision::WaitForEvaluation };
         let earliest = self.next.map_or(ended + IDLE_TIME, |next| next.max(ended + IDLE_TIME));
         if now < earliest {
             SaveDecision::Wait(earliest)
@@ -60,7 +60,7 @@ impl SaveRateLimiter {
         }
     }
 
-    /// Records that a save has written `bytes` by `now`, even if the save failed.
+    /// Records that a save, complete or failed, wrote about `bytes` bytes and ended at `now`.
     fn record_write(&mut self, now: Instant, bytes: u64) {
         let pause = MINUTE.as_secs_f64() * bytes as f64 / MAX_BYTES_PER_MINUTE as f64;
         self.next = Some(now + MIN_SAVE_INTERVAL.max(Duration::from_secs_f64(pause)));
@@ -100,25 +100,25 @@ impl AutosaveTrigger {
                     return;
                 }
                 SaveDecision::Wait(until) => drop(self.changed.wait_until(&mut last, until)),
-                SaveDecision::Rest if last.is_none() => self.changed.wait(&mut last),
-                SaveDecision::Rest => {}
+                SaveDecision::WaitForEvaluation if last.is_none() => self.changed.wait(&mut last),
+                SaveDecision::WaitForEvaluation => {}
             }
         }
     }
 }
 
-/// Starts the thread that saves the image after the evaluations that `activity` reports, and deletes automatic
+/// Starts the thread that saves the image after the evaluations that `autosave_trigger` reports, and deletes automatic
 /// checkpoints when all checkpoints together take more than `space` bytes.
-pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space: u64) {
-    // The number of evaluations is read before the thread starts, so that evaluations until then are saved, too.
-    let mut saved = saver.session.evaluations_so_far();
+pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger>, space: u64) {
+    // The number is read before the thread starts, so that an evaluation that ends before the thread runs is saved, too.
+    let mut saved = saver.session.newest_evaluation_number();
     let run = move || {
         let mut pace = SaveRateLimiter::default();
         loop {
-            activity.wait_to_save(|ended| {
+            autosave_trigger.wait_to_save(|ended| {
                 pace.decide(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
             });
-            let evaluations = saver.session.evaluations_so_far();
+            let evaluations = saver.session.newest_evaluation_number();
             if evaluations == saved {
                 continue;
             }
@@ -132,7 +132,7 @@ pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space
                 saved = evaluations;
                 saver.checkpoints.make_room(space);
             } else {
-                activity.record_evaluation_end();
+                autosave_trigger.record_evaluation_end();
             }
         }
     };
@@ -175,7 +175,7 @@ mod tests {
         let begin = Instant::now();
         let pace = SaveRateLimiter::default();
         let decide = |now, ended| pace.decide(now, ended, false, || true);
-        assert_eq!(decide(begin, None), SaveDecision::Rest);
+        assert_eq!(decide(begin, None), SaveDecision::WaitForEvaluation);
         assert_eq!(decide(begin + SECOND, Some(begin)), SaveDecision::Wait(begin + IDLE_TIME));
         assert_eq!(decide(begin + IDLE_TIME, Some(begin)), SaveDecision::Save);
     }
@@ -234,7 +234,7 @@ mod tests {
                     ended = Some(now);
                 }
                 match pace.decide(now, ended, busy, || has_room) {
-                    SaveDecision::Rest => prop_assert_eq!(ended, None),
+                    SaveDecision::WaitForEvaluation => prop_assert_eq!(ended, None),
                     // The thread never spins, and never waits longer than the rate limit and the reason to wait
                     // require.
                     SaveDecision::Wait(until) => {

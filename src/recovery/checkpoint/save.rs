@@ -27,7 +27,7 @@ pub(crate) struct NewCheckpoint {
     /// The manifest.
     pub(crate) checkpoint: Checkpoint,
     /// The pause of the session, in microseconds.
-    pub(crate) stopped: u64,
+    pub(crate) pause_microseconds: u64,
     /// The names of the threads that the checkpoint does not contain.
     pub(crate) threads: Vec<String>,
     /// The number of timers that the checkpoint does not contain.
@@ -36,10 +36,10 @@ pub(crate) struct NewCheckpoint {
 
 impl NewCheckpoint {
     fn new(checkpoint: Checkpoint, records: &[Record]) -> Self {
-        let (stopped, timers) =
+        let (pause_microseconds, timers) =
             of_kind(records).next().map_or((0, 0), |saving: &Saving| (saving.stopped, saving.timers));
         let threads = of_kind(records).map(|thread: &SavedThread| thread.name.clone()).collect();
-        Self { checkpoint, stopped, timers, threads }
+        Self { checkpoint, pause_microseconds, timers, threads }
     }
 }
 
@@ -54,7 +54,8 @@ fn saving_process(records: &[Record]) -> Option<Pid> {
 pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
-    /// The number of the last evaluation that is saved; `u64::MAX` while no checkpoint contains all evaluations.
+    /// The number of the last evaluation that a checkpoint contains; `u64::MAX` if the image has replayed definitions, which
+    /// no checkpoint contains, and has not been saved since.
     saved_through: Arc<AtomicU64>,
 }
 
@@ -70,8 +71,8 @@ impl Drop for SaveInProgress {
 }
 
 impl SaveReporter {
-    /// Creates the reporter of an image. `saved_through` is the number of the image's last saved evaluation; `None` when
-    /// no checkpoint contains all of the image's evaluations.
+    /// Creates the reporter of an image. `saved_through` is the number of the image's last saved evaluation; `None` if the
+    /// image must replay definitions, which no checkpoint contains.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
@@ -79,7 +80,7 @@ impl SaveReporter {
     /// Returns true when nothing was evaluated since the last save or, if no form had to be replayed, since the image
     /// booted.
     fn is_saved(&self, session: &Session) -> bool {
-        session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
+        session.newest_evaluation_number() == self.saved_through.load(Ordering::Relaxed)
     }
 
     /// Reports that a save of the image to `file` has begun. Until the returned guard is dropped, the status page counts
@@ -90,7 +91,7 @@ impl SaveReporter {
         SaveInProgress(self.status)
     }
 
-    /// Reports that the checkpoint is complete: from here on the next image may be booted from it.
+    /// Reports that the checkpoint is complete, so that the next image may boot from it.
     fn report_completion(&self, checkpoint: &Checkpoint) {
         self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
         self.reporter.report_change(SessionEvent::Saved(Box::new(checkpoint.clone())));
@@ -107,8 +108,8 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// Saves the image under `name` while the session continues; `done` gets the checkpoint, or the reason for the
-    /// failure as a sentence.
+    /// Saves the image under `name` while the session continues. Calls `done` with the checkpoint, or with the reason for
+    /// the failure as a sentence. `automatic` is true for a save that no client requested.
     pub(crate) fn save(
         &self,
         name: String,
@@ -134,7 +135,7 @@ impl Saver {
         };
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
-        let evaluation = self.session.evaluations_so_far();
+        let evaluation = self.session.newest_evaluation_number();
         let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic, at_end: false };
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
         self.session.query_in_order(&operation, move |records| {
@@ -160,7 +161,7 @@ impl Saver {
                 });
                 drop(in_progress);
             };
-            // If no thread can be started, dropping `done` answers the caller.
+            // If no thread can be started, `done` is dropped, which ends the caller's wait.
             let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
         });
     }
@@ -170,7 +171,7 @@ impl Saver {
 #[derive(Debug, Default)]
 pub(crate) struct SavePolicy {
     /// The space for all checkpoints together, in bytes; `None` without automatic saves.
-    pub(crate) automatic: Option<u64>,
+    pub(crate) automatic_space: Option<u64>,
     /// The save at the end of the server; `None` if the session is not persistent.
     pub(crate) at_end: Option<FinalSave>,
 }
@@ -207,7 +208,7 @@ impl Saver {
         let errors = errors.open(&at_end.errors).map_err(|error| error.to_string())?;
         let draft = self.checkpoints.new_draft(true)?;
         let name = self.checkpoints.automatic_name();
-        let evaluation = self.session.evaluations_so_far();
+        let evaluation = self.session.newest_evaluation_number();
         let program = draft.leak_finisher_command(&name, evaluation);
         self.session.cancel_all();
         self.session.abort_held(|_| ());
@@ -221,7 +222,7 @@ impl Saver {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
         let records =
-            receiver.recv_timeout(FINAL_SAVE_WAIT).map_err(|_| "the running evaluation does not end".to_owned())?;
+            receiver.recv_timeout(FINAL_SAVE_WAIT).map_err(|_| "an evaluation did not end in time".to_owned())?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();

@@ -129,7 +129,7 @@ impl Checkpoints {
         Some(found).filter(|checkpoint| checkpoint.file == file && self.is_bootable(checkpoint))
     }
 
-    /// Returns true for a checkpoint of this program and heap size with an intact core.
+    /// Returns true if this program saved the checkpoint with this server's heap size and the core is intact.
     pub(crate) fn is_bootable(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.build == build_id()
             && checkpoint.heap == self.heap
@@ -155,7 +155,8 @@ impl Checkpoints {
         true
     }
 
-    /// Returns the heap size of a checkpoint of this program, if the images of this server have another heap size.
+    /// Returns the checkpoint's heap size if this program saved the checkpoint and this server's images have another heap
+    /// size; `None` otherwise.
     pub(crate) fn differing_heap_size(&self, checkpoint: &Checkpoint) -> Option<u64> {
         Some(checkpoint.heap).filter(|heap| checkpoint.build == build_id() && *heap != self.heap)
     }
@@ -288,8 +289,8 @@ impl Checkpoints {
         remove_directory(&self.directory);
     }
 
-    /// Boots the core in a throw-away process, which collects garbage, and compares the name of the image with `name`.
-    /// Returns the image's description of its definitions.
+    /// Boots the core in a throw-away process, which collects garbage, and compares the checkpoint name that the image
+    /// records with `name`. Returns the image's description of its definitions.
     ///
     /// # Errors
     /// Returns the reason, worded as a clause, if the process cannot be started, if its output cannot be read, or if the
@@ -303,7 +304,8 @@ impl Checkpoints {
             core.into(),
         ]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-        let mut child = child.map_err(|error| format!("the process that tests it cannot be started: {error}"))?;
+        let mut child =
+            child.map_err(|error| format!("the process that tests the saved image cannot be started: {error}"))?;
         let ended = wait_for_child(Pid::from_child(&child), PROBE_TIMEOUT);
         if !ended {
             let _ = child.kill();
@@ -413,9 +415,10 @@ impl Draft {
         self.finished = true;
     }
 
-    /// Returns the address of a leaked C command line that runs the finisher. The finisher is a process that outlives this
-    /// process: it waits until its own only child has saved the core, and then turns the draft into a checkpoint. File
-    /// descriptor 3 of the finisher is the session's lock.
+    /// Returns the address of the finisher's command line: a null-terminated C array of strings, which is leaked since a
+    /// forked process executes it later. The finisher is a process that outlives this process: it waits until its own only
+    /// child has saved the core, and then turns the draft into a checkpoint. File descriptor 3 of the finisher is the
+    /// session's lock.
     pub(crate) fn leak_finisher_command(&self, name: &str, evaluation: u64) -> u64 {
         let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
@@ -447,7 +450,7 @@ impl Draft {
         }
         match waitpid(Some(child), WaitOptions::empty()) {
             Ok(ended) => self.complete(ended.map(|(_, status)| status), made),
-            Err(error) => Err(format!("waiting for the process that was saving it failed: {error}")),
+            Err(error) => Err(format!("waiting for the saving process failed: {error}")),
         }
     }
 
@@ -460,26 +463,27 @@ impl Draft {
         std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
         match ended.recv_timeout(SAVE_TIMEOUT) {
             Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
-            Ok(Err(error)) => Err(format!("waiting for the process that was saving it failed: {error}")),
+            Ok(Err(error)) => Err(format!("waiting for the saving process failed: {error}")),
             // The kernel kills the child process when this process ends.
-            Err(_) => Err("the process that was saving it did not end in time".to_owned()),
+            Err(_) => Err("the saving process did not end in time".to_owned()),
         }
     }
 
-    /// Boots the core as a test, and turns the draft into a checkpoint. `ended` is the exit status of the process that saved
-    /// the core; `None` if there was no such process.
+    /// Boots the core as a test, and turns the draft into a checkpoint. `ended` is the wait status of the process that saved
+    /// the core; `None` if there was no such process. Returns the reason, worded as a clause, if the process failed, if the
+    /// core does not boot, or if a file cannot be written.
     fn complete(mut self, ended: Option<WaitStatus>, made: SaveDetails) -> Result<Checkpoint, String> {
-        let status = ended.ok_or("the process that was saving it has disappeared")?;
+        let status = ended.ok_or("the saving process has disappeared")?;
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),
                 (status, _) => format!("exited with status {}; see stderr", status.unwrap_or(-1)),
             };
-            return Err(format!("the process that was saving it {how}"));
+            return Err(format!("the saving process {how}"));
         }
         let path = self.path();
         let defines = self.checkpoints.probe(&path, &made.name)?;
-        let written = |error: io::Error| format!("it cannot be written: {error}");
+        let written = |error: io::Error| format!("the checkpoint cannot be written: {error}");
         let mut core = File::open(&path).map_err(written)?;
         core.sync_all().map_err(written)?;
         let bytes = core.metadata().map_err(written)?.len();

@@ -12,7 +12,8 @@ use crate::recovery::state::RecoveryState;
 const USER_PACKAGE: &str = "COMMON-LISP-USER";
 
 /// Returns the definitions of the session `name` as source text: each form in its package, in the order of evaluation,
-/// with `require` forms for the modules that the forms use. Forms that could not be restored or exported are comments.
+/// with `require` forms for the modules that the forms use. Forms that could not be restored or exported appear as
+/// comments.
 pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     let definitions: Vec<&Definition> = state.definitions().collect();
     let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped_count);

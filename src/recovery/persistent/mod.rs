@@ -33,10 +33,11 @@ pub(crate) struct PersistentSession {
 }
 
 impl PersistentSession {
-    /// Returns the session of this name, or the session in this directory when `name` contains a slash.
+    /// Returns the session with this name. A `name` that contains a slash is the path of the session's directory.
     ///
     /// # Errors
-    /// Returns the reason as a sentence if `name` is not valid, or if there is no directory for sessions.
+    /// Returns the reason if `name` is not a valid name or path, or if `name` is not a path and this user has no directory
+    /// for sessions.
     pub(crate) fn named(name: &OsStr) -> Result<Self, String> {
         let text = name.to_string_lossy();
         if name.as_bytes().contains(&b'/') {
@@ -76,8 +77,9 @@ impl PersistentSession {
         &self.directory
     }
 
-    /// Returns true when the directory has a session's log, or the remains of a damaged session: a lock together with a log
-    /// or a checkpoint, and only files that a session has. The check is needed since the user may name any directory.
+    /// Returns true when the directory contains a readable session log, or the remains of a damaged session: a lock together
+    /// with a log or a checkpoint, and only files that a session has. The check is needed since the user may name any
+    /// directory.
     fn exists(&self) -> bool {
         let has = |name: &str| self.directory.join(name).is_file();
         let is_damaged = || {
@@ -152,11 +154,11 @@ impl PersistentSession {
 
     /// Returns the session's name, quoted for a shell.
     pub(crate) fn shell_name(&self) -> String {
-        // A name contains no NUL, since it names a file.
+        // Quoting fails only for a name with a NUL, which no file name contains.
         shlex::try_quote(&self.name).map_or_else(|_| self.name.clone(), std::borrow::Cow::into_owned)
     }
 
-    /// Returns the session's last checkpoint, even if another program saved it.
+    /// Returns the session's last checkpoint, which another build of this program may have saved.
     fn last_checkpoint(&self, loaded: &LoadedLog) -> Option<Checkpoint> {
         let all = store::manifests(&self.directory);
         let files = loaded.state.saved_files();
@@ -183,8 +185,8 @@ impl PersistentSession {
     /// Deletes the session's files, and the directory if no other files are in it.
     ///
     /// # Errors
-    /// Returns the reason as a sentence if there is no such session, if a process serves or saves the session, or if its
-    /// log or its directory cannot be removed.
+    /// Returns the reason as a sentence if there is no such session, if a process serves or saves the session, if the
+    /// session cannot be locked for another reason, or if its log or its directory cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
         let ours = self.files().filter(|path| is_session_file(path));
@@ -230,7 +232,7 @@ impl PersistentSession {
     }
 }
 
-/// Returns true for a path with the name of a session's file.
+/// Returns true if `path` has the name of a file that a session's directory may contain, or of a draft of such a file.
 fn is_session_file(path: &Path) -> bool {
     let is_named = |ours: &str| {
         let name = path.file_name();
@@ -259,7 +261,7 @@ pub(crate) struct SessionDescription {
     pub(crate) changed: Option<jiff::Timestamp>,
     /// The number of forms that defined something.
     pub(crate) forms: usize,
-    /// The highest number of an evaluation in the log or a save.
+    /// The highest evaluation number in the log or in a checkpoint.
     pub(crate) evaluations: u64,
     /// The last checkpoint.
     pub(crate) checkpoint: Option<Checkpoint>,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::escape::escape_markers;
 use super::super::fit::length;
-use super::super::{call, clipped_message};
+use super::super::{call_text, clipped_message};
 use super::suspects::{FunctionSet, has_suspects, push_new_suspects, push_suspects, suspect_set};
 use super::{MAX_CALL, MAX_FORM, MAX_NAMES};
 use crate::outcome::{Check, ErrorRecord, FrameRecord, Outcome, Test, TestResult, TestRun};
@@ -20,7 +20,7 @@ const MAX_MESSAGE: usize = 400;
 const MAX_DUPLICATE_MESSAGE: usize = 120;
 /// Maximum length of a check that is shown on one line, in characters.
 const MAX_ONE_LINE_CHECK: usize = 110;
-/// Maximum number of user frames shown for an error. Two errors are grouped if this many innermost user frames agree.
+/// Maximum number of user frames shown for an error. Errors of the same type are grouped if these frames agree.
 const MAX_FRAMES: usize = 3;
 
 /// The amount of detail shown for each failed test. If there are many failures, showing more of them takes precedence
@@ -35,7 +35,7 @@ pub(super) struct Detail {
     pub(super) context: bool,
 }
 
-/// The levels of detail, highest first. The report uses the first level with which all failures fit.
+/// The levels of detail, highest first. The report uses the first level with which all failures fit, or else the last.
 const DETAIL_LEVELS: [Detail; 6] = [
     Detail { checks: 4, frames: MAX_FRAMES, functions: usize::MAX, lines: usize::MAX, context: true },
     Detail { checks: 2, frames: 2, functions: usize::MAX, lines: 8, context: false },
@@ -48,7 +48,7 @@ const DETAIL_LEVELS: [Detail; 6] = [
 pub(super) fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     let run = TestRun::of(&outcome.records);
     let failed: Vec<_> = run.failures().collect();
-    let entries = entries(&failed, &outcome.errors);
+    let entries = group_failures(&failed, &outcome.errors);
     let room = max.saturating_sub(length(target));
     let texts = |detail| entry_texts(&entries, &outcome.errors, detail, room);
     let [first, rest @ ..] = &DETAIL_LEVELS;
@@ -101,7 +101,7 @@ fn entry_text(entries: &[FailureEntry<'_, '_>], index: usize, errors: &[Arc<Erro
         None => push_failure(&mut entry, test, errors, detail),
     }
     push_duplicates(&mut entry, shown, errors);
-    match (shown.suspects_of, shown.same_failure_as) {
+    match (shown.same_suspects_as, shown.same_failure_as) {
         (Some(other), _) => _ = write!(entry, "\n   Suspects: same as for {}", other + 1),
         (None, Some(other)) if fails_in_checks(test) && has_suspects(test) => {
             push_new_suspects(&mut entry, &test.suspects, other, &entries[other].test.suspects);
@@ -134,7 +134,7 @@ struct FailureEntry<'a, 'b> {
     /// The index of the first entry with the same failure but different suspects.
     same_failure_as: Option<usize>,
     /// The index of the first entry with the same suspects.
-    suspects_of: Option<usize>,
+    same_suspects_as: Option<usize>,
     /// Further tests with the same failure and suspects.
     duplicates: Vec<&'a Test<'b>>,
 }
@@ -147,7 +147,7 @@ fn fails_in_checks(test: &Test<'_>) -> bool {
 /// The features of a failure. Tests whose failures have equal features count as failing in the same way.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum FailureSignature {
-    /// An error: its type, and the source location and the text of the source line of its innermost user frames.
+    /// An error: its type and, for each of its innermost user frames, the source location and the source line.
     Error(String, Vec<(Option<String>, Option<String>)>),
     /// Failed checks: their text, with the message of an error that followed.
     Checks(String),
@@ -204,7 +204,7 @@ impl GroupingKey {
 }
 
 /// Groups the failed tests into entries, so that failures of the same kind are shown once.
-fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<FailureEntry<'a, 'b>> {
+fn group_failures<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<FailureEntry<'a, 'b>> {
     let mut entries = Vec::<FailureEntry<'a, 'b>>::new();
     // Each map has the index of the first entry with a given key.
     let (mut signatures, mut suspects, mut entries_by_key) = (HashMap::new(), HashMap::new(), HashMap::new());
@@ -220,8 +220,8 @@ fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<
         }
         let index = entries.len();
         let same_failure_as = signature.as_ref().and_then(|signature| signatures.get(signature)).copied();
-        let suspects_of = suspects.get(&suspects_text).copied();
-        entries.push(FailureEntry { test, same_failure_as, suspects_of, duplicates: Vec::new() });
+        let same_suspects_as = suspects.get(&suspects_text).copied();
+        entries.push(FailureEntry { test, same_failure_as, same_suspects_as, duplicates: Vec::new() });
         entries_by_key.extend(keys.into_iter().map(|key| (key, index)));
         if let Some(signature) = signature {
             signatures.entry(signature).or_insert(index);
@@ -343,7 +343,7 @@ pub(super) fn is_user_frame(frame: &FrameRecord) -> bool {
 }
 
 fn push_frame(entry: &mut String, frame: &FrameRecord) {
-    _ = write!(entry, "\n   {}: {}", frame.number, one_line(&call(frame), MAX_CALL));
+    _ = write!(entry, "\n   {}: {}", frame.number, one_line(&call_text(frame), MAX_CALL));
     if let Some(source) = &frame.source {
         _ = write!(entry, "  {}", escape_markers(source));
     }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use self::failures::{one_line, push_failures};
 use super::escape::escape_markers;
 use super::fit::{cut, length};
-use super::{Sections, clipped_message, omission};
+use super::{Sections, clipped_message, omission_marker};
 use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
 
 /// Maximum length of a form, in characters.
@@ -21,8 +21,8 @@ const RESERVED_AFTER_FAILURES: usize = 700;
 const MAX_PRINTED: [usize; 2] = [1500, 700];
 /// Like [`MAX_PRINTED`], if the suspects already show the test operation's output for each failure.
 const MAX_PRINTED_WITH_SUSPECTS: [usize; 2] = [600, 600];
-/// Number of lines up to which the output of a test operation is assumed not to report on single tests.
-const FEW_LINES: usize = 2;
+/// Output of a test operation with at most this many lines is assumed not to report on single tests.
+const MAX_SUMMARY_LINES: usize = 2;
 /// The text between the results of two systems.
 const SEPARATOR: &str = "\n\n";
 /// Maximum number of names in a list of tests.
@@ -50,7 +50,7 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
         push_runs(target, &systems, room.saturating_sub(length(target)));
         false
     };
-    let printed = outcome.stdout.characters() + outcome.stderr.characters();
+    let printed = outcome.stdout.char_count() + outcome.stderr.char_count();
     if printed > 0 && outcome.kept && !shows_all_output {
         let (first, them) = match omitted_output(outcome) {
             0 => (String::new(), "them"),
@@ -110,7 +110,7 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
     let counts = TestCounts::of(outcome).unwrap_or_default();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
-    push_without_checks(target, outcome);
+    push_tests_without_checks(target, outcome);
     let (printed, shows_all_output) = printed_by_test_op(outcome);
     push_failures(target, outcome, room.saturating_sub(length(&printed)));
     if hint && lacks_suspects(outcome) {
@@ -124,8 +124,8 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
 fn lacks_suspects(outcome: &Outcome) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     counts.failed + counts.errors > 0
-        && (!TestRun::of(&outcome.records).is_test_operation_alone()
-            || outcome.printed().trim().lines().count() > FEW_LINES)
+        && (!TestRun::of(&outcome.records).has_only_test_operations()
+            || outcome.printed().trim().lines().count() > MAX_SUMMARY_LINES)
         && !outcome.records.iter().any(|record| matches!(record, Record::Suspects(_) | Record::NoSuspects(_)))
 }
 
@@ -160,7 +160,7 @@ fn counts_line(counts: &TestCounts) -> String {
     format!("{}{}", verdict(counts).name(), counts_text(counts))
 }
 
-/// Returns the counts, after two spaces.
+/// Returns the counts as text, preceded by two spaces.
 fn counts_text(counts: &TestCounts) -> String {
     let TestCounts { passed, failed, errors, skipped, milliseconds } = counts;
     let seconds = seconds(*milliseconds);
@@ -173,8 +173,8 @@ fn omitted_output(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
 }
 
-/// Returns the beginning and the end of a test operation's output, since nothing else is known about its tests. Also
-/// returns true if this is all of the output. Lines without letters or digits, such as rows of dots, are left out.
+/// Returns the beginning and the end of a test operation's output, since nothing else is known about its tests. The
+/// boolean is true if this is all of the output. Lines without letters or digits, such as rows of dots, are left out.
 /// The text is empty if no test operation ran or if it printed nothing.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
@@ -187,7 +187,7 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     let end = match omitted_output(outcome) {
         0 if characters == 0 => return (String::new(), false),
         0 => String::new(),
-        omitted => omission(omitted),
+        omitted => omission_marker(omitted),
     };
     let has_printed_suspects = of_kind(&outcome.records).any(|suspects: &Suspects| suspects.printed.is_some());
     let [first, last] = if has_printed_suspects { MAX_PRINTED_WITH_SUSPECTS } else { MAX_PRINTED };
@@ -195,7 +195,7 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
         return (format!("\nIt printed:\n{text}{end}"), end.is_empty());
     }
     let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
-    let between = omission((characters - first - last) as u64);
+    let between = omission_marker((characters - first - last) as u64);
     let (first, last) = (&text[..at(first)], &text[at(characters - last)..]);
     (format!("\nIt printed:\n{first}\n{between}\n{last}{end}"), false)
 }
@@ -203,8 +203,8 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
 /// Appends the tests that pass only in the session, or only in the fresh image.
 fn push_differences(target: &mut String, outcome: &Outcome) {
     for (passes, heading) in [
-        (PassingImage::Session, "Stale state: these pass in this session, but not in a fresh image"),
-        (PassingImage::Fresh, "Stale state: these fail in this session, but not in a fresh image"),
+        (PassingImage::Session, "Stale state: these tests pass in this session, but not in a fresh image"),
+        (PassingImage::Fresh, "Stale state: these tests fail in this session, but not in a fresh image"),
     ] {
         let differing = TestRun::of(&outcome.records).differences;
         let differing = differing.iter().filter(|difference| difference.passes == passes);
@@ -218,7 +218,7 @@ fn push_differences(target: &mut String, outcome: &Outcome) {
 }
 
 /// Appends the passed tests that made no check. Some test frameworks count such tests as passed, others do not.
-fn push_without_checks(target: &mut String, outcome: &Outcome) {
+fn push_tests_without_checks(target: &mut String, outcome: &Outcome) {
     let tests = of_kind(&outcome.records).filter(|test: &&TestResult| !test.is_test_operation());
     let empty = tests.filter(|test| test.status == TestStatus::Passed && test.checks == Some(0));
     let names: Vec<_> = empty.map(|test| one_line(&test.name, MAX_CALL)).collect();

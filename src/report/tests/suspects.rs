@@ -15,22 +15,22 @@ pub(super) fn suspect_set(test: &Test<'_>) -> FunctionSet {
     all_suspects(&test.suspects).map(|suspect| (suspect.name.clone(), suspect.line)).collect()
 }
 
-/// Returns the functions of all lists.
+/// Returns the suspects of all lists.
 fn all_suspects<'a>(lists: &'a [SuspectList<'_>]) -> impl Iterator<Item = &'a Suspect> {
     lists.iter().flat_map(|list| &list.functions).map(|(suspect, _)| *suspect)
 }
 
 /// Returns true if there is anything to show about the suspects of a test.
 pub(super) fn has_suspects(test: &Test<'_>) -> bool {
-    test.suspects.iter().any(|list| list.of.printed.is_some() || !list.functions.is_empty())
+    test.suspects.iter().any(|list| list.header.printed.is_some() || !list.functions.is_empty())
 }
 
 /// Appends the suspects, each with the lines of its code that few or no passing tests ran.
 pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detail: &Detail) {
-    for SuspectList { of, functions } in lists {
-        if let Some(printed) = &of.printed {
-            let more = if of.more > 0 { format!(" (and {} more)", of.more) } else { String::new() };
-            _ = write!(entry, "\n   Before it printed {}{more}:", one_line(printed, MAX_CALL));
+    for SuspectList { header, functions } in lists {
+        if let Some(printed) = &header.printed {
+            let more = if header.more > 0 { format!(" (and {} more)", header.more) } else { String::new() };
+            _ = write!(entry, "\n   Before the test-op printed {}{more}:", one_line(printed, MAX_CALL));
         }
         for (index, (suspect, lines)) in functions.iter().enumerate() {
             let (name, file) = (one_line(&suspect.name, MAX_CALL), suspect_location(suspect));
@@ -73,7 +73,7 @@ pub(super) fn push_new_suspects(
     }
 }
 
-/// Returns the location of a suspect, after two spaces.
+/// Returns the location of a suspect, preceded by two spaces; an empty string if the suspect's file is unknown.
 fn suspect_location(suspect: &Suspect) -> String {
     let line = suspect.line;
     suspect.file.as_ref().map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)))

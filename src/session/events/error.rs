@@ -185,8 +185,8 @@ fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     }
 }
 
-/// Makes a local variable from its name, its validity code and its value. The host contract defines the code: 0 for
-/// a valid value, 1 for a variable that is no longer live, 2 for a value that is unavailable.
+/// Makes a local variable from its name, its validity code and its value. `SBCL_EVENT_LOCAL` in ffi/sbcl_host.h defines
+/// the code: 0 if the variable has a value, 1 if it is dead, 2 if its value is unavailable.
 pub(crate) fn build_local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
     let value = match validity {
         0 => LocalValue::Value(printed_on_one_line(value)),
@@ -197,11 +197,11 @@ pub(crate) fn build_local((name, validity, value): (String, u64, ClippedBuffer))
 }
 
 impl ErrorBuilder {
-    /// Handles an event about the error. Returns true if the rest of the current text is not kept.
+    /// Handles an event about the error. Returns true if Lisp may stop printing the text begun last.
     pub(crate) fn handle_event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
         match event {
-            Event::ErrorText { text, again } => {
-                if again {
+            Event::ErrorText { text, replaces } => {
+                if replaces {
                     self.message = ClippedBuffer::new(limits.max_message);
                 }
                 self.message.push(text);

@@ -20,7 +20,8 @@ pub(crate) struct InspectionBuilder {
     error: Option<(String, String)>,
 }
 
-/// The maximum number of characters that are kept of one item.
+/// The maximum number of characters that are kept of the text of an item without a smaller limit, and of the value of a
+/// local variable.
 const MAX_ITEM: u64 = 10_000;
 
 /// The maximum number of characters that are kept of a definition in the list of definitions, and of a variable's value
@@ -28,7 +29,7 @@ const MAX_ITEM: u64 = 10_000;
 const MAX_DEFINITION: u64 = 1_000;
 const MAX_VARIABLE: u64 = 200;
 
-/// Returns the maximum number of characters that are kept of an item.
+/// Returns the maximum number of characters that are kept of the text of an item of this kind.
 fn item_limit(kind: ItemKind) -> u64 {
     match kind {
         ItemKind::Variable => MAX_VARIABLE,
@@ -38,7 +39,7 @@ fn item_limit(kind: ItemKind) -> u64 {
 }
 
 impl InspectionBuilder {
-    /// Handles an event. Returns true if the rest of the current text is not kept.
+    /// Handles an event. Returns true if Lisp may stop printing the text begun last.
     pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Item(kind, label) => {
@@ -63,9 +64,9 @@ impl InspectionBuilder {
                 }
             }
             Event::Error { kind, .. } => self.error = Some((kind.to_owned(), String::new())),
-            Event::ErrorText { text, again } => {
+            Event::ErrorText { text, replaces } => {
                 if let Some((_, message)) = &mut self.error {
-                    if again {
+                    if replaces {
                         message.clear();
                     }
                     text.append_to(message, 10_000_usize.saturating_sub(message.len()));

@@ -1,4 +1,4 @@
-//! Builders that make results from the events of a job, within the limits.
+//! Builders that make the results of jobs from events, and cut each result to its size limits.
 
 mod error;
 mod inspection;
@@ -10,7 +10,7 @@ pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::OutcomeBuilder;
 pub(crate) use text::{ClippedBuffer, escape_line_breaks, first_chars};
 
-use crate::image::Interrupt;
+use crate::image::InterruptReason;
 
 /// The way in which a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub(crate) enum JobEnd {
     /// The job failed. Lisp has reported the error, unless the code ended the job's thread.
     Failed,
     /// The job was interrupted and did not succeed.
-    Interrupted(Interrupt),
-    /// The job ignored its interruption. It was answered, and may still run.
-    Abandoned(Interrupt),
-    /// The job was cancelled before it began.
+    Interrupted(InterruptReason),
+    /// The job ignored its interruption. Its client was answered, and the job may still run.
+    Abandoned(InterruptReason),
+    /// The job was cancelled before it began, or was answered early because its image will be replaced.
     Withdrawn,
 }

@@ -8,7 +8,7 @@ use super::error::{ErrorBuilder, UnbalancedText};
 use super::text::{ClippedBuffer, MAX_LOCATION, clip_name, escape_line_breaks, first_chars, push_within_chars};
 use crate::config::Limits;
 use crate::image::interruption::StuckReason;
-use crate::image::{Event, Interrupt, Text};
+use crate::image::{Event, InterruptReason, Text};
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleave};
 use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
@@ -16,8 +16,8 @@ use crate::tool_names;
 
 /// The maximum number of notices of a background evaluation, and of characters in one notice.
 const MAX_NOTICES: usize = 100;
-const MAX_NOTICE: usize = 2_000;
-/// The maximum number of values of an evaluation.
+const MAX_NOTICE_CHARS: usize = 2_000;
+/// The maximum number of values that are recorded of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
 /// The maximum number of recorded errors that the code handles. Lisp's own limit is lower.
@@ -54,8 +54,8 @@ pub(crate) struct OutcomeBuilder {
     warnings_omitted: u64,
     values: Vec<Clipped>,
     values_left: u64,
-    /// The value of `values_left` before the last value was added. It is restored if Lisp begins to print that value
-    /// again.
+    /// The number `values_left` as it was before the last value was added. The number is restored if Lisp prints the last
+    /// value again.
     values_left_before: u64,
     error: Option<ErrorBuilder>,
     /// The errors that reached the debugger before `error`, for instance because a cleanup form failed while the
@@ -71,7 +71,7 @@ pub(crate) struct OutcomeBuilder {
     timing: Option<Timing>,
     code: Arc<str>,
     evaluation: u64,
-    /// The current step, if it has a time limit of its own.
+    /// The description of the current step, such as `the test FOO`, if the step has a time limit of its own.
     step: Option<String>,
     defined: Vec<DefiningForm>,
     /// The last form that defined something, even if it failed afterwards, and its changes.
@@ -112,7 +112,7 @@ impl OutcomeBuilder {
     }
 
     /// Creates an empty builder for the resumption of this evaluation.
-    pub(crate) fn for_resumption(&self) -> Self {
+    pub(crate) fn resumption_builder(&self) -> Self {
         let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed_chars();
@@ -133,7 +133,7 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
-    /// Detaches the outcome from the evaluation, since it is the outcome of a debugger operation.
+    /// Clears the evaluation's number, for an outcome that is not the evaluation's own but that of a debugger operation.
     pub(crate) fn clear_evaluation(&mut self) {
         (self.evaluation, self.printed_before) = (0, 0);
     }
@@ -148,7 +148,7 @@ impl OutcomeBuilder {
         interleave(&self.stdout.text, &self.stderr.text, &self.turns)
     }
 
-    /// Adds output to one of the streams.
+    /// Adds output to stderr if `stderr` is true, and to stdout otherwise.
     fn print(&mut self, stderr: bool, text: Text<'_>) {
         let stream = if stderr { &mut self.stderr } else { &mut self.stdout };
         let left = self.output_left;
@@ -178,7 +178,7 @@ impl OutcomeBuilder {
         &self.stdout.text
     }
 
-    /// Handles an event. Returns true if the rest of the current text is not kept.
+    /// Handles an event. Returns true if Lisp may stop printing the text begun last.
     pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Step(step, _) => self.step = (step.len() > 0).then(|| step.to_owned()),
@@ -206,12 +206,12 @@ impl OutcomeBuilder {
                     self.warnings_omitted += 1;
                 }
             }
-            Event::WarningText { text, again } => {
+            Event::WarningText { text, replaces } => {
                 if self.warnings_omitted > 0 {
                     return true;
                 }
                 if let Some(WarningBuilder { message, .. }) = self.warnings.last_mut() {
-                    if again {
+                    if replaces {
                         *message = ClippedBuffer::new(self.limits.max_message);
                     }
                     message.push(text);
@@ -230,9 +230,9 @@ impl OutcomeBuilder {
                     warning.form = Some(clip_name(form));
                 }
             }
-            Event::Value { again: false } if self.values.len() >= MAX_VALUES => self.values_left = 0,
-            Event::Value { again } => {
-                if again {
+            Event::Value { replaces: false } if self.values.len() >= MAX_VALUES => self.values_left = 0,
+            Event::Value { replaces } => {
+                if replaces {
                     self.values.pop();
                     self.values_left = self.values_left_before;
                 }
@@ -258,7 +258,7 @@ impl OutcomeBuilder {
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
                     // The notice may contain names from the user's code, and these may contain line breaks.
-                    self.notices.push(escape_line_breaks(&first_chars(text, MAX_NOTICE)));
+                    self.notices.push(escape_line_breaks(&first_chars(text, MAX_NOTICE_CHARS)));
                 }
             }
             Event::Defined(start, description) => {
@@ -282,7 +282,7 @@ impl OutcomeBuilder {
     /// Makes the evaluation end with an error that Lisp could not report.
     pub(crate) fn fail(&mut self, kind: &str, message: Text<'_>) {
         let mut error = ErrorBuilder::new(kind.to_owned(), &self.limits);
-        error.handle_event(Event::ErrorText { text: message, again: false }, &self.limits);
+        error.handle_event(Event::ErrorText { text: message, replaces: false }, &self.limits);
         self.error = Some(error);
     }
 
@@ -304,8 +304,8 @@ impl OutcomeBuilder {
         self.records.progress()
     }
 
-    /// Handles an event about an error that the code may handle. Returns true if the rest of the current text is not
-    /// kept.
+    /// Handles an event about an error that the code may handle. Returns true if Lisp may stop printing the text begun
+    /// last.
     pub(crate) fn handle_signalled_event(&mut self, event: Event<'_>) -> bool {
         match event {
             // Print methods may print while the error is being described.
@@ -376,7 +376,7 @@ impl OutcomeBuilder {
         }
     }
 
-    /// Adds each hint to the errors about its text.
+    /// Adds each hint to all errors that report the hint's text as unbalanced.
     pub(crate) fn add_hints(&mut self, hints: &[(UnbalancedText, String)]) {
         let signalled = self.signalled.iter_mut().flatten().flatten();
         for error in self.error.iter_mut().chain(&mut self.superseded).chain(signalled) {
@@ -387,13 +387,13 @@ impl OutcomeBuilder {
         }
     }
 
-    /// Returns an outcome that ends with an error that Lisp has not reported.
-    pub(crate) fn failed(self, kind: &str, message: String) -> Outcome {
+    /// Returns the outcome, with an error of this kind as its result. Lisp has not reported the error.
+    pub(crate) fn finish_with_error(self, kind: &str, message: String) -> Outcome {
         let error = ErrorBuilder::new(kind.to_owned(), &self.limits).finish(Some(message), &self.code, self.evaluation);
         Outcome { result: Err(Arc::new(error)), ..self.finish(JobEnd::Failed) }
     }
 
-    /// Returns the outcome of a job that ended in the way `end`.
+    /// Returns the outcome. `end` is the way in which the evaluation's job ended.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
         let errors =
             if self.records_refer_to_errors { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
@@ -442,9 +442,10 @@ impl OutcomeBuilder {
     }
 }
 
-/// Returns the form of `code` that begins at character `start`, and its changes. `description` is Lisp's text. Its
-/// lines are the position at which the form ends, the [changes](Changes::parse), and, after an `@`, the name of the
-/// form's package, which may contain line breaks. Returns `None` if the description is malformed.
+/// Returns the form of `code` that begins at character `start`, and its changes. `description` is Lisp's report on the
+/// form. Its first line is the position at which the form ends; the [changes](Changes::parse) follow, one per line. The
+/// name of the form's package comes last, after an `@`, and may contain line breaks. Returns `None` if the description
+/// is malformed.
 fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
     let (lines, package) = description.split_once("\n@")?;
     let mut lines = lines.lines();
@@ -458,9 +459,11 @@ fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningF
 /// Returns the kind of an error that Lisp has not reported.
 fn unreported_error_kind(end: JobEnd) -> &'static str {
     match end {
-        JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => TIMEOUT,
-        JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => HEAP_EXHAUSTED,
-        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Abandoned(Interrupt::Cancel) | JobEnd::Withdrawn => CANCELLED,
+        JobEnd::Interrupted(InterruptReason::Timeout) | JobEnd::Abandoned(InterruptReason::Timeout) => TIMEOUT,
+        JobEnd::Interrupted(InterruptReason::Heap) | JobEnd::Abandoned(InterruptReason::Heap) => HEAP_EXHAUSTED,
+        JobEnd::Interrupted(InterruptReason::Cancel)
+        | JobEnd::Abandoned(InterruptReason::Cancel)
+        | JobEnd::Withdrawn => CANCELLED,
         JobEnd::Succeeded | JobEnd::Failed => THREAD_TERMINATED,
     }
 }
@@ -487,12 +490,12 @@ fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Opt
 }
 
 /// Returns the message of an abandoned evaluation.
-fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
+fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> String {
     let what = match (reason, timeout) {
-        (Interrupt::Timeout, Some(timeout)) => timeout_clause(timeout),
-        (Interrupt::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
-        (Interrupt::Cancel, _) => "The evaluation was cancelled".to_owned(),
-        (Interrupt::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
+        (InterruptReason::Timeout, Some(timeout)) => timeout_clause(timeout),
+        (InterruptReason::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
+        (InterruptReason::Cancel, _) => "The evaluation was cancelled".to_owned(),
+        (InterruptReason::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
     };
     format!(
         "{what}, and {}. Its thread was abandoned: it may keep running and making changes until it ends by itself.",

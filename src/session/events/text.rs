@@ -6,7 +6,7 @@ use crate::outcome::Clipped;
 /// The number of omitted characters after which printing stops. Until then the characters are counted, for the report
 /// of the omission.
 const MAX_COUNTED: u64 = 100_000;
-/// The maximum number of characters that are kept of the name of a condition's type, a restart, a slot or a variable.
+/// The maximum number of characters that [`clip_name`] keeps of a name or of a source line.
 const MAX_NAME: usize = 150;
 /// The maximum number of characters that are kept of a frame's location, and of the first line of a failing form.
 pub(crate) const MAX_LOCATION: usize = 1_000;
@@ -29,7 +29,7 @@ impl ClippedBuffer {
         push_within_chars(&mut self.left, &mut self.text, &mut self.omitted, text);
     }
 
-    /// Adds text that was clipped before.
+    /// Adds text that was clipped before. The characters that it omits count as omitted here, too.
     pub(crate) fn push_clipped(&mut self, clipped: &Clipped) {
         let mut characters = clipped.text.chars();
         self.text.extend(
@@ -61,7 +61,7 @@ pub(crate) fn first_chars(text: Text<'_>, most: usize) -> String {
     kept
 }
 
-/// Returns a name on one line, cut after [`MAX_NAME`] characters.
+/// Returns a name or a source line with line breaks escaped, cut after [`MAX_NAME`] characters.
 pub(crate) fn clip_name(text: Text<'_>) -> String {
     let mut name = first_chars(text, MAX_NAME);
     if text.len() > MAX_NAME {
@@ -107,7 +107,7 @@ impl From<ClippedBuffer> for Clipped {
 pub(crate) fn with_omission(buffer: ClippedBuffer) -> String {
     let Clipped { mut text, omitted } = buffer.into();
     if omitted > 0 {
-        text.push_str(&crate::report::omission(omitted));
+        text.push_str(&crate::report::omission_marker(omitted));
     }
     text
 }

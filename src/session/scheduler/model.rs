@@ -16,7 +16,7 @@ const REQUESTS: u64 = 4;
 /// The number of schedules to try, unless the environment variable `SCHEDULES` sets another number.
 const SCHEDULES: usize = 2_000;
 
-/// The scheduler state, with the model's own record of its jobs.
+/// The scheduler state, and the model's own record of the submitted jobs.
 struct ModelState {
     scheduler: SchedulerState,
     now: Instant,
@@ -33,8 +33,34 @@ struct ModelState {
 
 struct Model {
     state: Mutex<ModelState>,
-    /// The condition variables that wake the threads of each lane.
-    changed: [Condvar; Lane::COUNT],
+    /// The event counts that wake the threads of each lane.
+    changed: [EventCount; Lane::COUNT],
+}
+
+/// The model of [`EventCount`](crate::os::event_count::EventCount): like a futex, without spurious wake-ups that could
+/// hide a lost one.
+#[derive(Default)]
+struct EventCount {
+    count: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl EventCount {
+    fn current(&self) -> u32 {
+        *self.count.lock().unwrap()
+    }
+
+    fn notify_all(&self) {
+        *self.count.lock().unwrap() += 1;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, seen: u32) {
+        let count = self.count.lock().unwrap();
+        if *count == seen {
+            drop(self.changed.wait(count).unwrap());
+        }
+    }
 }
 
 impl ModelState {
@@ -48,7 +74,7 @@ impl ModelState {
         if self.scheduler.take_waiting(job).is_some() {
             self.end(job);
         } else if let Some(running) = self.scheduler.find(job) {
-            running.interruption.request(Interrupt::Cancel, REACTION_TIME, Instant::now());
+            running.interruption.request(InterruptReason::Cancel, REACTION_TIME, Instant::now());
         }
     }
 
@@ -78,7 +104,7 @@ impl ModelState {
         };
         self.end(job.id);
         let fails = matches!(job.kind, JobKind::Evaluate { hold: true, .. } | JobKind::FrameLocals { .. });
-        if fails && running.interrupted().is_none() {
+        if fails && running.interrupt_reason().is_none() {
             match &mut running.activity {
                 Activity::Evaluate(evaluate) => evaluate.held = true,
                 Activity::Held(about) => about.effect = HoldEffect::Unchanged,
@@ -100,7 +126,7 @@ impl ModelState {
         self.clients == 0 && self.jobs.iter().all(|(_, has_ended)| *has_ended) && self.scheduler.holds.is_empty()
     }
 
-    fn check(&mut self) {
+    fn check_invariants(&mut self) {
         let foreground = self.scheduler.running.iter().filter(|running| running.is_foreground()).count();
         assert!(foreground <= 1, "{foreground} are in the foreground");
         let holders: HashSet<_> = self.scheduler.holds.iter().map(|hold| hold.connection.id).collect();
@@ -124,26 +150,35 @@ impl Model {
     }
 
     fn unlock_and_notify(&self, mut state: MutexGuard<'_, ModelState>) {
-        state.check();
-        self.notify_changed(&mut state);
+        state.check_invariants();
+        let now = state.now;
+        state.scheduler.reschedule(now);
+        let changed = state.scheduler.take_changed_lanes();
         let is_over = state.is_over();
         drop(state);
-        if is_over {
-            self.changed.iter().for_each(Condvar::notify_all);
-        }
+        self.notify(if is_over { [true; Lane::COUNT] } else { changed });
     }
 
-    fn notify_changed(&self, state: &mut ModelState) {
-        state.scheduler.reschedule(state.now);
-        for (lane, _) in state.scheduler.take_changed_lanes().iter().enumerate().filter(|(_, changed)| **changed) {
+    fn notify(&self, changed: [bool; Lane::COUNT]) {
+        for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             self.changed[lane].notify_all();
         }
     }
 
+    /// Sleeps on the event count of the lane after the state is unlocked, as the session does.
+    fn wait<'a>(&'a self, lane: Lane, mut state: MutexGuard<'a, ModelState>) -> MutexGuard<'a, ModelState> {
+        self.notify(state.scheduler.take_changed_lanes());
+        let changed = &self.changed[lane as usize];
+        let seen = changed.current();
+        drop(state);
+        changed.wait(seen);
+        self.state.lock().unwrap()
+    }
+
     /// Runs an evaluating thread.
-    fn evaluate(&self, thread: u64) {
+    fn run_evaluating_thread(&self, thread: u64) {
         let mut held = None;
-        while let Some(job) = self.next(thread, held) {
+        while let Some(job) = self.next_job(thread, held) {
             // The job runs for a while. Another thread may interrupt it meanwhile.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
             match self.update(|state| state.end_evaluation(thread, &job)) {
@@ -160,7 +195,7 @@ impl Model {
         self.update(|state| state.scheduler.thread_ended(thread));
     }
 
-    fn next(&self, thread: u64, held: Option<u64>) -> Option<Job> {
+    fn next_job(&self, thread: u64, held: Option<u64>) -> Option<Job> {
         let mut state = self.state.lock().unwrap();
         loop {
             let now = state.now;
@@ -187,11 +222,11 @@ impl Model {
                 }
                 Instruction::Wait(_) if state.is_over() => return None,
                 Instruction::Wait(until) => {
-                    self.notify_changed(&mut state);
                     let Some(until) = until else {
-                        state = self.changed[Lane::Evaluation as usize].wait(state).unwrap();
+                        state = self.wait(Lane::Evaluation, state);
                         continue;
                     };
+                    self.notify(state.scheduler.take_changed_lanes());
                     // Waiting moves the model's clock to the time `until`.
                     drop(state);
                     thread::yield_now();
@@ -208,7 +243,7 @@ impl Model {
 
     /// Runs the thread of the control lane. When it fails to start a thread, a background request fails, or the clock
     /// moves to the next attempt.
-    fn control(self: &Arc<Self>) {
+    fn run_control_lane(self: &Arc<Self>) {
         let mut state = self.state.lock().unwrap();
         loop {
             let now = state.now;
@@ -222,20 +257,20 @@ impl Model {
                     } else {
                         state.threads += 1;
                         let (model, thread) = (self.clone(), state.threads);
-                        thread::spawn(move || model.evaluate(thread));
+                        thread::spawn(move || model.run_evaluating_thread(thread));
                     }
                     self.unlock_and_notify(state);
                     state = self.state.lock().unwrap();
                 }
                 Instruction::Run(_) => {}
                 _ if state.is_over() => return,
-                _ => state = self.changed[Lane::Control as usize].wait(state).unwrap(),
+                _ => state = self.wait(Lane::Control, state),
             }
         }
     }
 
     /// Runs a client. Its connection may end and be replaced.
-    fn client(&self, number: u64) {
+    fn run_client(&self, number: u64) {
         let mut connection = Connection::new(number * 100);
         for id in number * 100..number * 100 + REQUESTS {
             let detached = thread_rng().gen_bool(0.5);
@@ -293,9 +328,11 @@ fn every_job_ends_exactly_once_under_random_schedules() {
                 let model = model.clone();
                 thread::spawn(move || run(&model, number))
             };
-            let mut threads =
-                vec![spawn(|model, number| model.evaluate(number), 1), spawn(|model, _| model.control(), 0)];
-            threads.extend((1..=CLIENTS).map(|number| spawn(|model, number| model.client(number), number)));
+            let mut threads = vec![
+                spawn(|model, number| model.run_evaluating_thread(number), 1),
+                spawn(|model, _| model.run_control_lane(), 0),
+            ];
+            threads.extend((1..=CLIENTS).map(|number| spawn(|model, number| model.run_client(number), number)));
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         },
         schedules,

@@ -5,8 +5,8 @@ use crate::config::Limits;
 use crate::session::activity::{HandledErrors, Submission};
 use crate::session::events::InspectionBuilder;
 
-/// Returns the job kind of an evaluation. If it is `detached`, it may be in the background; otherwise it is held if
-/// it fails.
+/// Returns the job kind of an evaluation. A `detached` evaluation may be in the background; any other evaluation is held
+/// if it fails.
 pub(super) fn evaluation_kind(detached: bool) -> JobKind {
     JobKind::Evaluate { timing: false, hold: !detached, record_errors: false, detached, background: false }
 }

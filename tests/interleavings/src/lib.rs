@@ -23,7 +23,7 @@ mod os {
     pub(crate) mod busy_poll {
         /// Waits until one of `fds` is ready, or with a timeout returns after one attempt. There are no spurious wake-ups
         /// that could hide a lost one.
-        pub(crate) fn wait(
+        pub(crate) fn wait_for_descriptors(
             fds: &mut [rustix::event::PollFd<'_>],
             timeout: Option<std::time::Duration>,
         ) -> std::io::Result<usize> {

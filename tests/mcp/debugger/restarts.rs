@@ -273,7 +273,10 @@ fn assert_with_places_takes_new_values_from_continue(mode: Mode) {
     let still = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
     assert!(still.contains("\nn is 3\n") && still.ends_with(DEBUGGER_SECTION_END), "{still}");
     let failed = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "(car 1)"}));
-    assert!(failed.starts_with("[notice]\n`values` failed: ") && failed.contains("[ERROR] TYPE-ERROR\n"), "{failed}");
+    assert!(
+        failed.starts_with("[notice]\nAn expression in `values` failed: ") && failed.contains("[ERROR] TYPE-ERROR\n"),
+        "{failed}"
+    );
     let many = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2 3"}));
     let said = "The restart CONTINUE takes up to 1 value; 2 were given: give them in `values`, as Lisp expressions.";
     assert_eq!(many, said);
@@ -354,7 +357,8 @@ fn failing_restart_values_leave_the_evaluation_held(mode: Mode) {
     let before = last_error(&mut server);
     for (values, kind) in [("(/ 1 0)", "DIVISION-BY-ZERO"), ("(list 1", "END-OF-FILE")] {
         let text = call_err(&mut server, "invoke-restart", json!({"restart": "take", "values": values}));
-        let said = "[notice]\n`values` failed: the restart was not invoked, and the evaluation is still held.\n\n";
+        let said = "[notice]\nAn expression in `values` failed: the restart was not invoked, and the evaluation is still \
+                    held.\n\n";
         assert!(text.starts_with(&format!("{said}[ERROR] {kind}\n")), "{text}");
     }
     assert_eq!(last_error(&mut server), before);

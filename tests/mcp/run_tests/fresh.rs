@@ -26,7 +26,8 @@ fn run_tests_reload_loads_files_changed_on_disk() {
 #[test]
 fn run_tests_reload_names_stale_definitions_and_defvars() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
-    for (fresh, more) in [(false, ""), (true, "The tests ran in a fresh image that loaded only the files.\n")] {
+    for (fresh, more) in [(false, ""), (true, "The tests ran in a fresh image that loaded only the systems' files.\n")]
+    {
         let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
         let source = |variable: &str, function: &str| {
             let text =
@@ -91,7 +92,7 @@ fn test_that_kills_the_process_is_named_in_image_lost() {
     let mut server = project.server();
     let text = call_err(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("IMAGE-LOST"), "{text}");
-    assert!(text.contains("; it was at the test DEMO-TESTS::DIES. A new image"), "{text}");
+    assert!(text.contains(" during the test DEMO-TESTS::DIES. A new image"), "{text}");
     server.assert_works();
     // A later loss does not name the test.
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
@@ -201,7 +202,7 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     project.register(&mut server);
     // Systems not loaded in the session stay unloaded there.
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the files.\n\n\
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the systems' files.\n\n\
                     FAILED  2 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(server.evaluate("(find-package \"DEMO-TESTS\")"), "=> NIL");
@@ -209,8 +210,8 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     server.evaluate("(defun demo:parse (text) (declare (ignore text)) '(1))");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.starts_with(expected), "{text}");
-    let stale = "Stale state: these pass in this session, but not in a fresh image: DEMO-TESTS::STALE\n\
-                 Stale state: these fail in this session, but not in a fresh image: DEMO-TESTS::SPOILT\n";
+    let stale = "Stale state: these tests pass in this session, but not in a fresh image: DEMO-TESTS::STALE\n\
+                 Stale state: these tests fail in this session, but not in a fresh image: DEMO-TESTS::SPOILT\n";
     assert!(text.contains(stale), "{text}");
     let content = structured(&mut server, json!({"name": "stale", "fresh": true}));
     assert_eq!(content["differs"], json!([{"name": "DEMO-TESTS::STALE", "passes": "session"}]), "{content:#}");
@@ -238,7 +239,7 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     // Further evaluations need not wait.
     server.assert_works();
     let text = call_ok(&mut server, "check-evaluation", json!({"id": 2, "wait": 60}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the files.\n\n\
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the systems' files.\n\n\
                     FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(
         text.starts_with(expected) || text.starts_with(&expected.replace("1 failed, 0 errors", "0 failed, 1 error")),

@@ -116,9 +116,9 @@ fn failures_printed_by_a_test_op_have_suspects() {
     assert!(text.contains("\nIt printed:\n100:\n   expected (:LARGE 100) but got (:LARG 100)\n -1:\n"), "{text}");
     assert!(text.ends_with("\nSome tests failed."), "{text}");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
-    let large = "   Before it printed 100: expected (:LARGE 100) but got (:LARG 100) (and 1 more):\n   \
+    let large = "   Before the test-op printed 100: expected (:LARGE 100) but got (:LARG 100) (and 1 more):\n   \
                  Suspects: LARGE-NAME  src/demo.lisp:7  (no passing test ran these lines)\n";
-    let sign = "   Before it printed -1: expected :MINUS but got :PLUS:\n   \
+    let sign = "   Before the test-op printed -1: expected :MINUS but got :PLUS:\n   \
                 Suspects: SIGN-OF  src/demo.lisp:19  (no passing test ran these lines)\n";
     assert!(text.contains(large) && text.contains("\n               9: (list :larg n)\n"), "{text}");
     assert!(text.contains(sign), "{text}");

@@ -374,7 +374,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
         assert!(erred["error"]["message"].as_str().unwrap().contains("broken"), "{erred:#}");
     }
     let text = call_err(&mut server, "run-tests", json!({"system": "s/good", "test-package": "good"}));
-    assert_eq!(text, "run-tests needs one of system, test-package and name.");
+    assert_eq!(text, "run-tests needs exactly one of system, test-package and name.");
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn test_removed_by_an_earlier_test_is_an_error() {
 fn unknown_system_test_or_package_is_an_error_with_near_names() {
     let mut server = ready();
     let text = call_err(&mut server, "run-tests", json!({}));
-    assert_eq!(text, "run-tests needs one of system, test-package and name.");
+    assert_eq!(text, "run-tests needs exactly one of system, test-package and name.");
     assert_eq!(text, call_err(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
     let text = call_err(&mut server, "run-tests", json!({"system": "no-such-system-here"}));
     assert!(text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\n"), "{text}");

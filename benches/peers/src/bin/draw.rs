@@ -211,24 +211,24 @@ fn page(samples: &Samples) -> String {
     format!(
         "# Benchmarks of the library
 
-`make bench` measures all figures in one run, and writes this page and the plot. These figures are from
+`make bench` measures all figures in one run, and writes this page and the plot. The figures below were measured on
 {arch} {os} with {processors} processors.
 
 ## Comparison with other languages for Rust programs
 
 {peers}
-![The table as a plot, on a logarithmic scale](benchmarks.svg)
+![The figures of this table and of one evaluation as plots, with logarithmic scales](benchmarks.svg)
 
 The figures are medians; the ratio to this crate's time is in parentheses. Each round starts one process for each engine, one
-after another. In each process, each program runs once to warm up and three times for the figure, and each result is
-checked. The programs are written the way one writes fast code in each language. In Lisp they therefore have type
-declarations, which SBCL checks, and `fib` is declared inline, which unrolls the recursion once; LuaJIT does this by itself.
-The keys of the hash table are widely spaced integers, so that no engine can use a vector. In rhai only strings can be keys.
+after another. In each process, each program runs once to warm up, and then three times to be measured; each result is
+checked. In each language, the programs are written as fast code usually is. The Lisp programs therefore have type
+declarations, which SBCL checks, and `fib` is declared inline, which unrolls the recursion once; LuaJIT does so by itself.
+The keys of the hash table are widely spaced integers, so that no engine can use a vector. In rhai, only strings can be keys.
 Steel's tables are immutable, but are changed in place if nothing else refers to them. Each step of the mandelbrot program is
-a chain of three dependent floating-point operations, so the processor's latency bounds all engines that compile to machine
-code. The host function adds two integers, and is registered as each crate's guide recommends. The start is measured up to
-the first evaluation, of `1 + 2`. [benches/peers](../benches/peers) contains the programs. If other work shares the
-processors, times are up to twice as long and ratios are inaccurate.{notes}
+a chain of three dependent floating-point operations, so all engines that compile to machine code are limited by the latency
+of these operations. The host function adds two integers, and is registered as each crate's guide recommends. The time of the
+start includes the first evaluation, `1 + 2`. [benches/peers](../benches/peers) contains the programs. If other work shares
+the processors, times are up to twice as long and ratios are inaccurate.{notes}
 
 ## One evaluation, compared with other ways to evaluate
 
@@ -236,9 +236,9 @@ processors, times are up to twice as long and ratios are inaccurate.{notes}
 ## Calls between Rust and Lisp
 
 {calls}
-The figures are criterion's medians, from [benches/library.rs](../benches/library.rs). Calls from another thread are handed
-over to a Lisp thread that polls for 50 µs before it sleeps; on a virtual machine, waking a sleeping processor takes 10 to
-40 µs longer.
+The figures are criterion's medians, from [benches/library.rs](../benches/library.rs). A call from another thread is handed
+over to a Lisp thread, which polls for 50 µs before it sleeps. On a virtual machine, a call that has to wake a sleeping
+processor takes 10 to 40 µs longer.
 ",
         arch = std::env::consts::ARCH,
         os = std::env::consts::OS,
