@@ -17,12 +17,16 @@ build-tools:
 sbcl: build-tools
 	cargo run --quiet -p sbcl-core
 
-# The crates are compiled while SBCL, whose build uses one processor most of the time, is built. The build script of the
-# program waits for SBCL.
+# with_sbcl COMMAND: compiles the crates while SBCL, whose build uses one processor most of the time, is built. The build script
+# of the program waits for SBCL.
+define with_sbcl
+@$(1) & crates=$$!; \
+cargo run --quiet -p sbcl-core || { kill $$crates; exit 1; }; \
+wait $$crates
+endef
+
 build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp
-	@cargo build --release & crates=$$!; \
-	cargo run --quiet -p sbcl-core || { kill $$crates; exit 1; }; \
-	wait $$crates
+	$(call with_sbcl,cargo build --release)
 
 sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (CONTRIBUTING.md, Moving the pin)
 	cargo run --quiet -p sbcl-core -- internals
@@ -30,7 +34,8 @@ sbcl-internals: build-tools ## Write the table of SBCL's internal names that the
 demo: build ## Show a session over MCP, as a client sees it
 	cargo run --quiet --release -p demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 
-test: setup sbcl ## Run every test: unit, integration, end to end with the official MCP SDKs
+test: setup ## Run every test: unit, integration, end to end with the official MCP SDKs
+	$(call with_sbcl,scripts/test.sh --no-run)
 	scripts/test.sh
 
 flaky: setup sbcl ## Run the server's tests ten times under load on every processor (SBCL_MCP_ROUNDS: number of rounds)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test suite with the release profile. The end-to-end tests use the binary that cargo test has built.
-# All suites run even if an earlier one fails. The last line has the number of tests in all suites.
+# Runs every test suite with the release profile; with --no-run, only compiles the suites. The end-to-end tests use the binary
+# that cargo test has built. All suites run even if an earlier one fails. The last line has the number of tests in all suites.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,6 +35,9 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 export INSTA_UPDATE=no
 # All commands use the same features, so that the library is compiled only once.
 features=(--features sbcl-mcp/num-bigint)
+if [ "${1:-}" = --no-run ]; then
+    exec cargo test --release --workspace --no-run "${features[@]}"
+fi
 suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"
 suite "Feature guarded-messages" cargo test --release --features guarded-messages --test library_soundness
 for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
