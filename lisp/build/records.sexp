@@ -117,7 +117,7 @@
 
 (function ProfiledFunction "A function in a profile."
  (name text "The name of the function.")
- (place text? "The source location of the definition.")
+ (location text? "The source location of the definition." "place")
  (own number "The number of samples in the function itself." "self")
  (total number "The number of samples in the function or in functions that it called."))
 
@@ -140,7 +140,7 @@
 
 (reference Reference "A reference to a name."
  (name text "The definition that contains the reference.")
- (place text "The file and the line, or a note that they are unknown." "where")
+ (location text "The file and the line, or a note that they are unknown." "where")
  (code text? "The text of that line.")
  (how text? "The way in which the definition refers to the name."))
 

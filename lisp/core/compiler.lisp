@@ -120,13 +120,13 @@ contains the position of the stream, which changes when reading continues."
        (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
        (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
 
-(defun note-compile-failure (type condition place)
-  "Record that CONDITION, reported as TYPE, makes the compilation of a file fail. PLACE is a list of file, line, column
-and form. Style warnings do not count."
+(defun note-compile-failure (type condition location)
+  "Record that CONDITION, reported as TYPE, makes the compilation of a file fail. LOCATION is a list of file, line,
+column and form. Style warnings do not count."
   (when (and *compile-failures*
              (not (typep condition 'style-warning))
              (<= (length *compile-failures*) +max-compile-failures+))
-    (push (list* type (or (reader-error-report condition) condition) place) *compile-failures*)))
+    (push (list* type (or (reader-error-report condition) condition) location) *compile-failures*)))
 
 (defun record-warning (condition)
   "Push CONDITION, a warning that the user's handlers have declined, while warnings are recorded. Do not push it if it
@@ -172,9 +172,9 @@ control."
         (apply (the function warn) datum arguments))))
 
 (defun push-warning (type condition)
-  "Push CONDITION, a warning or an error of the compiler, as a warning of TYPE, a string, with its place in the source."
+  "Push CONDITION, a warning or an error of the compiler, as a warning of TYPE, a string, with its source location."
   (with-quiet-debugger ()
-    (multiple-value-bind (file line column form) (warning-place condition)
+    (multiple-value-bind (file line column form) (warning-location condition)
       (note-compile-failure type condition (list file line column form))
       (event *job-id* (event-code :warning) line type)
       (event *job-id* (event-code :warning-place) column (or file ""))

@@ -273,7 +273,7 @@ if it is empty, use the current package. OPERATION, if not empty, is the text of
                    (*evaluated-forms* '())
                    (*located-warning-count* 0)
                    (*source-files* '())
-                   (*known-places* :none))
+                   (*known-source-locations* :none))
                ;; Enable interrupts only inside CALL-UNTIL-ABANDONED: an interrupt needs a point to unwind to.
                (with-interrupts
                  (check-standard-streams)

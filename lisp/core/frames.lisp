@@ -268,7 +268,7 @@ frame; and the total number of frames. The middle of a stack deeper than +MAX-FU
   (number 0 :type index)
   name
   arguments
-  location
+  code-location
   ;; True when SYSTEM-FRAME-P was true of the frame.
   (system nil)
   ;; The value of FRAME-MACHINERY: the phrase that names the machinery (the reader, the compiler and so on) to which the
@@ -314,10 +314,10 @@ keeps several variables of one name, return only the innermost variable that has
                                       value))))
                         (remove known locals :test #'eq)))))))))
 
-(defun sort-locals (locals place)
-  "Sort LOCALS, a value of the function LOCALS, by the first occurrence of their names in the top-level form at PLACE. If
-PLACE is NIL or has no text, return LOCALS unchanged."
-  (let ((text (and (rest locals) place (place-text place))))
+(defun sort-locals (locals location)
+  "Sort LOCALS, a value of the function LOCALS, by the first occurrence of their names in the top-level form at LOCATION, a
+SOURCE-LOCATION. If LOCATION is NIL or has no text, return LOCALS unchanged."
+  (let ((text (and (rest locals) location (source-location-text location))))
     (if text
         (stable-sort (copy-list locals) #'<
                      :key (lambda (local)
@@ -328,7 +328,7 @@ PLACE is NIL or has no text, return LOCALS unchanged."
   "Return the local variables of FRAME as LOCALS does, in the order in which they occur in the source code."
   (let ((locals (locals frame)))
     (and locals
-         (sort-locals locals (guarded (location-place (sb-di:frame-code-location frame)) (failure) nil)))))
+         (sort-locals locals (guarded (code-location-source-location (sb-di:frame-code-location frame)) (failure) nil)))))
 
 (defun undefined-function-frame-p (frame)
   "Return true when FRAME is the frame that SBCL shows in place of a call of an undefined function."
@@ -487,7 +487,7 @@ the structure stay valid when FRAME no longer exists."
                :arguments (if (and outlives (listp arguments))
                               (mapcar #'heap-argument arguments)
                               arguments)
-               :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
+               :code-location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
                :system (system-frame-p frame)
                :machinery (guarded (frame-machinery frame) (failure) nil)
                :locals (when (< number +frames-with-locals+)
@@ -510,7 +510,7 @@ the structure stay valid when FRAME no longer exists."
          (write-string ">" stream))))))
 
 (defun push-call (call)
-  "Push CALL, the description of a frame: the text of the call, the machinery, the place and the local variables."
+  "Push CALL, the description of a frame: the text of the call, the machinery, the source location and the local variables."
   (event *job-id* (event-code :frame) (call-number call))
   (with-server-syntax (:length 20 :level 5)
     (push-text (event-code :frame-text)
@@ -528,13 +528,14 @@ the structure stay valid when FRAME no longer exists."
                  (write-char #\) stream))))
   (when (call-machinery call)
     (event *job-id* (event-code :frame-machinery) 0 (call-machinery call)))
-  (let ((place (and (call-location call) (guarded (location-place (call-location call)) (failure) nil))))
-    (when place
-      (event *job-id* (event-code :frame-source) (place-line place) (place-source-name place))
-      (when (place-line-text place)
-        (event *job-id* (event-code :frame-code) 0 (place-line-text place))))
+  (let ((location (and (call-code-location call)
+                       (guarded (code-location-source-location (call-code-location call)) (failure) nil))))
+    (when location
+      (event *job-id* (event-code :frame-source) (source-location-line location) (source-location-source-name location))
+      (when (source-location-line-text location)
+        (event *job-id* (event-code :frame-code) 0 (source-location-line-text location))))
     (with-server-syntax (:length 20 :level 5)
-      (loop for (symbol validity value) in (guarded (sort-locals (call-locals call) place)
+      (loop for (symbol validity value) in (guarded (sort-locals (call-locals call) location)
                                                (failure) (call-locals call))
             do (let ((known (and (eq validity :valid) (shown-value-reference value (call-number call) symbol))))
                  (if known

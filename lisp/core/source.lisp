@@ -374,7 +374,7 @@ is a part of FORM. If no cons in CONSES is a part of FORM, return NIL and NIL."
           (values (revappend best-path (cdr (first best))) t)
           (values '() nil)))))
 
-;;; Places in source files
+;;; Source locations
 
 (defconstant +max-file-octets+ 4000000
   "The maximum size of a source file that is read, in octets.")
@@ -386,14 +386,14 @@ next file is added.")
   "The cache of the files read for this report. The entry of a file is a list of its namestring; its write date; its octets,
 or NIL if it could not be read; a list of the arguments START and END and the values of the last call of SCAN-FILE for the
 file, or NIL; and the value of SCAN-START-POSITIONS, or NIL.")
-(defvar *known-places* nil
-  "The cache of places found for this report: a hash table from SB-DI:DEBUG-FUNs to alists from program counters to
-places; :NONE before the first place is found; NIL outside a report.")
+(defvar *known-source-locations* nil
+  "The cache of source locations found for this report: a hash table from SB-DI:DEBUG-FUNs to alists from program counters to
+source locations; :NONE before the first source location is found; NIL outside a report.")
 
 (defmacro with-source-files (() &body body)
   "Evaluate BODY with caches, so that each file is read and each code location is looked up only once."
   `(let ((*source-files* '())
-         (*known-places* :none))
+         (*known-source-locations* :none))
      ,@body))
 
 (defun read-octets (namestring)
@@ -415,11 +415,11 @@ write date; and its entry in *SOURCE-FILES*, or NIL outside a report. Return NIL
           (known (values (third known) date known))
           (t
            (let ((octets (guarded (read-octets namestring) (failure) nil)))
-             (when *known-places*
+             (when *known-source-locations*
                (when (> (reduce #'+ *source-files* :key (lambda (known) (length (third known)))) +max-report-octets+)
                  (setf *source-files* '()))
                (push (list namestring date octets nil nil) *source-files*))
-             (values octets date (and *known-places* (first *source-files*))))))))
+             (values octets date (and *known-source-locations* (first *source-files*))))))))
 
 (defun balanced-p (text position)
   "Return true when there is no unmatched closing parenthesis before or after any of the next 20 forms of TEXT from POSITION
@@ -474,8 +474,8 @@ entry in *SOURCE-FILES*, in which the values are cached, or NIL."
         (subseq namestring (length directory))
         namestring)))
 
-(defstruct (place (:copier nil) (:predicate nil))
-  "A place in a source file or in evaluated code."
+(defstruct (source-location (:copier nil) (:predicate nil))
+  "A location in a source file or in evaluated code."
   ;; The name of the file or evaluation, such as `src/a.lisp` or `evaluation 3`.
   (source-name "" :type string)
   ;; The line and the column from 1, or 0 if unknown.
@@ -483,29 +483,30 @@ entry in *SOURCE-FILES*, in which the values are cached, or NIL."
   (column 0 :type index)
   ;; The text of the line, or NIL.
   (line-text nil :type (or null string))
-  ;; The text that contains the top-level form, or NIL, and the position of the place in that text.
+  ;; The text that contains the top-level form, or NIL, and the position of the location in that text.
   (text nil :type (or null source-text))
   (position 0 :type index))
 
-(defun changed-file-place (namestring)
-  "Return a place without a line for code in the file with the native namestring NAMESTRING, which has changed since the code
-was compiled or loaded."
-  (make-place :source-name (concatenate 'string (shown-path namestring) " (changed since)")))
+(defun changed-file-location (namestring)
+  "Return a source location without a line for code in the file with the native namestring NAMESTRING, which has changed
+since the code was compiled or loaded."
+  (make-source-location :source-name (concatenate 'string (shown-path namestring) " (changed since)")))
 
-(defun file-place (namestring created start end find &optional name)
-  "Return the place of a subform in the file with the native namestring NAMESTRING. START and END are the offsets, in octets,
-between which the subform's top-level form lies, or NIL if unknown. FIND is a function that is called with the map of the
-top-level form (see FORM-MAP) and returns the position of the subform, or NIL. CREATED is the write date of the version of
-the file to which START and END refer, or NIL when the file certainly is this version. NAME is the name of the function
-that contains the subform, a string, or NIL. The file may have changed although its write date is CREATED, within the same
-second, so also check that a form at START can define NAME."
+(defun file-location (namestring created start end find &optional name)
+  "Return the source location of a subform in the file with the native namestring NAMESTRING. START and END are the offsets,
+in octets, between which the subform's top-level form lies, or NIL if unknown. FIND is a function that is called with the map
+of the top-level form (see FORM-MAP) and returns the position of the subform, or NIL. CREATED is the write date of the
+version of the file to which START and END refer, or NIL when the file certainly is this version. NAME is the name of the
+function that contains the subform, a string, or NIL. The file may have changed although its write date is CREATED, within
+the same second, so also check that a form at START can define NAME."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
-      (cond ((null octets) (make-place :source-name in))
-            ((and created (source-changed-p namestring created date)) (changed-file-place namestring))
-            ((null start) (make-place :source-name in))
-            ((> start (length octets)) (if created (changed-file-place namestring) (make-place :source-name in)))
+      (cond ((null octets) (make-source-location :source-name in))
+            ((and created (source-changed-p namestring created date)) (changed-file-location namestring))
+            ((null start) (make-source-location :source-name in))
+            ((> start (length octets))
+             (if created (changed-file-location namestring) (make-source-location :source-name in)))
             (t
              (multiple-value-bind (text map form-end toplevel) (scan-file entry octets start end)
                (let ((position (or (and map (funcall find map))
@@ -515,14 +516,14 @@ second, so also check that a form at START can define NAME."
                           (not (and toplevel
                                     (or (null name) (null map) (not (defines-only-name-p map text))
                                         (< (or (token-position name text) form-end) form-end)))))
-                     (changed-file-place namestring)
+                     (changed-file-location namestring)
                      (multiple-value-bind (line column) (line-and-column text position)
-                       (make-place :source-name in
-                                   :line (+ line (count 10 octets :end start))
-                                   :column (+ column (if (eql line 1) (column-at-octet octets start) 0))
-                                   :line-text (line-at text position)
-                                   :text text
-                                   :position position))))))))))
+                       (make-source-location :source-name in
+                                             :line (+ line (count 10 octets :end start))
+                                             :column (+ column (if (eql line 1) (column-at-octet octets start) 0))
+                                             :line-text (line-at text position)
+                                             :text text
+                                             :position position))))))))))
 
 (defun column-at-octet (octets position)
   "Return the number of characters between POSITION, an offset in OCTETS, and the beginning of its line."
@@ -539,10 +540,11 @@ second, so also check that a form at START can define NAME."
     (and (typep info 'sb-c::compiled-debug-info)
          (sb-c::debug-info-source info))))
 
-;;; Places of code locations
-(defun nearest-known-location (location)
-  "Return the code location LOCATION, or the location at the beginning of its block if SBCL has no more precise information."
-  (sb-debug::maybe-block-start-location location))
+;;; Source locations of code locations
+
+(defun nearest-known-code-location (code-location)
+  "Return CODE-LOCATION, or the code location at the beginning of its block if SBCL has no more precise information."
+  (sb-debug::maybe-block-start-location code-location))
 
 (defun path-of-form-number (form number)
   "Return the path, a list of indices, to the subform of FORM to which the compiler gave NUMBER, and true; or NIL and NIL.
@@ -618,78 +620,79 @@ yet, so scan the file."
                   (setf (fifth entry) positions))
                 positions))))))
 
-(defun source-form-place (source toplevel number name)
-  "Return the place of a subform of a top-level form, or NIL when the code is SBCL's own or its place is unknown. SOURCE is
-the code's SB-DI:DEBUG-SOURCE. TOPLEVEL is the number of the top-level form, or NIL if unknown. NUMBER is the number that
-the compiler gave to the subform. NAME is the name of the function that contains the subform."
+(defun source-form-location (source toplevel number name)
+  "Return the source location of a subform of a top-level form, or NIL when the code is SBCL's own or its source location is
+unknown. SOURCE is the code's SB-DI:DEBUG-SOURCE. TOPLEVEL is the number of the top-level form, or NIL if unknown. NUMBER is
+the number that the compiler gave to the subform. NAME is the name of the function that contains the subform."
   (let ((file (sb-di:debug-source-namestring source))
         (evaluated (plist-evaluated-form (sb-c::debug-source-plist source)))
         (*source-package* (function-name-package name)))
     (cond ((and (null file) evaluated)
-           (evaluated-place evaluated
-                             ;; With very little debug information, the source has no form.
-                             (and (typep source 'sb-c::core-debug-source)
-                                  (sb-di::core-debug-source-form source)
-                                  (guarded (source-form-conses source number) (failure) '()))))
+           (evaluated-form-location evaluated
+                                    ;; With very little debug information, the source has no form.
+                                    (and (typep source 'sb-c::core-debug-source)
+                                         (sb-di::core-debug-source-form source)
+                                         (guarded (source-form-conses source number) (failure) '()))))
           ((or (null file) (system-file-p file)) nil)
           (t
            (let* ((namestring (sb-ext:native-namestring (parse-namestring file)))
                   (starts (start-positions source namestring)))
              (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
-               (file-place namestring
-                           (sb-di:debug-source-created source)
-                           (start toplevel) (and toplevel (start (1+ toplevel)))
-                           (lambda (map) (position-of-form-number map number))
-                           (and (symbolp name) (symbol-name name)))))))))
+               (file-location namestring
+                              (sb-di:debug-source-created source)
+                              (start toplevel) (and toplevel (start (1+ toplevel)))
+                              (lambda (map) (position-of-form-number map number))
+                              (and (symbolp name) (symbol-name name)))))))))
 
-(defun find-location-place (location)
-  "Return the place of LOCATION as LOCATION-PLACE does, but without a cache."
-  (let* ((source (sb-di:code-location-debug-source location))
+(defun find-source-location (code-location)
+  "Return the source location of CODE-LOCATION as CODE-LOCATION-SOURCE-LOCATION does, but without a cache."
+  (let* ((source (sb-di:code-location-debug-source code-location))
          (file (sb-di:debug-source-namestring source)))
     (unless (and file (system-file-p file))
-      (source-form-place source
-                         (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil)
-                         (guarded (sb-di:code-location-form-number location) (failure) 0)
-                         (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))))
+      (source-form-location source
+                            (guarded (sb-di:code-location-toplevel-form-offset code-location) (failure) nil)
+                            (guarded (sb-di:code-location-form-number code-location) (failure) 0)
+                            (sb-di:debug-fun-name (sb-di:code-location-debug-fun code-location))))))
 
-(defun location-place (location)
-  "Return the place of LOCATION, an SB-DI:CODE-LOCATION; or NIL when the code is SBCL's own or its place is unknown. Cache
-the place in *KNOWN-PLACES*."
-  (let ((function (sb-di:code-location-debug-fun location))
-        (counter (sb-di::compiled-code-location-pc location)))
-    (when (eq *known-places* :none)
-      (setf *known-places* (make-hash-table :test 'eq)))
-    (let ((known (and *known-places* (assoc counter (gethash function *known-places*)))))
+(defun code-location-source-location (code-location)
+  "Return the source location of CODE-LOCATION, an SB-DI:CODE-LOCATION; or NIL when the code is SBCL's own or its source
+location is unknown. Cache the source location in *KNOWN-SOURCE-LOCATIONS*."
+  (let ((function (sb-di:code-location-debug-fun code-location))
+        (counter (sb-di::compiled-code-location-pc code-location)))
+    (when (eq *known-source-locations* :none)
+      (setf *known-source-locations* (make-hash-table :test 'eq)))
+    (let ((known (and *known-source-locations* (assoc counter (gethash function *known-source-locations*)))))
       (if known
           (cdr known)
-          (let ((place (find-location-place (guarded (nearest-known-location location) (failure) location))))
-            (when *known-places*
-              (push (cons counter place) (gethash function *known-places*)))
-            place)))))
+          (let ((location (find-source-location
+                           (guarded (nearest-known-code-location code-location) (failure) code-location))))
+            (when *known-source-locations*
+              (push (cons counter location) (gethash function *known-source-locations*)))
+            location)))))
 
-(defun evaluated-place (evaluated conses)
-  "Return the place of a subform of EVALUATED, an EVALUATED-FORM. The subform is the target of CONSES, a list that
-CONSES-ALONG-PATH returned. If no cons in CONSES is a part of the form, return the place of the whole form."
+(defun evaluated-form-location (evaluated conses)
+  "Return the source location of a subform of EVALUATED, an EVALUATED-FORM. The subform is the target of CONSES, a list that
+CONSES-ALONG-PATH returned. If no cons in CONSES is a part of the form, return the source location of the whole form."
   (let* ((text (and (evaluated-text evaluated) (coerce (evaluated-text evaluated) 'source-text)))
          (position (or (multiple-value-bind (path found) (path-to-conses conses (evaluated-form evaluated))
                          (when (and found text)
                            (let ((map (form-map text)))
                              (and map (position-at-path map path)))))
                        0)))
-    (make-place :source-name (format nil "evaluation ~D" (evaluated-evaluation evaluated))
-                :line (+ (evaluated-line evaluated) (if text (count #\Newline text :end position) 0))
-                :line-text (and text (line-at text position))
-                :text text
-                :position position)))
+    (make-source-location :source-name (format nil "evaluation ~D" (evaluated-evaluation evaluated))
+                          :line (+ (evaluated-line evaluated) (if text (count #\Newline text :end position) 0))
+                          :line-text (and text (line-at text position))
+                          :text text
+                          :position position)))
 
-(defun place-label (place)
-  "Return the text that names PLACE: `src/a.lisp:12`, `evaluation 3, line 2`, or only the file if the line is unknown."
-  (let ((in (place-source-name place)))
-    (cond ((zerop (place-line place)) in)
-          ((eql 11 (mismatch "evaluation " in)) (format nil "~A, line ~D" in (place-line place)))
-          (t (format nil "~A:~D" in (place-line place))))))
+(defun source-location-label (location)
+  "Return the text that names LOCATION: `src/a.lisp:12`, `evaluation 3, line 2`, or only the file if the line is unknown."
+  (let ((in (source-location-source-name location)))
+    (cond ((zerop (source-location-line location)) in)
+          ((eql 11 (mismatch "evaluation " in)) (format nil "~A, line ~D" in (source-location-line location)))
+          (t (format nil "~A:~D" in (source-location-line location))))))
 
-;;; Places of definitions
+;;; Source locations of definitions
 
 (defun read-name (text)
   "Return the symbol name that the reader makes of the token TEXT under the standard readtable; and the position in TEXT of
@@ -810,52 +813,52 @@ understood."
           (setf position (nth-value 1 (scan-form text start 0))))))
     (coerce (nreverse starts) 'simple-vector)))
 
-(defun definition-place (source name &optional method)
-  "Return the place of the definition of NAME, a string. If METHOD, a value of METHOD-SIGNATURE, is given, prefer the method
-of NAME with this signature. SOURCE is the definition source that SB-INTROSPECT returns for the definition. Return NIL
-when the place is unknown."
+(defun definition-location (source name &optional method)
+  "Return the source location of the definition of NAME, a string. If METHOD, a value of METHOD-SIGNATURE, is given, prefer
+the method of NAME with this signature. SOURCE is the definition source that SB-INTROSPECT returns for the definition. Return
+NIL when the source location is unknown."
   (let ((evaluated (plist-evaluated-form (sb-introspect:definition-source-plist source)))
         (file (sb-introspect:definition-source-pathname source)))
     (cond (file
            (if (system-file-p (namestring file))
-               (make-place :source-name (namestring file))
-               (file-definition-place (sb-ext:native-namestring file)
-                                      (first (sb-introspect:definition-source-form-path source))
-                                      (sb-introspect:definition-source-file-write-date source)
-                                      name method)))
+               (make-source-location :source-name (namestring file))
+               (file-definition-location (sb-ext:native-namestring file)
+                                         (first (sb-introspect:definition-source-form-path source))
+                                         (sb-introspect:definition-source-file-write-date source)
+                                         name method)))
           (evaluated
-           (let* ((place (evaluated-place evaluated '()))
-                  (text (place-text place))
+           (let* ((location (evaluated-form-location evaluated '()))
+                  (text (source-location-text location))
                   (map (and text (form-map text)))
                   (position (or (and map (definition-position map text name :method method)) 0)))
              (when text
-               (setf (place-position place) position
-                     (place-line-text place) (line-at text position)
-                     (place-line place) (+ (evaluated-line evaluated) (count #\Newline text :end position))))
-             place)))))
+               (setf (source-location-position location) position
+                     (source-location-line-text location) (line-at text position)
+                     (source-location-line location) (+ (evaluated-line evaluated) (count #\Newline text :end position))))
+             location)))))
 
-(defun file-definition-place (namestring number created name method)
-  "Return the place of the definition of NAME, a string, in the file with the native namestring NAMESTRING. If METHOD, a
-value of METHOD-SIGNATURE, is not NIL, prefer the method of NAME with this signature. NUMBER is the number of the top-level
-form, or NIL if unknown. CREATED is the write date of the version that was loaded. If CREATED is NIL, because this date is
-unknown, only a form that defines exactly NAME counts."
+(defun file-definition-location (namestring number created name method)
+  "Return the source location of the definition of NAME, a string, in the file with the native namestring NAMESTRING. If
+METHOD, a value of METHOD-SIGNATURE, is not NIL, prefer the method of NAME with this signature. NUMBER is the number of the
+top-level form, or NIL if unknown. CREATED is the write date of the version that was loaded. If CREATED is NIL, because this
+date is unknown, only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
-        (changed-file-place namestring)
+        (changed-file-location namestring)
         (let* ((text (and octets number (octets-text octets 0 (length octets))))
                (start (and text (toplevel-start text number)))
                (map (and start (< start (length text)) (form-map text start)))
                (position (and map (definition-position map text name :exactly (not created) :method method))))
           (cond (position
                  (multiple-value-bind (line column) (line-and-column text position)
-                   (make-place :source-name (shown-path namestring) :line line :column column
-                               :line-text (line-at text position) :text text :position position)))
+                   (make-source-location :source-name (shown-path namestring) :line line :column column
+                                         :line-text (line-at text position) :text text :position position)))
                 ;; If the form certainly defines another name although the write dates are equal, the file was changed
                 ;; within the same second.
-                ((and map created (defines-only-name-p map text)) (changed-file-place namestring))
-                (t (make-place :source-name (shown-path namestring))))))))
+                ((and map created (defines-only-name-p map text)) (changed-file-location namestring))
+                (t (make-source-location :source-name (shown-path namestring))))))))
 
-;;; Places in files that are being compiled or loaded
+;;; Source locations in files that are being compiled or loaded
 
 (defun heading-word (text position)
   "Return the word that FORM-HEADING shows for the form at or after POSITION in TEXT, and the position at which to look for
@@ -884,8 +887,8 @@ NIL for other forms, and for tokens and strings of 50 or more characters."
         (when operator
           (format nil "(~A~@[ ~A~])" operator (heading-word text end)))))))
 
-(defun unreadable-file-place (condition)
-  "Return four values, as WARNING-PLACE does, for CONDITION, a reader error in a file: the file, and the line, column and
+(defun unreadable-file-location (condition)
+  "Return four values, as WARNING-LOCATION does, for CONDITION, a reader error in a file: the file, and the line, column and
 heading of the form in which the error occurred."
   (let* ((stream (stream-error-stream condition))
          (namestring (sb-ext:native-namestring (pathname stream)))
@@ -912,8 +915,8 @@ if there is no definition; or NIL. CONTEXT is an SB-C::COMPILER-ERROR-CONTEXT."
             (failure)
           nil)))))
 
-(defun submitted-place (context)
-  "Return the place, in the submitted code, of the form that CONTEXT is about; or NIL. CONTEXT is an
+(defun submitted-form-location (context)
+  "Return the source location, in the submitted code, of the form that CONTEXT is about; or NIL. CONTEXT is an
 SB-C::COMPILER-ERROR-CONTEXT of code outside any file."
   (let* ((form (sb-c::compiler-error-context-original-form context))
          (path (sb-c::compiler-error-context-original-source-path context))
@@ -925,9 +928,9 @@ SB-C::COMPILER-ERROR-CONTEXT of code outside any file."
          (conses (or (conses-along-path root (reverse (butlast path)))
                      (conses-along-path form '()))))
     (dolist (evaluated *evaluated-forms* (and *evaluated-forms* (not (eq context sb-c::*compiler-error-context*))
-                                              (evaluated-place (first *evaluated-forms*) '())))
+                                              (evaluated-form-location (first *evaluated-forms*) '())))
       (when (nth-value 1 (path-to-conses conses (evaluated-form evaluated)))
-        (return (evaluated-place evaluated conses))))))
+        (return (evaluated-form-location evaluated conses))))))
 
 (defconstant +max-searched-frames+ 100000
   "The maximum number of frames that LOADER-FRAME searches.")
@@ -945,68 +948,70 @@ loaded; or NIL."
                              '(sb-int:load-as-source sb-fasl::load-as-fasl sb-c::sub-compile-file))))
             return frame)))
 
-(defun compiler-place ()
-  "Return a list of the four values that WARNING-PLACE returns, for the form that the compiler is processing; or NIL if the
-place is unknown."
+(defun compiler-location ()
+  "Return a list of the four values that WARNING-LOCATION returns, for the form that the compiler is processing; or NIL if
+the source location is unknown."
   (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
                        (sb-c::find-error-context nil)))
          (file (and context (sb-c::compiler-error-context-file-name context)))
-         (place (cond ((null context) nil)
-                      ((pathnamep file)
-                       (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path context)))))
-                         (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
-                                     (sb-c::compiler-error-context-file-position context) nil
-                                     (lambda (map) (position-at-path map path)))))
-                      ;; While a file is being loaded, the code that is compiled is not part of the submitted code.
-                      ((loader-frame) nil)
-                      ((find #\Newline (the string *submitted-code*)) (submitted-place context)))))
-    (and place
-         (list (and (pathnamep file) (place-source-name place))
-               (place-line place)
-               (place-column place)
+         (location (cond ((null context) nil)
+                         ((pathnamep file)
+                          (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path context)))))
+                            (file-location (sb-ext:native-namestring (merge-pathnames file)) nil
+                                           (sb-c::compiler-error-context-file-position context) nil
+                                           (lambda (map) (position-at-path map path)))))
+                         ;; While a file is being loaded, the code that is compiled is not part of the submitted code.
+                         ((loader-frame) nil)
+                         ((find #\Newline (the string *submitted-code*)) (submitted-form-location context)))))
+    (and location
+         (list (and (pathnamep file) (source-location-source-name location))
+               (source-location-line location)
+               (source-location-column location)
                (context-heading context)))))
 
-(defun source-file-place ()
-  "Return the place of the top-level form of a source file that is being compiled or loaded (LOAD-AS-SOURCE in
+(defun toplevel-form-location ()
+  "Return the source location of the top-level form of a source file that is being compiled or loaded (LOAD-AS-SOURCE in
 src/code/target-load.lisp), or NIL."
   (let* ((info (and (boundp 'sb-c::*source-info*) sb-c::*source-info*))
          (file (and info (sb-c::get-toplevelish-file-info info)))
          (name (and file (sb-c::file-info-pathname file)))
          (positions (and file (sb-c::file-info-positions file))))
     (when (and (pathnamep name) (plusp (length positions)))
-      (file-place (sb-ext:native-namestring (merge-pathnames name)) nil
-                  (aref positions (1- (length positions))) nil #'form-position))))
+      (file-location (sb-ext:native-namestring (merge-pathnames name)) nil
+                     (aref positions (1- (length positions))) nil #'form-position))))
 
-(defun loading-place ()
-  "Return a list of the four values that WARNING-PLACE returns, for the current top-level form of a file that is being loaded
-or compiled; or NIL."
+(defun loading-location ()
+  "Return a list of the four values that WARNING-LOCATION returns, for the current top-level form of a file that is being
+loaded or compiled; or NIL."
   (let* ((frame (loader-frame))
-         (place (and frame
-                     (case (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))
-                       ((sb-int:load-as-source sb-c::sub-compile-file) (source-file-place))
-                       ;; In this case, the loader is between two top-level forms.
-                       (sb-fasl::load-as-fasl
-                        (and *load-truename*
-                             (make-place :source-name (shown-path (sb-ext:native-namestring *load-truename*)))))
-                       (t (location-place (sb-di:frame-code-location frame)))))))
-    (and place
-         (list (place-source-name place) (place-line place) (place-column place)
-               (and (place-text place) (form-heading (place-text place)))))))
+         (location (and frame
+                        (case (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))
+                          ((sb-int:load-as-source sb-c::sub-compile-file) (toplevel-form-location))
+                          ;; In this case, the loader is between two top-level forms.
+                          (sb-fasl::load-as-fasl
+                           (and *load-truename*
+                                (make-source-location :source-name (shown-path (sb-ext:native-namestring *load-truename*)))))
+                          (t (code-location-source-location (sb-di:frame-code-location frame)))))))
+    (and location
+         (list (source-location-source-name location) (source-location-line location) (source-location-column location)
+               (and (source-location-text location) (form-heading (source-location-text location)))))))
 
 (defconstant +max-located-warnings+ 300
-  "The maximum number of an evaluation's warnings for which places are determined. Reports show fewer warnings than this.")
+  "The maximum number of an evaluation's warnings for which source locations are determined. Reports show fewer warnings than
+this.")
 
 (defvar *located-warning-count* 0
   "The number of warnings of this evaluation so far, not counting reader errors in files.")
 
-(defun warning-place (condition)
-  "Return the place of the code that CONDITION, a warning from the compiler, is about. Called while CONDITION is being
-signalled. Return four values: the file, or NIL for the submitted code; the line and the column, which are 0 if they are
-unknown or the submitted code has a single line; and the heading of the enclosing form, or NIL."
+(defun warning-location (condition)
+  "Return the source location of the code that CONDITION, a warning from the compiler, is about. Called while CONDITION is
+being signalled. Return four values: the file, or NIL for the submitted code; the line and the column, which are 0 if they
+are unknown or the submitted code has a single line; and the heading of the enclosing form, or NIL."
   (values-list
    (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
-                       (multiple-value-list (unreadable-file-place condition)))
-                      ((<= (incf *located-warning-count*) +max-located-warnings+) (or (compiler-place) (loading-place))))
+                       (multiple-value-list (unreadable-file-location condition)))
+                      ((<= (incf *located-warning-count*) +max-located-warnings+)
+                       (or (compiler-location) (loading-location))))
            (failure)
          nil)
        '(nil 0 0 nil))))

@@ -96,11 +96,11 @@ string, then symbols with similar names that are accessible in PACKAGE."
     (sb-pcl:class-not-found-error (class-suggestion (cell-error-name condition)))
     (package-error (package-error-hint condition))
     (sb-c::input-error-in-load
-     (multiple-value-bind (file line column form) (unreadable-file-place condition)
+     (multiple-value-bind (file line column form) (unreadable-file-location condition)
        (declare (ignore column))
        (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
                file (zerop line) line form (condition-hint (sb-int:encapsulated-condition condition)))))
-    ;; The cause may be a system definition that cannot be read. For other causes, FILE-HINT names the place.
+    ;; The cause may be a system definition that cannot be read. For other causes, FILE-HINT names the source location.
     (asdf:load-system-definition-error
      (let ((cause (asdf/find-system:error-condition condition)))
        (and (typep cause 'sb-c::input-error-in-load) (condition-hint cause))))
@@ -122,9 +122,9 @@ string, then symbols with similar names that are accessible in PACKAGE."
 
 (defun file-hint (condition)
   "Return a hint that names the file, line and form in which CONDITION was signalled while a file was being compiled or
-loaded. Return NIL if there is no file, or if CONDITION-HINT names the place."
+loaded. Return NIL if there is no file, or if CONDITION-HINT names the source location."
   (unless (typep condition 'sb-c::input-error-in-load)
-    (destructuring-bind (&optional file (line 0) column form) (or (compiler-place) (loading-place))
+    (destructuring-bind (&optional file (line 0) column form) (or (compiler-location) (loading-location))
       (declare (ignore column))
       (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
 

@@ -255,24 +255,24 @@ string such as \"MACRO\"."
   "True when the client asked for the source text of definitions.")
 
 (defun push-source (name type)
-  "Push the location of NAME's definition, if the location is known, and the source text if the client asked for it.
-TYPE is a definition type of SB-INTROSPECT, such as :MACRO."
-  (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
-                          (and source (definition-place source (symbol-name (function-name-symbol name)))))
-                   (failure)
-                 nil)))
-    (when place
-      (push-place place))))
+  "Push the source location of NAME's definition, if it is known, and the source text if the client asked for it. TYPE is a
+definition type of SB-INTROSPECT, such as :MACRO."
+  (let ((location (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
+                             (and source (definition-location source (symbol-name (function-name-symbol name)))))
+                      (failure)
+                    nil)))
+    (when location
+      (push-source-location location))))
 
-(defun place-form-text (place)
-  "Return the text of the form at PLACE, or NIL."
-  (guarded (form-text (place-text place) (place-position place)) (failure) nil))
+(defun location-form-text (location)
+  "Return the text of the form at LOCATION, or NIL."
+  (guarded (form-text (source-location-text location) (source-location-position location)) (failure) nil))
 
-(defun push-place (place)
-  "Push PLACE, the location of a definition, and the source text of the definition if the client asked for it."
-  (push-text-detail "Source" (place-label place))
+(defun push-source-location (location)
+  "Push LOCATION, the source location of a definition, and the source text of the definition if the client asked for it."
+  (push-text-detail "Source" (source-location-label location))
   (when *include-source*
-    (push-text-detail "Text" (let ((text (place-form-text place)))
+    (push-text-detail "Text" (let ((text (location-form-text location)))
                                (if text (format nil "~%~A" text) "not available")))))
 
 (defun push-documentation (name type)
@@ -313,19 +313,19 @@ TYPE is a definition type of SB-INTROSPECT, such as :MACRO."
                  (format stream "~{~S ~}~S" (method-qualifiers method)
                          (sb-pcl::unparse-specializers generic-function (sb-mop:method-specializers method)))
                  (let* ((key (method-signature (method-qualifiers method) (sb-mop:method-specializers method)))
-                        (place (guarded (definition-place (sb-introspect:find-definition-source method)
-                                                          (symbol-name name) key)
-                                   (failure)
-                                 nil))
-                        (text (and place *include-source* (method-text place key))))
-                   (when place
-                     (format stream "  ~A" (place-label place)))
+                        (location (guarded (definition-location (sb-introspect:find-definition-source method)
+                                                                (symbol-name name) key)
+                                      (failure)
+                                    nil))
+                        (text (and location *include-source* (method-text location key))))
+                   (when location
+                     (format stream "  ~A" (source-location-label location)))
                    (when text
                      (format stream "~%  ~A" (indent-lines text))))))))
 
-(defun method-text (place key)
-  "Return the text of the DEFMETHOD form at PLACE if it defines the method whose METHOD-SIGNATURE is KEY, else NIL."
-  (let ((text (place-form-text place)))
+(defun method-text (location key)
+  "Return the text of the DEFMETHOD form at LOCATION if it defines the method whose METHOD-SIGNATURE is KEY, else NIL."
+  (let ((text (location-form-text location)))
     (and text
          (guarded (equal key (form-signature (form-map text) text)) (failure) nil)
          text)))
@@ -556,11 +556,11 @@ documentation and the location of its definition."
                                   (do-external-symbols (symbol package) (incf count))
                                   (format nil "~D symbol~:P" count)))
     (push-text-detail "Documentation" (documentation package t))
-    (let ((place (guarded (definition-place (sb-introspect:find-definition-source package) (package-name package))
-                     (failure)
-                   nil)))
-      (when place
-        (push-place place)))))
+    (let ((location (guarded (definition-location (sb-introspect:find-definition-source package) (package-name package))
+                        (failure)
+                      nil)))
+      (when location
+        (push-source-location location)))))
 
 (defun package-called (text)
   "Return the package that TEXT, a name with or without quotes and in any case, designates; or NIL."

@@ -63,11 +63,11 @@ in OBSERVER are discarded. Observing a signal costs about as much as a function 
         (setf running nil)
         (sb-ext:unschedule-timer timer)))))
 
-;;; The place of a signal
+;;; The code location of a signal
 
-(defun signalling-place (hook)
-  "Return an object that identifies the place where an error was signalled, for comparison by EQUAL. HOOK is the frame
-pointer with which the observer was called. The place is the code component and program counter of a frame: the
+(defun signalling-location (hook)
+  "Return an object that identifies the code location where an error was signalled, for comparison by EQUAL. HOOK is the
+frame pointer with which the observer was called. The object holds the code component and program counter of a frame: the
 innermost frame of user code among the first 50 frames, or else the innermost frame. Return NIL if the frame has no Lisp
 code."
   (let* ((start (error-frame hook))
@@ -95,7 +95,7 @@ code."
 (defstruct (error-recorder (:copier nil) (:predicate nil))
   "The record of the errors that an evaluation signals."
   (lock (sb-thread:make-mutex :name "recorded errors") :read-only t)
-  ;; The recorded errors, newest first: lists of condition, class and place.
+  ;; The recorded errors, newest first: lists of condition, class and code location (SIGNALLING-LOCATION).
   (entries '() :type list)
   (count 0 :type index)
   ;; The number of errors that were examined, recorded or not.
@@ -103,17 +103,18 @@ code."
   ;; True once the client was notified that no more errors are recorded.
   (limit-reported nil))
 
-(defun known-error-p (recorder condition place)
-  "Return true when RECORDER holds CONDITION itself, or another condition of its class that was signalled at PLACE."
+(defun known-error-p (recorder condition location)
+  "Return true when RECORDER holds CONDITION itself, or another condition of its class that was signalled at LOCATION, a
+value of SIGNALLING-LOCATION."
   (find-if (lambda (entry)
-             (destructuring-bind (known class known-place) entry
+             (destructuring-bind (known class known-location) entry
                (or (eq known condition)
-                   (and (eq class (class-of condition)) (equal known-place place)))))
+                   (and (eq class (class-of condition)) (equal known-location location)))))
            (error-recorder-entries recorder)))
 
 (defun record-signalled-error (recorder condition hook)
-  "Push CONDITION, unless RECORDER holds an error of the same class from the same place, or a limit is reached. HOOK is
-the frame pointer with which the observer was called."
+  "Push CONDITION, unless RECORDER holds an error of the same class from the same code location, or a limit is reached.
+HOOK is the frame pointer with which the observer was called."
   (cond ((error-recorder-limit-reported recorder))
         ((or (= (error-recorder-count recorder) +max-recorded-errors+)
              (= (error-recorder-observed recorder) +max-observed-errors+))
@@ -123,9 +124,9 @@ the frame pointer with which the observer was called."
                       +max-recorded-errors+ +max-observed-errors+))
         (t
          (incf (error-recorder-observed recorder))
-         (let ((place (signalling-place hook)))
-           (unless (known-error-p recorder condition place)
-             (push (list condition (class-of condition) place) (error-recorder-entries recorder))
+         (let ((location (signalling-location hook)))
+           (unless (known-error-p recorder condition location)
+             (push (list condition (class-of condition) location) (error-recorder-entries recorder))
              (incf (error-recorder-count recorder))
              (push-signalled-error condition hook))))))
 
@@ -152,7 +153,7 @@ the frame pointer with which the observer was called."
 
 (defun call-with-recorded-errors (function)
   "Return the values of FUNCTION, and push the errors that it signals at the time when they are signalled. Only the
-first error of each class and place is pushed. Errors that SBCL, a contrib such as ASDF, or the server's Lisp side
+first error of each class and code location is pushed. Errors that SBCL, a contrib such as ASDF, or the server's Lisp side
 handles itself are not pushed."
   (let* ((recorder (make-error-recorder))
          (*error-recorder* recorder))

@@ -192,12 +192,14 @@ undefined function."
                                            (print-argument (pop arguments) stream))
                                   (write-char #\) stream)))))))
 
-(defun frame-place-text (frame)
-  "Return the file and line of FRAME, or the empty string if FRAME is a system frame or its place is unknown."
+(defun frame-location-text (frame)
+  "Return the file and line of FRAME, or the empty string if FRAME is a system frame or its source location is unknown."
   (if (system-frame-p frame)
       ""
-      (guarded (let ((place (location-place (sb-di:frame-code-location frame))))
-                 (if place (format nil "~A:~D" (place-source-name place) (place-line place)) ""))
+      (guarded (let ((location (code-location-source-location (sb-di:frame-code-location frame))))
+                 (if location
+                     (format nil "~A:~D" (source-location-source-name location) (source-location-line location))
+                     ""))
           (failure)
         "")))
 
@@ -221,8 +223,8 @@ description."
 
 (defun condition-report (condition hook)
   "Return the report of CONDITION for the program: a list of the condition, its classes, its message, its restarts as
-lists of name and description, and its frames as lists of call and place. HOOK is the frame pointer of the function that
-was called in place of the debugger. After a storage condition, the restarts and frames are NIL."
+lists of name and description, and its frames as lists of call and source location. HOOK is the frame pointer of the
+function that was called in place of the debugger. After a storage condition, the restarts and frames are NIL."
   (let ((exhausted (typep condition 'storage-condition))
         (frame (error-frame hook)))
     (with-quiet-debugger ()
@@ -233,10 +235,10 @@ was called in place of the debugger. After a storage condition, the restarts and
               (guarded (restart-descriptions condition) (failure) '()))
             ;; After a storage condition, too little stack may be left to print the frames.
             (unless exhausted
-              (guarded (let ((*known-places* nil))
+              (guarded (let ((*known-source-locations* nil))
                          (loop for (nil . frame) in (user-frames frame)
                                repeat +max-reported-frames+
-                               collect (list (frame-text frame condition) (frame-place-text frame))))
+                               collect (list (frame-text frame condition) (frame-location-text frame))))
                   (failure) '()))))))
 
 (defun put-report (buffer report)

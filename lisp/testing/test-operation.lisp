@@ -225,7 +225,7 @@ similar names."
   "Signal an error that says why there are no tests. The message is made from the format control CONTROL and ARGUMENTS."
   (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
 
-;;; Places of tests in source files
+;;; Source locations of tests
 
 (defun form-matches-p (object map text)
   "Return true when OBJECT was probably read from a form of TEXT. MAP is the form's map (see FORM-MAP)."
@@ -333,7 +333,7 @@ with the same operator define the test, return the map of the last form, whose d
 (defconstant +max-searched-files+ 2000
   "Maximum number of files that are searched for the source of a failed test.")
 
-(defun test-place (verdict files directories)
+(defun test-location (verdict files directories)
   "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, relative to one of
 DIRECTORIES, and the number and the text of a line. This is the line of the first failed check whose source is found, or else
 the first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
@@ -351,12 +351,13 @@ VERDICT."
           when map
             do (let ((position (first map)))
                  (dolist (check (reverse (verdict-checks verdict)))
-                   (let ((place (and (check-form check)
-                                     (guarded (find-check-position (check-form check) map text) (failure) nil))))
-                     (when place
-                       (setf position place
-                             (check-line check) (values (line-and-column text place))
-                             (check-printed-form check) (or (source-of-check text place) (check-printed-form check))))))
+                   (let ((check-position (and (check-form check)
+                                              (guarded (find-check-position (check-form check) map text) (failure) nil))))
+                     (when check-position
+                       (setf position check-position
+                             (check-line check) (values (line-and-column text check-position))
+                             (check-printed-form check) (or (source-of-check text check-position)
+                                                            (check-printed-form check))))))
                  (return (list (relative-file file directories)
                                (values (line-and-column text position))
                                (line-at text position)))))))
@@ -364,7 +365,7 @@ VERDICT."
 ;;; Records of the results
 
 (defconstant +max-reported-failures+ 500
-  "Maximum number of failed tests that are reported with their place in the source.")
+  "Maximum number of failed tests that are reported with their source locations.")
 (defconstant +max-reported-tests+ 5000
   "Maximum number of tests that are reported by name.")
 
@@ -372,10 +373,10 @@ VERDICT."
   "Return the number of verdicts with STATUS in VERDICTS."
   (count status verdicts :key #'verdict-status))
 
-(defun push-verdict (verdict place system)
-  "Push records of VERDICT and its failed checks. PLACE is a value of TEST-PLACE. SYSTEM is the name of the tested system
-if several systems are tested, else NIL."
-  (destructuring-bind (&optional file line code) place
+(defun push-verdict (verdict location system)
+  "Push records of VERDICT and its failed checks. LOCATION is a value of TEST-LOCATION. SYSTEM is the name of the tested
+system if several systems are tested, else NIL."
+  (destructuring-bind (&optional file line code) location
     (push-record "test"
                  :system system
                  :name (verdict-title verdict)
@@ -426,18 +427,18 @@ that RUN may use, because the runs of several systems share the maximum."
                  (incf count)
                  (push-verdict verdict (and (failed-p verdict)
                                             (<= count (* share +max-reported-failures+))
-                                            (guarded (or (find-check-place verdict directories)
-                                                         (test-place verdict files directories))
+                                            (guarded (or (find-check-location verdict directories)
+                                                         (test-location verdict files directories))
                                                 (failure)
                                               nil))
                                (test-run-system run)))))
         (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
         (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
-(defun find-check-place (verdict directories)
-  "Return the place, in the form that TEST-PLACE returns, of the first failed check of VERDICT whose file the framework
-knows: a list of the file, relative to one of DIRECTORIES, the line number, and NIL for the text of the line. Return NIL if
-there is no such check."
+(defun find-check-location (verdict directories)
+  "Return the source location, in the form that TEST-LOCATION returns, of the first failed check of VERDICT whose file the
+framework knows: a list of the file, relative to one of DIRECTORIES, the line number, and NIL for the text of the line.
+Return NIL if there is no such check."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
          (list (relative-file (check-file check) directories) (check-line check) nil))))

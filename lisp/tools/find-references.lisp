@@ -141,7 +141,7 @@ functions with global names have been redefined, or if all functions are top-lev
       (sb-c:map-packed-xref-data visit data))))
 
 (defstruct (reference (:copier nil) (:predicate nil))
-  "A place in code that refers to a name."
+  "A form in code that refers to a name."
   ;; The simple function that contains the reference.
   (function nil :type (or null function))
   ;; The number of the referring form within the top-level form, or NIL if SBCL does not know it.
@@ -201,7 +201,7 @@ consider only cross-references."
       (setf references (nconc (code-references code name kinds index) references)))
     references))
 
-;;; Places of references
+;;; Source locations of references
 
 (defun source-name (name)
   "Return the name of the symbol in NAME, a function name, as it occurs in source."
@@ -230,37 +230,38 @@ is the form's map (see FORM-MAP)."
     (visit map)
     nil))
 
-(defun move-place (place name)
-  "Move PLACE to the first occurrence of NAME, a string, in the form at PLACE, if NAME occurs in the form. Return PLACE."
-  (let* ((text (place-text place))
-         (start (place-position place))
+(defun move-location (location name)
+  "Move LOCATION, a SOURCE-LOCATION, to the first occurrence of NAME, a string, in the form at LOCATION, if NAME occurs in
+the form. Return LOCATION."
+  (let* ((text (source-location-text location))
+         (start (source-location-position location))
          (found (and text (let ((map (form-map text start)))
                             (and map (named-position map text name))))))
     (when found
-      (incf (place-line place) (count #\Newline text :start start :end found))
-      (setf (place-position place) found
-            (place-column place) 0
-            (place-line-text place) (line-at text (line-start text found))))
-    place))
+      (incf (source-location-line location) (count #\Newline text :start start :end found))
+      (setf (source-location-position location) found
+            (source-location-column location) 0
+            (source-location-line-text location) (line-at text (line-start text found))))
+    location))
 
 (defun line-start (text position)
   "Return the position of the first character that is not whitespace on the line of TEXT that contains POSITION."
   (let ((newline (position #\Newline text :end position :from-end t)))
     (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
 
-(defun code-place (function number name)
-  "Return the place of the form with NUMBER in the top-level form that contains FUNCTION, a simple function. If NUMBER is
-NIL, return the place where NAME, a string, first occurs in FUNCTION. If NAME is NIL or does not occur, return the place of
-FUNCTION. Return NIL if no place is known."
+(defun function-location (function number name)
+  "Return the source location of the form with NUMBER in the top-level form that contains FUNCTION, a simple function. If
+NUMBER is NIL, return the location where NAME, a string, first occurs in FUNCTION. If NAME is NIL or does not occur, return
+the location of FUNCTION. Return NIL if no source location is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
     (multiple-value-bind (toplevel own) (function-toplevel function)
-      (let ((place (guarded (source-form-place source toplevel (or number own)
-                                               (sb-kernel:%simple-fun-name function))
-                       (failure)
-                     nil)))
-        (if (and place (null number) name)
-            (move-place place name)
-            place)))))
+      (let ((location (guarded (source-form-location source toplevel (or number own)
+                                                     (sb-kernel:%simple-fun-name function))
+                          (failure)
+                        nil)))
+        (if (and location (null number) name)
+            (move-location location name)
+            location)))))
 
 (defun function-title (function)
   "Return the title by which a list of references shows FUNCTION, a simple function."
@@ -312,30 +313,30 @@ one file are in the order of their positions."
   (bounded-prin1-text name +max-title-length+))
 
 (defvar *pushed-references* nil
-  "The references that were pushed for this request, as lists of title, place, code and kind, so that no reference is pushed
-twice.")
+  "The references that were pushed for this request, as lists of title, location, code and kind, so that no reference is
+pushed twice.")
 
-(defun push-reference-record (title place how &key (unplaced "no source known"))
+(defun push-reference-record (title location how &key (if-unknown "no source known"))
   "Push a record of a reference, unless an equal record was pushed before. Return true if the record was pushed. TITLE, a
-string or a name to be printed, says which definition contains the reference. PLACE is the reference's place; if it is NIL,
-the string UNPLACED is pushed instead. HOW is a phrase for the kind of the reference, or NIL."
+string or a name to be printed, says which definition contains the reference. LOCATION is the reference's source location; if
+it is NIL, the string IF-UNKNOWN is pushed instead. HOW is a phrase for the kind of the reference, or NIL."
   (let* ((title (if (stringp title)
                     title
                     (bounded-prin1-text title +max-title-length+)))
-         (where (if place (place-label place) unplaced))
-         (entry (list title where (and place (place-line-text place)) how)))
+         (where (if location (source-location-label location) if-unknown))
+         (entry (list title where (and location (source-location-line-text location)) how)))
     (unless (member entry *pushed-references* :test #'equal)
       (push entry *pushed-references*)
       (push-record "reference"
                    :name title
-                   :place where
-                   :code (and place (place-line-text place))
+                   :location where
+                   :code (and location (source-location-line-text location))
                    :how how)
       t)))
 
-(defun system-place (function)
-  "Return the name of the source file of FUNCTION, a simple function whose place is unknown. If the file is unknown, too,
-return a phrase that says so."
+(defun function-file-label (function)
+  "Return the name of the source file of FUNCTION, a simple function whose source location is unknown. If the file is
+unknown, too, return a phrase that says so."
   (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
     (if (stringp file) file "no source known")))
 
@@ -348,9 +349,9 @@ NAME, a string, is the name to which REFERENCES refer. Return the number of refe
       (if (< count limit)
           (let ((function (reference-function reference)))
             (when (push-reference-record (function-title function)
-                                         (code-place function (reference-number reference) name)
+                                         (function-location function (reference-number reference) name)
                                          (reference-how reference)
-                                         :unplaced (system-place function))
+                                         :if-unknown (function-file-label function))
               (incf count)))
           (incf more)))
     (when (plusp more)
@@ -370,8 +371,8 @@ ARGUMENTS."
   (not (sb-c::xref-internal-name-p name)))
 
 (defun push-callers (name limit)
-  "Push up to LIMIT callers of the function NAME, or if NAME is a macro, up to LIMIT places where it is expanded. Push a note
-on code that was not examined."
+  "Push up to LIMIT callers of the function NAME, or if NAME is a macro, up to LIMIT forms that expand it. Push a note on
+code that was not examined."
   (let* ((macro (and (symbolp name) (macro-function name) t))
          (count (push-references (all-references name
                                                  (if macro
@@ -427,17 +428,17 @@ components of its methods."
 (defun name-in-source-p (name function)
   "Return true when NAME, a function name, occurs in the source of FUNCTION, a simple function, or when the source is
 unknown."
-  (let* ((place (code-place function nil nil))
-         (text (and place (place-text place)))
-         (map (and text (form-map text (place-position place)))))
+  (let* ((location (function-location function nil nil))
+         (text (and location (source-location-text location)))
+         (map (and text (form-map text (source-location-position location)))))
     (or (null map)
         (and (symbolp (if (consp name) (second name) name))
              (named-position map text (source-name name))
              t))))
 
 (defun push-callees (name limit)
-  "Push up to LIMIT functions that the function NAME calls and macros that it expands, each with the place of the first
-reference."
+  "Push up to LIMIT functions that the function NAME calls and macros that it expands, each with the source location of the
+first reference."
   (let ((callees (make-hash-table :test 'equal))
         (count 0))
     (dolist (code (function-components name))
@@ -475,18 +476,18 @@ reference."
           (let ((reference (gethash callee callees)))
             (incf count)
             (push-reference-record callee
-                                   (code-place (reference-function reference) (reference-number reference)
-                                               (source-name callee))
+                                   (function-location (reference-function reference) (reference-number reference)
+                                                      (source-name callee))
                                    (reference-how reference)
-                                   :unplaced (system-place (reference-function reference))))))
+                                   :if-unknown (function-file-label (reference-function reference))))))
       (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
             ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
       (push-note "Not seen: inlined calls, and functions that are called through a variable or a list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push up to LIMIT places that refer to the variable SYMBOL. RELATION is \"sets\" or \"binds\", another string
-for the places that read SYMBOL, or NIL for all three kinds of places. Unless RELATION is \"sets\" or \"binds\", push also
-code that has no cross-reference to SYMBOL but contains SYMBOL as data."
+  "Push up to LIMIT references to the variable SYMBOL. RELATION is \"sets\" or \"binds\", another string for the references
+that read SYMBOL, or NIL for all three kinds of references. Unless RELATION is \"sets\" or \"binds\", push also code that has
+no cross-reference to SYMBOL but contains SYMBOL as data."
   (let ((count (push-references (all-references symbol
                                                 (cond ((null relation)
                                                        '((:references nil) (:sets "sets") (:binds "binds")))
@@ -506,21 +507,21 @@ code that has no cross-reference to SYMBOL but contains SYMBOL as data."
                    (printed-name symbol)))))
 
 (defun push-expansions (symbol limit)
-  "Push up to LIMIT places where the macro SYMBOL is expanded."
+  "Push up to LIMIT forms that expand the macro SYMBOL."
   (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
     (push-note "No loaded code expands ~A." (printed-name symbol)))
   (if (name-recorded-p symbol)
       (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")
       (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
 
-(defun definition-source-place (object name)
-  "Return the place where OBJECT, a method or class, is defined; or NIL if it cannot be found. NAME is the string that names
-OBJECT in source."
-  (guarded (definition-place (sb-introspect:find-definition-source object)
-                             (if (typep object 'sb-mop:standard-accessor-method)
-                                 ;; The definition of a class also defines its accessor methods.
-                                 (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
-                                 name))
+(defun object-location (object name)
+  "Return the source location where OBJECT, a method or class, is defined; or NIL if it cannot be found. NAME is the string
+that names OBJECT in source."
+  (guarded (definition-location (sb-introspect:find-definition-source object)
+                                (if (typep object 'sb-mop:standard-accessor-method)
+                                    ;; The definition of a class also defines its accessor methods.
+                                    (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
+                                    name))
       (failure)
     nil))
 
@@ -541,7 +542,7 @@ the note NOTHING."
   (loop for object in objects
         repeat limit
         do (push-reference-record (funcall title object)
-                                  (definition-source-place object (funcall name object)) nil))
+                                  (object-location object (funcall name object)) nil))
   (cond ((null objects) (push-note "~A" nothing))
         ((> (length objects) limit) (push-record "more" :count (- (length objects) limit)))))
 
@@ -600,9 +601,9 @@ lisp-unit, lisp-unit2, RT or a similar framework."
                 :test #'string=)
         (and (eql 7 (mismatch "DEFTEST" bare)) t))))
 
-(defun test-heading (place)
-  "Return the heading of the top-level form at PLACE if that form defines a test, or NIL."
-  (let* ((text (and place (place-text place)))
+(defun test-heading (location)
+  "Return the heading of the top-level form at LOCATION if that form defines a test, or NIL."
+  (let* ((text (and location (source-location-text location)))
          (heading (and text (form-heading text)))
          (end (and heading (position-if #'whitespace-p heading))))
     (and end (test-operator-p (subseq heading 1 end)) heading)))
@@ -711,13 +712,14 @@ first."
                      repeat +max-caller-depth+
                      until (eq step t)
                      collect step))
-             (note-test (title place way)
+             (note-test (title location way)
                (unless (find-if (lambda (known)
                                   (or (equal title (first known))
-                                      (and place (second known) (plusp (place-line place))
-                                           (string= (place-label place) (place-label (second known))))))
+                                      (and location (second known) (plusp (source-location-line location))
+                                           (string= (source-location-label location)
+                                                    (source-location-label (second known))))))
                                 found)
-                 (push (list title place way) found))))
+                 (push (list title location way) found))))
       (loop repeat +max-caller-depth+
             for level = (list name) then next
             for next = '()
@@ -734,19 +736,19 @@ first."
       (loop for (test forms function) in (data-tests)
             for called = (or (and function (gethash function seen)) (find-mentioned-symbol forms leading))
             when called
-              do (note-test test (and function (code-place function nil nil)) (via called)))
+              do (note-test test (and function (function-location function nil nil)) (via called)))
       (loop for function being the hash-keys of seen using (hash-value called)
             for caller = (defined-name (sb-kernel:%simple-fun-name function))
             ;; A function that is called by name is not a test.
             do (when (or (null caller) (null (gethash caller table)))
-                 (let* ((place (code-place function nil nil))
-                        (test (test-heading place)))
+                 (let* ((location (function-location function nil nil))
+                        (test (test-heading location)))
                    (when test
-                     (note-test test place (via called)))))))
+                     (note-test test location (via called)))))))
     (setf found (stable-sort (reverse found) #'< :key (lambda (entry) (length (third entry)))))
-    (loop for (test place way) in found
+    (loop for (test location way) in found
           repeat limit
-          do (push-reference-record test place
+          do (push-reference-record test location
                                     (and way (not (equal way (list name)))
                                          (format nil "via ~{~A~^, ~}"
                                                  (mapcar #'printed-name (remove name way :test #'equal))))))

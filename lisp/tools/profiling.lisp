@@ -25,9 +25,9 @@ function."
     (sb-kernel:code-component "code without a name")
     ((or string symbol) (and info (string info)))))
 
-(defun info-function-place (info)
-  "Return the place of the definition of the function that INFO describes, as text, or NIL if the place is unknown or
-SBCL's."
+(defun info-function-location (info)
+  "Return the source location of the definition of the function that INFO describes, as text, or NIL if the location is
+unknown or SBCL's."
   (when (typep info 'sb-di::compiled-debug-fun)
     (guarded (let* ((component (sb-di::compiled-debug-fun-component info))
                     (function (loop for index below (sb-kernel:code-n-entries component)
@@ -36,11 +36,11 @@ SBCL's."
                                       return entry
                                     finally (return (sb-kernel:%code-entry-point component 0))))
                     (name (sb-kernel:%simple-fun-name function))
-                    (place (definition-place (sb-introspect:find-definition-source function)
-                                             (if (symbolp name) (symbol-name name) ""))))
-               (and place
-                    (not (eql 4 (mismatch "SYS:" (place-source-name place))))
-                    (place-label place)))
+                    (location (definition-location (sb-introspect:find-definition-source function)
+                                                   (if (symbolp name) (symbol-name name) ""))))
+               (and location
+                    (not (eql 4 (mismatch "SYS:" (source-location-source-name location))))
+                    (source-location-label location)))
         (failure)
       nil)))
 
@@ -144,7 +144,7 @@ STACKS is true, the stacks for a flame graph."
           repeat top
           do (push-record "function" :own (sampled-function-self sampled) :total (sampled-function-total sampled)
                                      :name (sampled-text sampled)
-                                     :place (info-function-place (sampled-function-info sampled))))
+                                     :location (info-function-location (sampled-function-info sampled))))
     (when stacks
       (push-stacks folded))))
 

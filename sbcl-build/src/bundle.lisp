@@ -72,9 +72,9 @@ description of the top-level form at the position, or NIL."
           form))
 
 (defun source-position (condition)
-  "Return the file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does. If the position is in
+  "Return the file, line, column and form of CONDITION, as SBCL-HOST::WARNING-LOCATION does. If the position is in
 bundle.lisp itself, return NIL, 0, 0 and NIL."
-  (multiple-value-bind (file line column form) (sbcl-host::warning-place condition)
+  (multiple-value-bind (file line column form) (sbcl-host::warning-location condition)
     (if (and file (equal (probe-file file) *load-truename*))
         (values nil 0 0 nil)
         (values file line column form))))

@@ -139,7 +139,7 @@ pub struct RestartOffer {
 pub struct Frame {
     /// The call as printed, such as `(PRICE 3)`.
     pub call: String,
-    /// The place where the function was defined, as `path:line`, if known.
+    /// The source location of the code that was running, as `path:line`, if known.
     pub source: Option<String>,
 }
 

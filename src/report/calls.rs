@@ -123,8 +123,8 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     for function in functions {
         let name = escape_markers(&function.name).replace('\n', "\\n");
         let mut line = format!("\n{:5.1}  {:6.1}      -   {name}", percent(function.own), percent(function.total));
-        if let Some(place) = &function.place {
-            _ = write!(line, "  {}", escape_markers(place).replace('\n', "\\n"));
+        if let Some(location) = &function.location {
+            _ = write!(line, "  {}", escape_markers(location).replace('\n', "\\n"));
         }
         let line: String = line.chars().take(MAX_LINE).collect();
         if head.chars().count() + line.chars().count() > room {

@@ -37,7 +37,7 @@ pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
 pub fn references_found(found: &References, max: usize) -> String {
     let notes = notes(&found.notes);
     let lines = found.references.iter().map(|reference| {
-        let mut line = format!("{}  {}", reference.name, reference.place);
+        let mut line = format!("{}  {}", reference.name, reference.location);
         if let Some(code) = &reference.code {
             _ = write!(line, ": {code}");
         }

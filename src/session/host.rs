@@ -14,7 +14,7 @@ use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
 use crate::image::{Event, Host, Job, Lane, Text};
 
-/// The time limit of the search for the places where texts are unbalanced.
+/// The time limit of the search for the source locations where texts are unbalanced.
 const HINT_SEARCH_TIME: Duration = Duration::from_millis(200);
 
 impl Host for Inner {
@@ -221,8 +221,8 @@ impl Host for Inner {
     }
 }
 
-/// Searches the texts for the places where they are probably unbalanced. Takes at most 200 ms for all texts, and stops
-/// when `end` is set. Returns the texts for which a place was found, each with its hint.
+/// Searches the texts for the source locations where they are probably unbalanced. Takes at most 200 ms for all texts, and
+/// stops when `end` is set. Returns the texts for which a location was found, each with its hint.
 fn find_hints(texts: Vec<UnbalancedText>, end: &AtomicBool) -> Vec<(UnbalancedText, String)> {
     let begin = Instant::now();
     let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= HINT_SEARCH_TIME;

@@ -147,9 +147,9 @@ pub(crate) enum UnbalancedText {
 }
 
 impl UnbalancedText {
-    /// Describes the place where the text is probably unbalanced; `None` if no place is found, or the file is too long
-    /// or cannot be read. Stops searching when `stop` returns true. Reading and searching take time, so this function
-    /// must not be called under a lock.
+    /// Describes the source location where the text is probably unbalanced; `None` if no location is found, or the file
+    /// is too long or cannot be read. Stops searching when `stop` returns true. Reading and searching take time, so this
+    /// function must not be called under a lock.
     pub(crate) fn hint(&self, stop: impl Fn() -> bool) -> Option<String> {
         match self {
             Self::Code(code) => lisp_syntax::hint(code, stop),
