@@ -1371,3 +1371,53 @@ fn interrupt_handle_ends_a_call_nested_in_another_call() {
         &[("handle_within_a_call_of_another_handle", handle_within_a_call_of_another_handle)],
     );
 }
+
+/// Evaluates endless loops of calls that use C's allocator, with 1,500 time limits of 0.2 to 1.7 ms.
+fn limits_in(code: &'static str) {
+    let lisp = boot();
+    for round in 0..1_500 {
+        let limited = lisp.with_timeout(Duration::from_micros(200 + round * 7919 % 1_500));
+        let late = soon(move || limited.eval::<()>(code));
+        assert!(is_timeout(&late), "{late:?}");
+    }
+    still_works(&lisp);
+}
+
+fn limits_in_probe_file() {
+    limits_in("(loop (probe-file \"/usr/lib/os-release\"))");
+}
+
+fn limits_in_directory() {
+    limits_in("(loop (directory \"/usr/lib/*\"))");
+}
+
+/// An interruption must not leave C code that holds a lock of its own, such as malloc's.
+#[test]
+fn time_limits_in_foreign_code_leave_no_lock_held() {
+    run_probes(
+        "time_limits_in_foreign_code_leave_no_lock_held",
+        &[("limits_in_probe_file", limits_in_probe_file), ("limits_in_directory", limits_in_directory)],
+    );
+}
+
+/// The C function runs for longer than all attempts to interrupt it outside foreign code.
+fn long_computation_in_c() {
+    let lisp = boot();
+    let code = "(let ((bytes (make-array 100000000 :element-type '(unsigned-byte 8))))
+                  (sb-sys:with-pinned-objects (bytes)
+                    (loop (sb-alien:alien-funcall
+                           (sb-alien:extern-alien \"memset\" (function sb-sys:system-area-pointer sb-sys:system-area-pointer
+                                                                     sb-alien:int sb-alien:unsigned-long))
+                           (sb-sys:vector-sap bytes) 0 100000000))))";
+    for _ in 0..5 {
+        let limited = lisp.with_timeout(Duration::from_millis(50));
+        let late = soon(move || limited.eval::<()>(code));
+        assert!(is_timeout(&late), "{late:?}");
+    }
+    still_works(&lisp);
+}
+
+#[test]
+fn time_limit_ends_code_that_spends_its_time_in_c() {
+    run_probes("time_limit_ends_code_that_spends_its_time_in_c", &[("long_computation_in_c", long_computation_in_c)]);
+}

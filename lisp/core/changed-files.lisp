@@ -45,8 +45,8 @@ when the file does not exist or statx(2) is not available."
                               :ctime (universal-nanoseconds changed))))))
 
 (defun content-date (state)
-  "Return a date after which the content of the file in the FILE-STATE STATE was not written: the mtime or, if earlier,
-the ctime. An mtime later than the ctime was set by a program or by another machine's clock."
+  "Return the latest time at which the content of STATE's file can have been written: the earlier of its mtime and ctime.
+An mtime later than the ctime is not reliable, because a program or another machine's clock has set it."
   (min (file-state-mtime state) (file-state-ctime state)))
 
 (defun file-changed-p (before namestring)

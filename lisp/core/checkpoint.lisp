@@ -499,7 +499,8 @@ intern symbols or define classes."
                (sb-impl::finalizer-thread-stop)
                (unwind-protect
                     (progn
-                      ;; Taking these mutexes would not help: a thread that compiles again at once would get them first.
+                      ;; The fork waits until these mutexes are free instead of taking them: a thread that compiles in a loop
+                      ;; would take them again before this thread.
                       (multiple-value-bind (child stopped reason)
                           (fork-when-unblocked (definition-mutexes) +program-fork-wait-seconds+
                                                (lambda () (sb-sys:with-local-interrupts (sleep 0.001))))

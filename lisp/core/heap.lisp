@@ -11,7 +11,7 @@ than frequent collections.")
 
 (declaim (type (unsigned-byte 64) **nursery-size** **default-nursery-size**))
 (defglobal **nursery-size** 0
-  "The number of bytes between two collections that LIMIT-NURSERY or ADAPT-NURSERY set last.")
+  "The number of bytes to allocate between two collections, as LIMIT-NURSERY or ADAPT-NURSERY last set it.")
 (defglobal **default-nursery-size** 0
   "SBCL's default number of bytes between two collections, a twentieth of the heap.")
 

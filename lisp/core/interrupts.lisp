@@ -105,3 +105,50 @@ function that the interruption called."
                      (lambda ())
                      nil
                      (lambda () (interrupted-frame hook))))))
+
+(defconstant +max-interruption-attempts+ 200
+  "The number of times that INTERRUPT-OUTSIDE-FOREIGN-CODE tries to interrupt a thread outside foreign code.")
+
+#+(and linux x86-64)
+(defun in-system-call-context-p (context)
+  "Return true when the code interrupted in CONTEXT, an interrupt context, waited in a system call. The kernel stops such a
+call with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCALL."
+  (flet ((syscall-at-p (address)
+           (and (eql #x0f (sap-ref-8 (int-sap address) 0)) (eql #x05 (sap-ref-8 (int-sap address) 1)))))
+    (let ((pc (sap-int (sb-vm:context-pc context)))
+          (rax (ldb (byte 64 0) (sb-vm:context-register context sb-vm::rax-offset))))
+      (if (syscall-at-p pc)
+          ;; The calls that may block, by their number: read, write, open, poll, select, nanosleep, connect, accept, sendto,
+          ;; recvfrom, sendmsg, recvmsg, wait4, flock, rt_sigtimedwait, rt_sigsuspend, futex, clock_nanosleep, epoll_wait,
+          ;; waitid, openat, pselect6, ppoll, epoll_pwait and accept4.
+          (member rax '(0 1 2 7 23 35 42 43 44 45 46 47 61 73 128 130 202 230 232 247 257 270 271 281 288))
+          (and (syscall-at-p (- pc 2)) (eql rax (ldb (byte 64 0) -4)))))))
+
+(defun in-interruptible-code-p ()
+  "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its
+own, such as malloc's, which a non-local exit would leave held, and for which a function called now could wait forever."
+  (or (zerop sb-kernel:*free-interrupt-context-index*)
+      (let ((context (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*))))
+        (or (sb-di::code-header-from-pc (sb-vm:context-pc context))
+            #+(and linux x86-64) (in-system-call-context-p context)
+            #-(and linux x86-64) t))))
+
+(defun interrupt-outside-foreign-code (thread function)
+  "Interrupt THREAD with FUNCTION, a function of no arguments. While THREAD runs foreign code other than a system call, try
+again after a millisecond; after +MAX-INTERRUPTION-ATTEMPTS+ attempts, interrupt that code, too. If THREAD does not take an
+interruption within 20 ms, return: FUNCTION is called when THREAD takes the interruption."
+  (loop for attempt from 1 to +max-interruption-attempts+
+        for state = (list (if (= attempt +max-interruption-attempts+) :last :sent))
+        do (let ((state state))
+             (sb-thread:interrupt-thread
+              thread
+              (lambda ()
+                (when (or (in-interruptible-code-p)
+                          (not (eq :sent (sb-ext:compare-and-swap (car state) :sent :postponed))))
+                  (sb-ext:compare-and-swap (car state) :sent :taken)
+                  (funcall (the function function)))))
+             (loop repeat 20
+                   while (eq :sent (car state))
+                   do (sleep 0.001)))
+           (unless (eq :postponed (sb-ext:compare-and-swap (car state) :sent :unattended))
+             (return))))

@@ -60,7 +60,7 @@
          (not (sb-thread:thread-alive-p thread))
          (eql 0 (sb-thread::thread-primitive-thread thread)))))
 
-(define-assumption "a tree of threads that contains one thread"
+(define-assumption "AVLTREE-FILTER returns the data of the nodes of a tree of threads"
   (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
 
 (define-assumption "an interruption is passed to *INTERRUPT-HANDLER* if that is a function, and otherwise called"

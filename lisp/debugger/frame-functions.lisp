@@ -13,7 +13,7 @@
   (sb-di::compiled-debug-fun-compiler-debug-fun function))
 
 (defun same-code-p (function frame)
-  "Return true when FUNCTION runs the code of FRAME, so that it has not been redefined since the call."
+  "Return true when FRAME runs FUNCTION's current code, that is, FUNCTION has not been redefined since the call."
   (and (typep function '(or sb-kernel:simple-fun sb-kernel:closure))
        (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
 
@@ -321,8 +321,8 @@ the current definition of the function of which FRAME is a call. Refuse if the f
                           (if known
                               (values (sb-mop:method-function method) (list arguments next-methods))
                               (refuse-to-restart
-                               number "the next method after ~S in its method combination is not known~:[: that depends on ~
-                                       arguments that SBCL no longer has~;~]."
+                               number "the next methods of ~S cannot be determined~:[ without arguments that SBCL no longer ~
+                                       has~;~]."
                                full-name
                                (typep (sb-mop:generic-function-method-combination generic-function)
                                       'sb-pcl::long-method-combination)))))))))))))

@@ -259,7 +259,7 @@ input. Return NIL if the function fails or returns no proper list."
                 ((zerop minimum) "values")
                 (t (format nil "at least ~D value~:P" minimum)))
           (if (zerop count) "" (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
-          (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
+          (if (eql maximum 0) "" ". Pass the restart's arguments in `values`, as Lisp expressions")))
 
 (defun restart-arguments (restart text)
   "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT

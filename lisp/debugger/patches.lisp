@@ -51,7 +51,7 @@
            (eq 'sb-pcl::fast-method (first (name-of (sb-pcl::safe-method-fast-function method))))
            (eq method (frame-method (name-of (method-fast-function method))))))))
 
-(define-assumption "the call of the effective method function of some methods, with the arguments as a list"
+(define-assumption "an effective method function, called with a list of arguments, returns the generic function's values"
   (let* ((function #'make-load-form)
          (arguments (list (find-class 'restart)))
          (methods (compute-applicable-methods function arguments)))

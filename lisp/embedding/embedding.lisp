@@ -168,7 +168,7 @@ integer that the interruption gave, or 0 for the restart ABORT."
 THREAD is still in it. REASON is the integer that RUN-PROGRAM-CLOSURE then returns. Notify the program when the thread
 takes the interruption, and when the call begins to unwind."
   (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
-    (guarded (sb-thread:interrupt-thread
+    (guarded (interrupt-outside-foreign-code
               thread
               (lambda ()
                 (event +program-job+ (event-code :interrupted) call)

@@ -83,7 +83,7 @@ user."
     (when (eql reason +interrupt-heap+)
       (end-threads-for-heap))
     (unless (zerop target)
-      (guarded (sb-thread:interrupt-thread
+      (guarded (interrupt-outside-foreign-code
                 (or (find-job-thread target) (error "Job ~D has no thread." target))
                 (lambda ()
                   (event target (event-code :interrupted))

@@ -234,12 +234,14 @@ large, return FORM itself, and true as the second value."
             ((not (consp form)) (format nil "~A is not a macro form." name))
             ((not (symbolp operator)) "The form is not a macro form.")
             (t
-             (format nil "~A ~A: there is nothing to expand~A.~@[ Macros with similar names: ~{~A~^, ~}.~]"
+             (format nil "~A ~A~A~@[ Macros with similar names: ~{~A~^, ~}.~]"
                      name
                      (cond ((special-operator-p operator) "is a special operator")
                            ((fboundp operator) "is a function")
                            (t "is not defined"))
-                     (if (fboundp operator) " but its subforms, with depth all" "")
+                     (if (fboundp operator)
+                         ", so this is not a macro form. Pass depth `all` to expand the form's subforms."
+                         ", so there is nothing to expand.")
                      (and (not (fboundp operator))
                           (near-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 

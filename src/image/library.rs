@@ -274,7 +274,7 @@ fn embedded_library_path() -> Result<PathBuf, BootError> {
 fn embedded_library_path() -> Result<PathBuf, BootError> {
     Err(BootError::Library {
         path: PathBuf::from("(embedded)"),
-        reason: "an embedded libsbcl cannot be loaded here: name a directory with libsbcl and sbcl.core (--core)"
+        reason: "the embedded libsbcl can be loaded only on Linux; pass --core DIR, where DIR contains libsbcl and sbcl.core"
             .to_owned(),
     })
 }

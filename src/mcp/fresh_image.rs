@@ -177,7 +177,13 @@ impl FreshRun {
         written.and(read).map_err(|error| failed("does not answer", &error))?;
         serde_json::from_slice(&output).map_err(|_| {
             let how = match status {
-                _ if Instant::now() >= deadline => format!("did not finish within {} s", TIME_LIMIT.as_secs()),
+                _ if Instant::now() >= deadline => {
+                    return format!(
+                        "The image for the tests did not finish within {} s and was ended: a test, or loading a system, may \
+                         hang or take too long.",
+                        TIME_LIMIT.as_secs()
+                    );
+                }
                 Some(Ok(status)) => format!("died: {status}"),
                 _ => "died".to_owned(),
             };

@@ -172,7 +172,7 @@ pub(crate) struct Crash {
     pub(crate) outcome: Option<Box<Outcome>>,
     /// The suspicion against the form that was being replayed.
     pub(crate) suspicion: Suspicion,
-    /// The number of the line of input at which the worker stalled, or of a line that did not reach the worker.
+    /// The call number of the input line at which the worker stalled, or of a line that did not reach the worker.
     pub(crate) stalled_at: Option<u64>,
 }
 

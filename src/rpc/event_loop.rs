@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_before_the_end_of_input_are_answered_and_end_the_loop() {
+    fn requests_before_the_end_of_input_are_answered_before_the_loop_ends() {
         let mut client = TestClient::new();
         let begin = Instant::now();
         client.send("20\nlast, without a newline");

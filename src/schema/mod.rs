@@ -31,7 +31,7 @@ pub(crate) fn json(content: &impl Serialize) -> Value {
 /// Structured content of a refused call. It replaces all other content.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Refusal<'a> {
-    #[schemars(extend("says" = "Reason for the refusal; the only field."))]
+    #[schemars(extend("says" = "Reason for the refusal; all other fields are absent."))]
     pub(crate) refused: &'a str,
 }
 

@@ -288,7 +288,7 @@ impl Requests {
         }
     }
 
-    /// Returns the number of the next line.
+    /// Returns the call number that the next new line from a client will get.
     pub(super) fn next_number(&self) -> u64 {
         self.next
     }

@@ -531,12 +531,12 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
               (list #:g1 #:g2 #:value1 #:g1)))))
     ");
     insta::assert_snapshot!(expand(&mut server, "(car x)", "full"), @r"
-    CAR is a function: there is nothing to expand but its subforms, with depth all.
+    CAR is a function, so this is not a macro form. Pass depth `all` to expand the form's subforms.
 
     (car x)
     ");
     insta::assert_snapshot!(expand(&mut server, "(wehn x)", "full"), @r"
-    WEHN is not defined: there is nothing to expand. Macros with similar names: WHEN.
+    WEHN is not defined, so there is nothing to expand. Macros with similar names: WHEN.
 
     (wehn x)
     ");

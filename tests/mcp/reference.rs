@@ -109,11 +109,11 @@ const STATUSES: &str = "$ sbcl-mcp eval '(+ 1 2)'; echo \"status $?\"\n$ sbcl-mc
 const OF_THE_REPOSITORY: [(&str, &str); 19] = [
     ("SBCL_MCP_BIN", "tests of the SDKs: the program under test"),
     ("SBCL_MCP_BUILD", "the build: the identity of library and core, compiled into the program"),
-    ("SBCL_MCP_CHECKPOINT_CASES", "`make checkpoint-model`: how many sequences"),
+    ("SBCL_MCP_CHECKPOINT_CASES", "`make checkpoint-model`: the number of sequences"),
     ("SBCL_MCP_CHECK_SOURCES", "tests: a directory with Lisp source that `check` must accept"),
     ("SBCL_MCP_CORE_OUTPUT", "the build: the core to write"),
     ("SBCL_MCP_FASL_DIR", "the build: the directory for compiled files"),
-    ("SBCL_MCP_FUZZ_CASES", "`make fuzz`: how many cases"),
+    ("SBCL_MCP_FUZZ_CASES", "`make fuzz`: the number of random messages"),
     ("SBCL_MCP_HOST_OUTPUT", "the build: the compiled Lisp side to write"),
     ("SBCL_MCP_INTERNALS_OUTPUT", "`make sbcl-internals`: the table to write"),
     ("SBCL_MCP_KILLS", "`make kill`: the number of workers to kill"),
@@ -124,7 +124,7 @@ const OF_THE_REPOSITORY: [(&str, &str); 19] = [
     ("SBCL_MCP_OLDEST_GLIBC", "`make dist`: the oldest C library that packages must run with"),
     ("SBCL_MCP_ROUNDS", "`make flaky`, `make bench`: the number of rounds"),
     ("SBCL_MCP_SESSION_KILLS", "`make kill`: the number of servers with a session to kill"),
-    ("SBCL_MCP_SOAK_EVALUATIONS", "`make soak`: how many evaluations"),
+    ("SBCL_MCP_SOAK_EVALUATIONS", "`make soak`: the number of evaluations"),
     ("SBCL_MCP_UPDATE_REFERENCE", "`make reference`: 1 has tests write generated pages and answers of examples"),
 ];
 
@@ -266,7 +266,7 @@ fn the_reference_of_the_tools_is_up_to_date() {
     let mut text = String::from(
         "Each tool with its arguments, and an example that the real server has answered. The examples are one session, in this \
          order. A line `→ TOOL {…}` is a call; indented lines below it are the argument `code`.\n\n\
-         The server tells the agent how to use the tools when it connects. Explanations are in \
+         When a client connects, the server sends instructions on how to use the tools. Explanations are in \
          [How the tools work together](../explanation/tools.md).\n",
     );
     for (name, example) in EXAMPLES {

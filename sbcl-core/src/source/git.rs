@@ -95,7 +95,11 @@ impl GitProvider {
         let listed =
             process::run_with_timeout(LS_REMOTE_TIMEOUT, git_command().args(["ls-remote", remote, &tag, &peeled]))?;
         if !listed.lines().any(|line| line.starts_with(&self.commit)) {
-            return Err(format!("the tag {} is not commit {}: {listed:?}", pin::GIT_TAG, self.commit));
+            return Err(format!(
+                "the tag {} does not point to the pinned commit {}; git ls-remote printed {listed:?}",
+                pin::GIT_TAG,
+                self.commit
+            ));
         }
         progress.say(format_args!("fetching {} from {remote}", pin::GIT_TAG));
         let temporary = self.sources.join(format!("fetching-{}.git", std::process::id()));

@@ -45,7 +45,7 @@ pub(super) struct RestartArguments {
 pub(super) struct RestartContent {
     #[schemars(flatten)]
     evaluation: schema::Evaluation,
-    #[schemars(extend("says" = "True after ABORT; the only field."))]
+    #[schemars(extend("says" = "True after ABORT; all other fields are then absent."))]
     aborted: Option<bool>,
 }
 

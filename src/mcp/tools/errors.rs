@@ -19,7 +19,7 @@ use crate::{ErrorRecord, HoldError, Session};
 const DEFAULT_FRAMES: u64 = 20;
 /// Maximum number of errors in a list.
 const MAX_LISTED: u64 = 200;
-/// Number of errors that error-history listed by default in version 0.1.
+/// Default number of errors in a list; the same as that of error-history in version 0.1.
 pub(super) const DEFAULT_LISTED: u64 = 20;
 
 const POLICY: CallPolicy =
@@ -38,7 +38,7 @@ fn answer_when_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, 
     session.when_settled(move |unended| {
         let found = find(call.session());
         call.answer(found.map(|reply| match unended {
-            Some(evaluation) => UnsettledReply { evaluation, reply }.into(),
+            Some(evaluation) => PendingCancellationReply { evaluation, reply }.into(),
             None => reply,
         }));
     });
@@ -291,12 +291,12 @@ impl ToolResult for ErrorList {
 
 /// A reply about errors, with a notice that a cancelled evaluation has not ended.
 #[derive(Debug)]
-struct UnsettledReply {
+struct PendingCancellationReply {
     evaluation: u64,
     reply: Reply,
 }
 
-impl ToolResult for UnsettledReply {
+impl ToolResult for PendingCancellationReply {
     fn text(&self, max: usize) -> String {
         let notice = report::pending_cancellation(self.evaluation);
         format!("{notice}\n\n{}", self.reply.untruncated_text(max.saturating_sub(notice.len() + 2)))

@@ -83,7 +83,7 @@ impl ToolSpec for EvaluateLisp {
     }
 }
 
-/// The result of an evaluation.
+/// The tool result of an evaluation: presents its outcome as text and as structured content.
 #[derive(Debug)]
 pub(super) struct EvaluationResult(pub(super) Arc<Outcome>);
 

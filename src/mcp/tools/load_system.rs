@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     system: Option<Text>,
     /// In place of `system`: a .lisp, .fasl or .asd file, or a directory with an .asd.
     path: Option<Text>,
-    /// Reload even if up to date: the system it`self`, or `all` dependencies, too.
+    /// Reload even if up to date. `self`: the system; `all`: its dependencies, too.
     #[serde(default)]
     force: Force,
     /// Directory to search first for the .asd.

@@ -65,8 +65,8 @@ pub(super) struct Content {
 impl ToolSpec for TraceCalls {
     const NAME: &'static str = "trace-calls";
     const TITLE: &'static str = "Trace calls";
-    const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
-        arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced. Returns the tree of their calls, in all threads, \
+        with arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
         not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
     type Arguments = Arguments;
     type Content = Content;

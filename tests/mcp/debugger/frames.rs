@@ -273,8 +273,8 @@ fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
          (defmethod parts ((x integer)) (error \"not ~a\" x))",
     );
     let text = restart_frame_after_repair(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
-    let said = "Frame 1 cannot be called again: the next method after (SB-PCL::FAST-METHOD PARTS (INTEGER)) in its method \
-                combination is not known.";
+    let said = "Frame 1 cannot be called again: the next methods of (SB-PCL::FAST-METHOD PARTS (INTEGER)) cannot be \
+                determined.";
     assert_eq!(text, said);
 }
 

@@ -278,7 +278,7 @@ fn assert_with_places_takes_new_values_from_continue(mode: Mode) {
         "{failed}"
     );
     let many = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2 3"}));
-    let said = "The restart CONTINUE takes up to 1 value; 2 were given: give them in `values`, as Lisp expressions.";
+    let said = "The restart CONTINUE takes up to 1 value; 2 were given. Pass the restart's arguments in `values`, as Lisp expressions.";
     assert_eq!(many, said);
     assert!(invoke_restart_with(&mut server, "CONTINUE", "(1+ 1)").ends_with("\n\n=> 2"));
 
@@ -380,7 +380,7 @@ fn returning_restart_leaves_the_evaluation_held(mode: Mode) {
 #[apply(both_modes)]
 fn restart_with_the_wrong_number_of_values_is_refused(mode: Mode) {
     let mut server = mode.ready();
-    let give = ": give them in `values`, as Lisp expressions.";
+    let give = ". Pass the restart's arguments in `values`, as Lisp expressions.";
     let takes = |what: &str| format!("The restart {what}");
     for (code, name, refusals, values, expected) in [
         (
