@@ -161,6 +161,15 @@ pub enum InspectError {
          not terminate."
     )]
     Timeout(u64),
+    /// The inspection was cancelled, or the session was reset before the inspection finished.
+    #[error("The inspection was cancelled, or the session was reset before the inspection finished.")]
+    Cancelled,
+    /// A print method or a macro function ended the inspection's thread.
+    #[error(
+        "One of the session's print methods or macro functions ended the inspection's thread, for instance by \
+         abort-thread or throw; a new thread has replaced it."
+    )]
+    ThreadTerminated,
 }
 
 /// The reason why the status of an evaluation is not available, or a background evaluation cannot begin.

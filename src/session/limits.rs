@@ -251,7 +251,7 @@ impl Inner {
                 observer.stuck(builder.map(|builder| builder.finish(end)), why);
             }
             _ => {
-                let answer = self.finish(&mut self.scheduler.lock(), running, JobEnd::Failed);
+                let answer = self.finish(&mut self.scheduler.lock(), running, end);
                 self.deliver([answer]);
                 // Leave time for the answer to be written before the image is replaced.
                 std::thread::sleep(Duration::from_millis(50));

@@ -3,7 +3,6 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::INSPECTION_TIMEOUT;
 use super::events::{ClippedBuffer, JobEnd, first_chars};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
@@ -204,13 +203,11 @@ impl RecordsBuilder {
 
     /// Returns the records of a query, or the error that ended the query. `end` is the way in which its job ended.
     pub(super) fn finish(self, end: JobEnd) -> Result<Vec<Record>, InspectError> {
-        match (end, self.error) {
-            (JobEnd::Succeeded, _) => Ok(Self { error: None, ..self }.records()),
-            (JobEnd::Failed, Some((kind, message))) => {
-                Err(InspectError::Lisp { kind, message: crate::outcome::Clipped::from(message).text })
-            }
-            _ => Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
+        if end == JobEnd::Succeeded {
+            return Ok(self.records());
         }
+        let error = self.error.map(|(kind, message)| (kind, crate::outcome::Clipped::from(message).text));
+        Err(end.inspection_error(error))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Requests that need no Lisp must be answered at once, whatever else the server does.
 
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::attach::{Client, RuntimeDirectory};
@@ -677,4 +677,56 @@ fn query_that_times_out_does_not_end_a_running_evaluation() {
     assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
     std::fs::write(end, "").unwrap();
     assert_eq!(server.outcome(running), ("=> :DONE".to_owned(), false));
+}
+
+/// Defines `(endless)`, a macro whose expansion creates the file `begun` and does not end.
+fn define_endless_macro(server: &mut Server, begun: &Path) {
+    server.evaluate(&format!("(defmacro endless () (with-open-file (s {begun:?} :direction :output)) (loop))"));
+}
+
+#[apply(both_modes)]
+fn inspection_that_ends_its_thread_is_answered_with_the_reason(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defmacro ends () (sb-thread:abort-thread)) (defmacro throws () (throw 'sb-impl::toplevel-catcher 1))",
+    );
+    for form in ["(ends)", "(throws)"] {
+        let failed = call_err(&mut server, "macroexpand", json!({"form": form}));
+        assert!(failed.contains("ended the inspection's thread"), "{form}: {failed}");
+    }
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+}
+
+/// The next image repeats an inspection that a reset or a restore ends.
+#[test]
+fn inspections_are_repeated_after_another_client_resets() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut client = runtime.attach(&server);
+    let running = client.post_call("macroexpand", json!({"form": "(endless)"}));
+    let waiting = client.post_call("describe-symbol", json!({"name": "car"}));
+    wait_until("the first inspection runs", || begun.exists());
+    call_ok(&mut server, "reset-session", json!({}));
+    let repeated = outcome(&client.answer(running));
+    assert!(repeated.0.contains("ENDLESS is not defined") && !repeated.1, "{repeated:?}");
+    let described = outcome(&client.answer(waiting));
+    assert!(described.0.starts_with("COMMON-LISP:CAR [FUNCTION]"), "{described:?}");
+}
+
+/// Without a supervisor, no other image repeats a waiting inspection that a reset ends.
+#[test]
+fn inspection_that_a_reset_ends_is_answered_with_the_reason() {
+    let runtime = RuntimeDirectory::new(Mode::Plain);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut client = runtime.attach(&server);
+    client.post_call("macroexpand", json!({"form": "(endless)"}));
+    let waiting = client.post_call("describe-symbol", json!({"name": "car"}));
+    wait_until("the first inspection runs", || begun.exists());
+    server.post_call("reset-session", json!({}));
+    let failed = outcome(&client.answer(waiting));
+    assert!(failed.0.contains("the session was reset") && failed.1, "{failed:?}");
 }

@@ -12,7 +12,7 @@ use super::ask::AskState;
 use super::{CallRefusal, Fault, Reply, ToolContext, with_package};
 use crate::mcp::client::{Client, PACKAGE_KEY, adapt_to_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
-use crate::{JobId, Session};
+use crate::{InspectError, JobId, Session};
 
 /// A call that has no answer yet. Dropping the call answers with an internal error.
 #[derive(Debug)]
@@ -45,6 +45,15 @@ impl Call {
         match reply {
             Ok(reply) => self.reply(reply),
             Err(fault) => self.refuse(fault),
+        }
+    }
+
+    /// Answers with the result of an inspection. If the inspection was cancelled because another image replaces this one,
+    /// the next image repeats the call.
+    pub(super) fn answer_inspection(self, found: Result<impl Into<Reply>, InspectError>) {
+        match found {
+            Err(InspectError::Cancelled) if self.context.recovery.is_some() => self.leave_unanswered(),
+            found => self.answer(found),
         }
     }
 

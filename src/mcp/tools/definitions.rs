@@ -51,7 +51,7 @@ impl ToolSpec for ListDefinitions {
                 let unrestored =
                     call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored_lines);
                 let unrestored = unrestored.unwrap_or_default();
-                call.answer(definitions.map(|definitions| Definitions { unrestored, ..definitions }));
+                call.answer_inspection(definitions.map(|definitions| Definitions { unrestored, ..definitions }));
             });
         })
     }

@@ -186,7 +186,7 @@ fn reply_with(reply: impl Into<Reply>) -> Result<CallHandler, Fault> {
 fn query<F: From<Vec<Record>> + ToolResult + 'static>(operation: Operation) -> Result<CallHandler, Fault> {
     handle_with(move |call| {
         let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(F::from)));
+        session.query(&operation, move |found| call.answer_inspection(found.map(F::from)));
     })
 }
 

@@ -44,7 +44,7 @@ impl ToolSpec for DescribeSymbol {
         let package = text(package);
         handle_with(move |call| {
             let session = call.session().clone();
-            session.describe_symbol(&name.0, package.as_deref(), source.0, move |found| call.answer(found));
+            session.describe_symbol(&name.0, package.as_deref(), source.0, move |found| call.answer_inspection(found));
         })
     }
 }

@@ -6,7 +6,6 @@ use super::text::{ClippedBuffer, escape_line_breaks, with_omission};
 use crate::error::InspectError;
 use crate::image::{Event, ItemKind};
 use crate::outcome::{Definition, DefinitionKind, Definitions, FrameLocals, Role, SymbolDescription};
-use crate::session::INSPECTION_TIMEOUT;
 
 /// A local variable: its name, its validity code (see [`build_local`]), and its value.
 type LocalParts = (String, u64, ClippedBuffer);
@@ -78,10 +77,8 @@ impl InspectionBuilder {
     }
 
     fn into_items(self, end: JobEnd) -> Result<Vec<(ItemKind, String, String)>, InspectError> {
-        match (end, self.error) {
-            (JobEnd::Succeeded, _) => {}
-            (JobEnd::Failed, Some((kind, message))) => return Err(InspectError::Lisp { kind, message }),
-            _ => return Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
+        if end != JobEnd::Succeeded {
+            return Err(end.inspection_error(self.error));
         }
         Ok(self.items.into_iter().map(|(kind, label, text)| (kind, label, with_omission(text))).collect())
     }

@@ -10,7 +10,10 @@ pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::OutcomeBuilder;
 pub(crate) use text::{ClippedBuffer, escape_line_breaks, first_chars};
 
+use crate::error::InspectError;
 use crate::image::InterruptReason;
+use crate::result_kind::HEAP_EXHAUSTED;
+use crate::session::INSPECTION_TIMEOUT;
 
 /// The way in which a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,4 +28,29 @@ pub(crate) enum JobEnd {
     Abandoned(InterruptReason),
     /// The job was cancelled before it began, or was answered early because its image will be replaced.
     Withdrawn,
+}
+
+impl JobEnd {
+    /// Returns the error of an inspection that did not succeed. `reported` is the kind and the message of the error that
+    /// Lisp reported.
+    pub(crate) fn inspection_error(self, reported: Option<(String, String)>) -> InspectError {
+        let lisp = |(kind, message)| InspectError::Lisp { kind, message };
+        match self {
+            Self::Interrupted(InterruptReason::Timeout) | Self::Abandoned(InterruptReason::Timeout) => {
+                InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())
+            }
+            Self::Interrupted(InterruptReason::Cancel) | Self::Abandoned(InterruptReason::Cancel) | Self::Withdrawn => {
+                InspectError::Cancelled
+            }
+            Self::Interrupted(InterruptReason::Heap) | Self::Abandoned(InterruptReason::Heap) => {
+                lisp(reported.unwrap_or_else(|| {
+                    (
+                        HEAP_EXHAUSTED.to_owned(),
+                        "The heap was nearly used up, so the inspection was stopped.".to_owned(),
+                    )
+                }))
+            }
+            Self::Succeeded | Self::Failed => reported.map_or(InspectError::ThreadTerminated, lisp),
+        }
+    }
 }
