@@ -111,8 +111,9 @@ impl Observer for EventForwarder {
         self.status.set_background(evaluations);
     }
 
-    fn inspection_changed(&self, job: Option<u64>) {
-        self.status.set(StatusField::Inspecting, job.unwrap_or(0));
+    fn inspection_changed(&self, inspection: Option<(u64, Duration)>) {
+        self.status.set(StatusField::InspectionDeadline, inspection.map_or(0, |(_, time)| deadline(time)));
+        self.status.set(StatusField::Inspecting, inspection.map_or(0, |(job, _)| job));
     }
 
     fn errors_changed(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {

@@ -37,10 +37,12 @@ pub(crate) enum StatusField {
     Inspecting,
     /// The call number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
     LostLine,
+    /// The deadline of the running inspection, in nanoseconds of [`monotonic_nanoseconds`]; 0 for none.
+    InspectionDeadline,
 }
 
 /// The number of [`StatusField`]s.
-const FIELD_COUNT: usize = 10;
+const FIELD_COUNT: usize = 11;
 
 /// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
@@ -59,8 +61,8 @@ pub(crate) fn monotonic_nanoseconds() -> u64 {
 /// The grace period after a time limit, in which the evaluation ends or the worker abandons it.
 const GRACE_PERIOD: Duration = Duration::from_secs(3);
 
-/// Returns the [deadline](StatusField::Deadline) of an evaluation that may run for `time` from now: now plus `time` plus the
-/// grace period.
+/// Returns the [deadline](StatusField::Deadline) of an evaluation, or of an inspection, that may run for `time` from now:
+/// now plus `time` plus the grace period.
 pub(crate) fn deadline(time: Duration) -> u64 {
     u64::try_from((time + GRACE_PERIOD).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic_nanoseconds())
 }

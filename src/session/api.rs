@@ -19,7 +19,8 @@ use crate::outcome::{
     SymbolDescription, of_kind,
 };
 
-/// The identity of a submitted evaluation, or of a request about a held evaluation, for [`Session::cancel`].
+/// The identity of a submitted evaluation, of a request about a held evaluation, or of an inspection, for
+/// [`Session::cancel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(pub(super) u64);
 
@@ -280,10 +281,12 @@ impl Session {
     /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` still gets an outcome: an error of
     /// kind `CANCELLED`, which becomes the last error if the evaluation was running in the foreground. Does nothing if
     /// the evaluation is over.
+    ///
+    /// Cancels an inspection in the same way; its `reply` gets [`InspectError::Cancelled`].
     pub fn cancel(&self, id: JobId) {
         let mut scheduler = self.inner.scheduler.lock();
         let waiting = scheduler.take_waiting(id.0);
-        let withdrawn = waiting.map(|request| self.inner.withdraw(&mut scheduler, Lane::Evaluation, request));
+        let withdrawn = waiting.map(|(lane, request)| self.inner.withdraw(&mut scheduler, lane, request));
         if withdrawn.is_none() {
             match scheduler.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
                 Some(finishing) => finishing.cancel(),
@@ -362,7 +365,7 @@ impl Session {
         &self,
         query: &DefinitionQuery,
         reply: impl FnOnce(Result<Definitions, InspectError>) + Send + 'static,
-    ) {
+    ) -> JobId {
         let only = match query.filter {
             DefinitionFilter::All => None,
             DefinitionFilter::Functions => Some(ItemKind::Function),
@@ -375,7 +378,7 @@ impl Session {
             "",
             query.package.as_deref().unwrap_or(""),
         );
-        self.inspect(job, Inspection::Definitions(InspectionBuilder::default(), Box::new(reply)));
+        self.inspect(job, Inspection::Definitions(InspectionBuilder::default(), Box::new(reply)))
     }
 
     /// Describes a symbol; with `source`, includes the text of its definitions. Works while an evaluation runs; `reply`
@@ -386,9 +389,9 @@ impl Session {
         package: Option<&str>,
         source: bool,
         reply: impl FnOnce(Result<SymbolDescription, InspectError>) + Send + 'static,
-    ) {
+    ) -> JobId {
         let job = self.inner.job(JobKind::Describe { source }, name, package.unwrap_or(""));
-        self.inspect(job, Inspection::Symbol(InspectionBuilder::default(), Box::new(reply)));
+        self.inspect(job, Inspection::Symbol(InspectionBuilder::default(), Box::new(reply)))
     }
 
     /// Runs a query that the Lisp side knows by name. Works while an evaluation runs; `reply` runs as in
@@ -397,8 +400,8 @@ impl Session {
         &self,
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
-    ) {
-        self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
+    ) -> JobId {
+        self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)))
     }
 
     /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit.
@@ -415,7 +418,7 @@ impl Session {
     /// session's definitions, as in `2 functions, 1 class`. Either string may be empty.
     pub(crate) fn collect_garbage_and_describe(&self) -> (String, String) {
         let operation = Operation::new("image-name").with("collect", 1_u64);
-        let records = wait(|reply| self.query(&operation, reply)).unwrap_or_default();
+        let records = wait(|reply| _ = self.query(&operation, reply)).unwrap_or_default();
         let name = of_kind(&records).find_map(|image: &Image| image.name.clone()).unwrap_or_default();
         let counts = of_kind(&records).map(|DefinitionCount { count, kind }| {
             let plural = if *count == 1 { "" } else { "s" };
@@ -445,8 +448,8 @@ impl Session {
         !self.inner.scheduler.lock().holds.is_empty()
     }
 
-    fn inspect(&self, job: Job, inspection: Inspection) {
-        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), RequestBody::Inspect(inspection));
+    fn inspect(&self, job: Job, inspection: Inspection) -> JobId {
+        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), RequestBody::Inspect(inspection))
     }
 
     /// Removes all definitions made since the image was booted, and clears the error state. The limits stay. The reset

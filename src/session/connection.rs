@@ -103,7 +103,7 @@ impl Session {
     }
 
     /// Ends this connection, unless it is the session's own: cancels its waiting and running evaluations, in the
-    /// background too, and releases its held evaluation. Other connections are not affected.
+    /// background too, and its inspections, and releases its held evaluation. Other connections are not affected.
     pub fn disconnect(&self) {
         let Self { inner, connection } = self;
         if !connection.is_attached() || connection.ended.swap(true, Ordering::AcqRel) {
@@ -115,7 +115,7 @@ impl Session {
         for (lane, request) in scheduler.take_waiting_of_connection(connection.id) {
             answers.push(inner.withdraw(&mut scheduler, lane, request));
         }
-        let of_it = |running: &&RunningJob| running.connection.id == connection.id && running.evaluates();
+        let of_it = |running: &&RunningJob| running.connection.id == connection.id;
         let running: Vec<_> = scheduler.running.iter().filter(of_it).map(|running| running.id).collect();
         for job in running {
             inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);

@@ -37,9 +37,6 @@ impl Host for Inner {
                     if scheduler.find(job.id).is_some_and(|running| running.is_background()) {
                         self.report_background(&scheduler);
                     }
-                    if let (Lane::Inspection, Some(observer)) = (lane, self.observer.get()) {
-                        observer.inspection_changed(Some(job.id));
-                    }
                     self.unlock_and_notify(scheduler);
                     return Some(job);
                 }
@@ -253,6 +250,8 @@ impl Inner {
         }
         if running.evaluates() {
             self.evaluations_begun.fetch_add(1, Ordering::Relaxed);
+        } else if let Some(deadline) = running.deadline {
+            self.report_deadline(running, deadline - now);
         }
         let watch = running.heap_limit.map(|_| now + HEAP_CHECK_INTERVAL);
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {

@@ -11,7 +11,7 @@ use super::events::JobEnd;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use crate::image::heap::HeapUsage;
 use crate::image::interruption::{InterruptionAction, REACTION_TIME, StuckReason};
-use crate::image::{self, InterruptReason, JobKind};
+use crate::image::{self, InterruptReason, JobKind, Lane};
 use crate::outcome::Clipped;
 
 /// The extra time for an interrupted job while garbage is being collected. A collection takes long in a large heap.
@@ -131,11 +131,18 @@ impl Inner {
         {
             self.clock.arm(next);
         }
-        if unwinds
-            && running.is_foreground()
-            && let Some(observer) = self.observer.get()
-        {
-            observer.deadline_changed(Some(deadline - now));
+        if unwinds {
+            self.report_deadline(running, deadline - now);
+        }
+    }
+
+    /// Reports to the observer that the foreground job, or an inspection, has a new deadline in the time `more`.
+    pub(super) fn report_deadline(&self, running: &RunningJob, more: Duration) {
+        let Some(observer) = self.observer.get() else { return };
+        if running.is_foreground() {
+            observer.deadline_changed(Some(more));
+        } else if running.lane == Lane::Inspection {
+            observer.inspection_changed(Some((running.id, more)));
         }
     }
 
@@ -178,11 +185,8 @@ impl Inner {
             if self.observer.get().is_some() || self.abandons_stuck_jobs() {
                 next.push(stuck_at.min(now + COLLECTION_CHECK_INTERVAL));
             }
-            if let Some(observer) = self.observer.get()
-                && image::heap::is_collecting()
-                && running.is_foreground()
-            {
-                observer.deadline_changed(Some(stuck_at - now));
+            if image::heap::is_collecting() {
+                self.report_deadline(running, stuck_at.saturating_duration_since(now));
             }
         }
         for (id, reason) in overdue {

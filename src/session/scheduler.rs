@@ -747,11 +747,11 @@ impl SchedulerState {
         Some(running)
     }
 
-    /// Removes and returns a waiting evaluation by its job number.
-    pub(super) fn take_waiting(&mut self, job: u64) -> Option<Request> {
-        [&mut self.waiting[Lane::Evaluation as usize], &mut self.ready].into_iter().find_map(|queue| {
+    /// Removes and returns a client's waiting request by its job number, with its lane.
+    pub(super) fn take_waiting(&mut self, job: u64) -> Option<(Lane, Request)> {
+        self.queues().into_iter().find_map(|(lane, queue)| {
             let index = queue.iter().position(|request| request.job.id == job)?;
-            queue.remove(index)
+            Some((lane, queue.remove(index)?))
         })
     }
 

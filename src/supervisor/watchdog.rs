@@ -101,8 +101,11 @@ impl Watchdog {
         }
         // Only requests count: a notification may stay open until a request before it is answered.
         let waits = (requests.first_awaited(), begun);
-        let busy =
-            running || worker.status.get(StatusField::PendingAnswers) > 0 || !worker.status.background().is_empty();
+        let inspecting = monotonic_nanoseconds() < worker.status.get(StatusField::InspectionDeadline);
+        let busy = running
+            || inspecting
+            || worker.status.get(StatusField::PendingAnswers) > 0
+            || !worker.status.background().is_empty();
         let stalled = is_serving && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
         if count(&mut self.stalled, stalled) >= STALLED_LIMIT {

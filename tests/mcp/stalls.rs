@@ -684,6 +684,54 @@ fn define_endless_macro(server: &mut Server, begun: &Path) {
     server.evaluate(&format!("(defmacro endless () (with-open-file (s {begun:?} :direction :output)) (loop))"));
 }
 
+/// The limit for a request behind cancelled inspections. Each of them would take 10 seconds.
+const CANCELLATION_LIMIT: Duration = Duration::from_secs(8);
+
+#[apply(both_modes)]
+fn cancelled_inspections_delay_no_other_inspection(mode: Mode) {
+    let mut server = mode.ready();
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    server.evaluate("(defvar *kept* 1) (setf *kept* 2)");
+    let inspections = [(); 3].map(|()| server.post_call("macroexpand", json!({"form": "(endless)"})));
+    wait_until("the first inspection runs", || begun.exists());
+    for id in inspections.into_iter().rev() {
+        server.notify("notifications/cancelled", json!({"requestId": id}));
+    }
+    let begin = Instant::now();
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    assert_eq!(server.evaluate("*kept*"), "=> 2");
+}
+
+#[apply(both_modes)]
+fn inspections_of_a_client_that_disconnects_end(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut client = runtime.attach(&server);
+    for _ in 0..3 {
+        client.post_call("macroexpand", json!({"form": "(endless)"}));
+    }
+    wait_until("the first inspection runs", || begun.exists());
+    drop(client);
+    let begin = Instant::now();
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+}
+
+/// The watchdog must not take an inspection within its time limit for a stall.
+#[test]
+fn inspection_that_times_out_loses_no_data() {
+    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defmacro stuck () (loop)) (defvar *kept* 1) (setf *kept* 2)");
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(stuck)"}));
+    assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
+    assert_eq!(server.evaluate("*kept*"), "=> 2");
+}
+
 #[apply(both_modes)]
 fn inspection_that_ends_its_thread_is_answered_with_the_reason(mode: Mode) {
     let mut server = mode.ready();

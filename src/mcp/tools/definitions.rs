@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, inspection_hints};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspect, inspection_hints};
 use crate::mcp::recovery_context::RecoveryContext;
 use crate::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions};
 use crate::report;
@@ -45,14 +45,13 @@ impl ToolSpec for ListDefinitions {
         let query = DefinitionQuery { filter, package: text(package), limit: limit.0 };
         // Forms that could not be restored have no kind and no package.
         let is_all = query.filter == DefinitionFilter::All && query.package.is_none();
-        handle_with(move |call| {
-            let session = call.session().clone();
+        inspect(move |session, call| {
             session.definitions(&query, move |definitions| {
                 let unrestored =
                     call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored_lines);
                 let unrestored = unrestored.unwrap_or_default();
                 call.answer_inspection(definitions.map(|definitions| Definitions { unrestored, ..definitions }));
-            });
+            })
         })
     }
 }

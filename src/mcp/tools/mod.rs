@@ -45,7 +45,7 @@ use crate::rpc::inflight::Inflight;
 use crate::rpc::route::call_of_job;
 use crate::schema::{schema_of_arguments, schema_of_result};
 use crate::session::Operation;
-use crate::{Outcome, Session};
+use crate::{JobId, Outcome, Session};
 pub(crate) use arguments::split_names;
 pub(super) use call::Call;
 pub(super) use former_names::translate_former_call;
@@ -182,12 +182,18 @@ fn reply_with(reply: impl Into<Reply>) -> Result<CallHandler, Fault> {
     handle_with(move |call| call.reply(reply))
 }
 
+/// Returns a handler that submits an inspection. Cancelling the call cancels the inspection.
+fn inspect(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<CallHandler, Fault> {
+    handle_with(move |call| {
+        let (session, pending) = (call.session().clone(), call.pending());
+        let job = submit(&session, call);
+        pending.on_cancel(move || session.cancel(job));
+    })
+}
+
 /// Returns a handler that answers with the result of a query to Lisp.
 fn query<F: From<Vec<Record>> + ToolResult + 'static>(operation: Operation) -> Result<CallHandler, Fault> {
-    handle_with(move |call| {
-        let session = call.session().clone();
-        session.query(&operation, move |found| call.answer_inspection(found.map(F::from)));
-    })
+    inspect(move |session, call| session.query(&operation, move |found| call.answer_inspection(found.map(F::from))))
 }
 
 /// Calls `then` with the name of the session's package, or with `None` if the query fails.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Flag, Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, inspection_hints};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspect, inspection_hints};
 use crate::outcome::{Role, SymbolDescription};
 use crate::report;
 use crate::schema::json;
@@ -42,9 +42,9 @@ impl ToolSpec for DescribeSymbol {
     fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let Arguments { name, package, source } = arguments;
         let package = text(package);
-        handle_with(move |call| {
-            let session = call.session().clone();
-            session.describe_symbol(&name.0, package.as_deref(), source.0, move |found| call.answer_inspection(found));
+        inspect(move |session, call| {
+            let answer = move |found| call.answer_inspection(found);
+            session.describe_symbol(&name.0, package.as_deref(), source.0, answer)
         })
     }
 }
