@@ -20,10 +20,10 @@ const COLLECTION_GRACE: Duration = Duration::from_secs(60);
 /// The interval of checks while an interrupted job may wait for a garbage collection.
 const COLLECTION_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The interval of heap checks while evaluations run.
+/// The interval of heap checks while jobs run.
 pub(super) const HEAP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Returns the part of the heap that an evaluation may keep, in bytes. SBCL ends the process when it has no room left
+/// Returns the part of the heap that a job may keep, in bytes. SBCL ends the process when it has no room left
 /// to collect garbage in. The data that earlier evaluations left count towards the limit, but some room always remains,
 /// so that code can release these data.
 pub(super) fn heap_limit() -> Option<usize> {
@@ -155,15 +155,14 @@ impl Inner {
         let mut again = Vec::new();
         let mut settled = Vec::new();
         let mut stuck = None;
-        let mut busy = false;
+        let busy = !scheduler.running.is_empty();
         for running in &mut scheduler.running {
             // Each job is interrupted once for the heap: unwinding and garbage collection take time.
-            if running.evaluates() && !running.filled_heap && running.fills_heap() {
-                // Every running evaluation is interrupted: the host cannot tell which evaluation fills the heap.
+            if !running.filled_heap && running.fills_heap() {
+                // Every running job is interrupted: the host cannot tell which job fills the heap.
                 running.filled_heap = true;
                 overdue.push((running.id, InterruptReason::Heap));
             }
-            busy |= running.evaluates();
             match running.deadline {
                 Some(deadline) if deadline <= now => overdue.push((running.id, InterruptReason::Timeout)),
                 deadline => next.extend(deadline),

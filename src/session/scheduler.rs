@@ -721,9 +721,7 @@ impl SchedulerState {
             }
         }
         running.thread = thread;
-        if running.evaluates() {
-            running.heap_limit = heap_limit();
-        }
+        running.heap_limit = heap_limit();
         if let Some(evaluation) = evaluation {
             self.evaluations.begin(evaluation, job.id, now);
         }

@@ -733,6 +733,19 @@ fn inspection_that_times_out_loses_no_data() {
 }
 
 #[apply(both_modes)]
+fn inspection_that_fills_the_heap_loses_no_data(mode: Mode) {
+    let mut server = mode.start_with(&["--heap", "1G"]);
+    server.initialize("2025-11-25");
+    server.evaluate(
+        "(defmacro fill-heap () (let (kept) (loop (push (make-array 10000) kept)))) (defvar *kept* 1) (setf *kept* 2)",
+    );
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(fill-heap)"}));
+    assert!(failed.contains("HEAP-EXHAUSTED"), "{failed}");
+    assert_eq!(server.evaluate("*kept*"), "=> 2");
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+}
+
+#[apply(both_modes)]
 fn inspection_that_ends_its_thread_is_answered_with_the_reason(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
