@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::attach::{Client, RuntimeDirectory};
 use crate::client::{DEADLINE, Scratch, Server, call_err, call_ok, outcome};
-use crate::processes::{kill_worker, wait_until};
+use crate::processes::{kill_worker, processes, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
@@ -677,4 +677,27 @@ fn query_that_times_out_does_not_end_a_running_evaluation() {
     assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
     std::fs::write(end, "").unwrap();
     assert_eq!(server.outcome(running), ("=> :DONE".to_owned(), false));
+}
+
+#[test]
+fn killing_thousands_of_child_processes_delays_no_other_client() {
+    const CHILDREN: usize = 3_000;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let script = format!("i=0; while [ $i -lt {CHILDREN} ]; do sleep 1000 & i=$((i+1)); done; wait");
+    let start = format!("(sb-ext:process-pid (sb-ext:run-program \"/bin/sh\" '(\"-c\" {script:?}) :wait nil))");
+    let shell = server.evaluate(&start);
+    let shell = shell.strip_prefix("=> ").expect("a process id");
+    let children = || std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap_or_default();
+    wait_until("the processes run", || children().split_ascii_whitespace().count() == CHILDREN);
+    let started: Vec<u32> = children().split_ascii_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+    let client = runtime.attach(&server);
+    let pings = Pings::during(&runtime, client, |_| drop(call_ok(&mut server, "reset-session", json!({}))));
+    wait_until("the processes are gone", || {
+        let running = processes();
+        !started.iter().any(|pid| running.contains_key(pid))
+    });
+    // The processes compete with the server for the processors as they end. Quadratic work would take 14 s.
+    assert!(pings.slowest <= 4 * BUSY_LIMIT, "a ping took {:?}", pings.slowest);
+    server.assert_works();
 }
