@@ -701,3 +701,54 @@ fn killing_thousands_of_child_processes_delays_no_other_client() {
     assert!(pings.slowest <= 4 * BUSY_LIMIT, "a ping took {:?}", pings.slowest);
     server.assert_works();
 }
+
+/// Adds checkpoints with cores of 2 GiB, sparse files, that differ from the saved cores. Returns the cores.
+fn add_damaged_checkpoints(server: &Server, names: &[&str]) -> Vec<PathBuf> {
+    let state = std::fs::read_dir(server.home().join("XDG_STATE_HOME/sbcl-mcp")).expect("a directory");
+    let directory = state.flatten().next().expect("a directory of checkpoints").path();
+    let files = std::fs::read_dir(&directory).expect("a directory").flatten().map(|entry| entry.path());
+    let manifest = files.filter(|path| path.extension() == Some("json".as_ref())).next().expect("a manifest");
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(manifest).expect("a file")).expect("JSON");
+    let add = |(number, name)| {
+        let (file, bytes) = (format!("{number:016x}.core"), 2_u64 << 30);
+        let core = directory.join(&file);
+        std::fs::File::create(&core).and_then(|core| core.set_len(bytes)).expect("a sparse file");
+        manifest["name"] = json!(name);
+        manifest["file"] = json!(file);
+        manifest["bytes"] = json!(bytes);
+        manifest["automatic"] = json!(true);
+        std::fs::write(core.with_extension("json"), manifest.to_string()).expect("a manifest");
+        core
+    };
+    names.iter().enumerate().map(add).collect()
+}
+
+#[apply(both_modes)]
+fn damaged_checkpoints_are_listed_and_delay_no_other_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "intact"}));
+    let cores = add_damaged_checkpoints(&server, &["damaged-1", "damaged-2"]);
+    let state = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("{name:?}"))).expect("a line");
+        line.ends_with("; damaged: it can only be deleted")
+    };
+    let client = runtime.attach(&server);
+    let pings = Pings::during(&runtime, client, |_| {
+        let text = call_ok(&mut server, "checkpoint", json!({}));
+        assert_eq!(["intact", "damaged-1", "damaged-2"].map(|name| state(&text, name)), [false, true, true], "{text}");
+        // The cores are not read again.
+        let begin = Instant::now();
+        assert_eq!(call_ok(&mut server, "checkpoint", json!({})), text);
+        let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "damaged-1"}));
+        assert!(text.contains("is damaged"), "{text}");
+        assert!(begin.elapsed() <= BUSY_LIMIT, "it took {:?}", begin.elapsed());
+        for core in &cores {
+            let core = std::fs::File::options().write(true).open(core).expect("a file");
+            core.set_modified(std::time::SystemTime::now()).expect("a time");
+        }
+        call_ok(&mut server, "reset-session", json!({}));
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
