@@ -417,6 +417,15 @@ fn requests_behind_a_load_run_after_it(mode: Mode) {
     assert!(!server.outcome(loading).1);
 }
 
+/// Sets the flag when dropped, so that threads that watch the flag also end after a failed assertion.
+struct StopOnDrop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// The slowest ping of a client while other clients keep the server busy, and that of a client of an idle server.
 struct Pings {
     slowest: Duration,
@@ -444,8 +453,9 @@ impl Pings {
                     slowest
                 })
             });
+            let stop_pings = StopOnDrop(&stop);
             work(&idle);
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            drop(stop_pings);
             pinging.map(|pinging| pinging.join().expect("all are answered"))
         });
         println!("the slowest ping took {slowest:?}, that of an idle server {slowest_idle:?}");
