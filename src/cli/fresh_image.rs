@@ -9,6 +9,7 @@ use super::{report_failure, start_logging};
 use crate::Outcome;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
+use crate::os::processes;
 use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::ProbeReport;
 use crate::session::observer::StuckReporter;
@@ -25,6 +26,8 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     let mut request = String::new();
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
     let request: mcp::fresh_image::TestRequest = serde_json::from_str(&request).map_err(|error| error.to_string())?;
+    // Orphans of the tests' processes stay descendants of this process, so that the end of the run finds them.
+    processes::adopt_orphans();
     let (tests, scratch) = (request.tests, Arc::new(ScratchDirectory::inherited(request.scratch)));
     let remaining = scratch.clone();
     exit_after_supervisor(&stdio, EXIT_GRACE_PERIOD, move || remaining.remove()).map_err(|error| error.to_string())?;

@@ -230,6 +230,9 @@ pub(super) fn exit_after_supervisor(
     let input = to_private_number(&stdio.input)?;
     let wait = move || {
         wait_for_hang_up(&input, None);
+        // From now on, orphans become children of this process. Earlier orphans, which the supervisor had adopted, can no
+        // longer be found.
+        processes::adopt_orphans();
         std::thread::sleep(grace_period);
         processes::kill_all_descendants();
         remove();

@@ -33,19 +33,18 @@ pub(super) enum DecodedLine {
 }
 
 impl DecodedLine {
-    /// Returns true if a message calls a tool that searches directories before it waits for Lisp. The search may take
-    /// seconds.
-    pub(super) fn searches_directories(&self) -> bool {
-        let searches = |message: &Result<Message, InvalidMessage>| match message {
+    /// Returns true if a message calls a tool that reads files before it waits for Lisp, which may take seconds.
+    pub(super) fn reads_files(&self) -> bool {
+        let reads = |message: &Result<Message, InvalidMessage>| match message {
             Ok(Message::Request { method, params, .. }) if method == "tools/call" => {
-                params.get("name").and_then(Value::as_str).is_some_and(tools::searches_directories)
+                params.get("name").and_then(Value::as_str).is_some_and(tools::reads_files)
             }
             _ => false,
         };
         match self {
             Self::Empty => false,
-            Self::Single(message) => searches(message),
-            Self::Batch(messages) => messages.iter().any(searches),
+            Self::Single(message) => reads(message),
+            Self::Batch(messages) => messages.iter().any(reads),
         }
     }
 }

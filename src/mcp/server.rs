@@ -204,13 +204,13 @@ impl Server {
             return waiting.push_back((number, Some(line.to_vec())));
         }
         let incoming = decode(line);
-        if incoming.searches_directories() {
+        if incoming.reads_files() {
             return self.handle_slow(connection, number, line.to_vec());
         }
         self.conversation(connection).handle_decoded(incoming, line.len(), number);
     }
 
-    /// Handles a slow line (long, or a call that searches directories) on a separate thread.
+    /// Handles a slow line (long, or a call that reads files) on a separate thread.
     fn handle_slow(&self, connection: u64, number: u64, line: Vec<u8>) {
         let mut lines = VecDeque::from([(number, Some(line))]);
         let mut waiting_lines = self.waiting_lines.lock();

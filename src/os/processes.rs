@@ -1,8 +1,8 @@
 //! Finds and kills descendants of this process. Orphans of a worker become children of the supervisor, which kills the
 //! orphans when it replaces the worker or ends.
 
+use std::collections::HashSet;
 use std::fs;
-use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use rustix::process::{
@@ -52,71 +52,64 @@ pub(crate) fn kill_all_descendants() {
 
 /// Kills all descendants of this process, except the processes in `except` and their descendants.
 pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
-    for _ in 0..MAX_SEARCHES {
-        let any = kill_descendants(getpid(), except);
-        // Reap the killed children. The orphans of killed processes become children of this process, and the next search
-        // finds them.
-        while reap().is_some() {}
-        if !any {
-            return;
-        }
-        std::thread::yield_now();
-    }
+    kill_descendants(getpid(), except);
+    // Reap the killed children.
+    while reap().is_some() {}
 }
 
 /// Kills a child, its descendants, and the process group that the child leads. The child must not have been reaped.
 pub(crate) fn kill_tree(child: Pid) {
     // A stopped process cannot start other processes.
     let _ = kill_process(child, Signal::STOP);
-    for _ in 0..MAX_SEARCHES {
-        if !kill_descendants(child, &[]) {
-            break;
-        }
-        std::thread::yield_now();
-    }
+    kill_descendants(child, &[]);
+    let _ = kill_process(child, Signal::KILL);
     let _ = kill_process_group(child, Signal::KILL);
 }
 
-/// Kills the descendants of the process `root`, except the processes in `except` and their descendants. Returns false if
-/// there were no descendants to kill.
-fn kill_descendants(root: Pid, except: &[Pid]) -> bool {
-    let found = descendants(root, except);
-    for (pid, parent) in &found {
-        kill_child(*pid, *parent);
+/// Kills the descendants of the process `root`, except the processes in `except` and their descendants. Processes that
+/// become orphans meanwhile are found only if `root` adopts them.
+fn kill_descendants(root: Pid, except: &[Pid]) {
+    let mut known = HashSet::new();
+    for _ in 0..MAX_SEARCHES {
+        let found = descendants(root, except, &mut known);
+        if found.is_empty() {
+            return;
+        }
+        // Children are killed before their parents, since the children of a killed process get another parent.
+        for (pid, parent) in found.into_iter().rev() {
+            if !kill_child(pid, parent) {
+                // The next search finds the process if it has another parent now.
+                known.remove(&pid);
+            }
+        }
     }
-    !found.is_empty()
 }
 
 /// Kills `pid` if it is a child of `parent`. If the id has been reused for a process of another parent, nothing is killed.
+/// Returns true if the signal was sent.
 #[cfg(target_os = "linux")]
-pub(crate) fn kill_child(pid: Pid, parent: Pid) {
+pub(crate) fn kill_child(pid: Pid, parent: Pid) -> bool {
     use rustix::process::pidfd_send_signal;
     // The descriptor is opened before the check, so that the signal goes to the process that was checked.
     let process = pidfd_open(pid, PidfdFlags::empty());
-    if children(parent).contains(&pid) {
-        let _ = match process {
-            Ok(process) => pidfd_send_signal(process, Signal::KILL),
-            Err(rustix::io::Errno::SRCH) => Ok(()),
+    is_child(pid, parent)
+        && match process {
+            Ok(process) => pidfd_send_signal(process, Signal::KILL).is_ok(),
+            Err(rustix::io::Errno::SRCH) => false,
             // The descriptor could not be opened: the kernel is too old, or too many descriptors are open.
-            Err(_) => kill_process(pid, Signal::KILL),
-        };
-    }
+            Err(_) => kill_process(pid, Signal::KILL).is_ok(),
+        }
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn kill_child(pid: Pid, _parent: Pid) {
-    let _ = kill_process(pid, Signal::KILL);
+pub(crate) fn kill_child(pid: Pid, _parent: Pid) -> bool {
+    kill_process(pid, Signal::KILL).is_ok()
 }
 
 /// Returns true if a signal has stopped the child.
 pub(crate) fn is_stopped(child: Pid) -> bool {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(child), options).is_ok_and(|status| status.is_some_and(|status| status.stopped()))
-}
-
-/// Returns false if the process has ended or is about to end: such a process has no `exe` any more (proc(5)).
-fn is_running(pid: Pid) -> bool {
-    !fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Returns the child processes of a process, whichever thread started them; an empty list if the process has ended.
@@ -135,28 +128,35 @@ pub(crate) fn children(parent: Pid) -> Vec<Pid> {
 
 /// Returns the children of a process, by checking every process of the machine.
 fn children_among_all(parent: Pid) -> Vec<Pid> {
-    let is_child = |pid: &Pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
-        // The command's name, in parentheses, may contain any character.
-        let of = stat.as_ref().and_then(|stat| stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok());
-        of == Some(parent.as_raw_nonzero().get())
-    };
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
-    pids.filter(is_child).collect()
+    pids.filter(|pid| is_child(*pid, parent)).collect()
 }
 
-/// Returns the running descendants of the process `root`, each with its parent. Leaves out the processes in `except` and
-/// their descendants.
-fn descendants(root: Pid, except: &[Pid]) -> Vec<(Pid, Pid)> {
+/// Returns true if `pid` is a child of `parent`, which may have ended but has not been reaped.
+fn is_child(pid: Pid, parent: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+    // The command's name, in parentheses, may contain any character.
+    let of = stat.as_ref().and_then(|stat| stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok());
+    of == Some(parent.as_raw_nonzero().get())
+}
+
+/// Returns the descendants of the process `root` that are not in `known`, each with its parent and after its parent, and
+/// adds them to `known`. Leaves out the processes in `except` and their descendants.
+fn descendants(root: Pid, except: &[Pid], known: &mut HashSet<Pid>) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
+    let mut visit = |parent| {
+        let mut all = children(parent);
+        all.retain(|child| !except.contains(child));
+        found.extend(all.iter().filter(|child| known.insert(**child)).map(|child| (*child, parent)));
+        all
+    };
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
-        for child in children(parent).into_iter().filter(|child| !except.contains(child) && is_running(*child)) {
-            found.push((child, parent));
-            pending.push(child);
-        }
+        pending.extend(visit(parent));
     }
+    // The process `root` may have adopted a process whose parent ended during the search.
+    visit(root);
     found
 }
 
@@ -164,7 +164,13 @@ fn descendants(root: Pid, except: &[Pid]) -> Vec<(Pid, Pid)> {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
+    use std::io::ErrorKind;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
+
+    /// Returns false if the process has ended or is about to end: such a process has no `exe` any more (proc(5)).
+    fn is_running(pid: Pid) -> bool {
+        !fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
 
     #[test]
     fn children_are_found_by_thread_and_among_all_processes() {

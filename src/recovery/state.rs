@@ -672,6 +672,7 @@ mod tests {
             file: "x.core".to_owned(),
             bytes: 0,
             fingerprint: None,
+            damaged: None,
             evaluation: 1,
             saved: jiff::Timestamp::UNIX_EPOCH,
             heap: 0,

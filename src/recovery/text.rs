@@ -29,16 +29,18 @@ fn checkpoint_age(checkpoint: &Checkpoint) -> String {
     format_age(jiff::Timestamp::now().duration_since(checkpoint.saved))
 }
 
-/// Returns a list of checkpoints, one per line.
-pub(crate) fn checkpoint_list(all: &[Checkpoint]) -> String {
-    if all.is_empty() {
+/// Returns a list of checkpoints, one per line: the intact checkpoints, and then the damaged ones.
+pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint]) -> String {
+    if intact.is_empty() && damaged.is_empty() {
         return "No checkpoints yet.".to_owned();
     }
     let mut text = String::new();
-    for checkpoint in all {
+    let intact = intact.iter().map(|checkpoint| (checkpoint, ""));
+    let damaged = damaged.iter().map(|checkpoint| (checkpoint, "; damaged: it can only be deleted"));
+    for (checkpoint, state) in intact.chain(damaged) {
         let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
         let age = checkpoint_age(checkpoint);
-        _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}", format_megabytes(*bytes));
+        _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}{state}", format_megabytes(*bytes));
     }
     text.truncate(text.trim_end().len());
     text

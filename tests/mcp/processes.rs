@@ -26,6 +26,16 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     processes().into_iter().filter(|(_, (of, _))| *of == parent).map(|(pid, _)| pid).collect()
 }
 
+/// Returns the running descendants of a process that have this program name.
+pub(crate) fn descendants(ancestor: u32, name: &str) -> Vec<u32> {
+    let all = processes();
+    let descends = |pid: u32| {
+        let parent = |pid: &u32| all.get(pid).map(|(parent, _)| *parent);
+        std::iter::successors(parent(&pid), parent).any(|parent| parent == ancestor)
+    };
+    all.iter().filter(|(pid, (_, found))| found == name && descends(**pid)).map(|(pid, _)| *pid).collect()
+}
+
 /// Returns true for a running process.
 pub(crate) fn is_alive(pid: u32) -> bool {
     processes().contains_key(&pid)

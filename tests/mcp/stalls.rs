@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::attach::{Client, RuntimeDirectory};
 use crate::client::{DEADLINE, Scratch, Server, call_err, call_ok, outcome};
-use crate::processes::{kill_worker, wait_until};
+use crate::processes::{kill_worker, processes, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
@@ -417,6 +417,15 @@ fn requests_behind_a_load_run_after_it(mode: Mode) {
     assert!(!server.outcome(loading).1);
 }
 
+/// Sets the flag when dropped, so that threads that watch the flag also end after a failed assertion.
+struct StopOnDrop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// The slowest ping of a client while other clients keep the server busy, and that of a client of an idle server.
 struct Pings {
     slowest: Duration,
@@ -444,8 +453,9 @@ impl Pings {
                     slowest
                 })
             });
+            let stop_pings = StopOnDrop(&stop);
             work(&idle);
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            drop(stop_pings);
             pinging.map(|pinging| pinging.join().expect("all are answered"))
         });
         println!("the slowest ping took {slowest:?}, that of an idle server {slowest_idle:?}");
@@ -790,4 +800,78 @@ fn inspection_that_a_reset_ends_is_answered_with_the_reason() {
     server.post_call("reset-session", json!({}));
     let failed = outcome(&client.answer(waiting));
     assert!(failed.0.contains("the session was reset") && failed.1, "{failed:?}");
+}
+
+#[test]
+fn killing_thousands_of_child_processes_delays_no_other_client() {
+    const CHILDREN: usize = 3_000;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let script = format!("i=0; while [ $i -lt {CHILDREN} ]; do sleep 1000 & i=$((i+1)); done; wait");
+    let start = format!("(sb-ext:process-pid (sb-ext:run-program \"/bin/sh\" '(\"-c\" {script:?}) :wait nil))");
+    let shell = server.evaluate(&start);
+    let shell = shell.strip_prefix("=> ").expect("a process id");
+    let children = || std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap_or_default();
+    wait_until("the processes run", || children().split_ascii_whitespace().count() == CHILDREN);
+    let started: Vec<u32> = children().split_ascii_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+    let client = runtime.attach(&server);
+    let pings = Pings::during(&runtime, client, |_| drop(call_ok(&mut server, "reset-session", json!({}))));
+    wait_until("the processes are gone", || {
+        let running = processes();
+        !started.iter().any(|pid| running.contains_key(pid))
+    });
+    // The processes compete with the server for the processors as they end. Quadratic work would take 14 s.
+    assert!(pings.slowest <= 4 * BUSY_LIMIT, "a ping took {:?}", pings.slowest);
+    server.assert_works();
+}
+
+/// Adds checkpoints with cores of 2 GiB, sparse files, that differ from the saved cores. Returns the cores.
+fn add_damaged_checkpoints(server: &Server, names: &[&str]) -> Vec<PathBuf> {
+    let state = std::fs::read_dir(server.home().join("XDG_STATE_HOME/sbcl-mcp")).expect("a directory");
+    let directory = state.flatten().next().expect("a directory of checkpoints").path();
+    let files = std::fs::read_dir(&directory).expect("a directory").flatten().map(|entry| entry.path());
+    let manifest = files.filter(|path| path.extension() == Some("json".as_ref())).next().expect("a manifest");
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(manifest).expect("a file")).expect("JSON");
+    let add = |(number, name)| {
+        let (file, bytes) = (format!("{number:016x}.core"), 2_u64 << 30);
+        let core = directory.join(&file);
+        std::fs::File::create(&core).and_then(|core| core.set_len(bytes)).expect("a sparse file");
+        manifest["name"] = json!(name);
+        manifest["file"] = json!(file);
+        manifest["bytes"] = json!(bytes);
+        manifest["automatic"] = json!(true);
+        std::fs::write(core.with_extension("json"), manifest.to_string()).expect("a manifest");
+        core
+    };
+    names.iter().enumerate().map(add).collect()
+}
+
+#[apply(both_modes)]
+fn damaged_checkpoints_are_listed_and_delay_no_other_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "intact"}));
+    let cores = add_damaged_checkpoints(&server, &["damaged-1", "damaged-2"]);
+    let state = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("{name:?}"))).expect("a line");
+        line.ends_with("; damaged: it can only be deleted")
+    };
+    let client = runtime.attach(&server);
+    let pings = Pings::during(&runtime, client, |_| {
+        let text = call_ok(&mut server, "checkpoint", json!({}));
+        assert_eq!(["intact", "damaged-1", "damaged-2"].map(|name| state(&text, name)), [false, true, true], "{text}");
+        // The cores are not read again.
+        let begin = Instant::now();
+        assert_eq!(call_ok(&mut server, "checkpoint", json!({})), text);
+        let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "damaged-1"}));
+        assert!(text.contains("is damaged"), "{text}");
+        assert!(begin.elapsed() <= BUSY_LIMIT, "it took {:?}", begin.elapsed());
+        for core in &cores {
+            let core = std::fs::File::options().write(true).open(core).expect("a file");
+            core.set_modified(std::time::SystemTime::now()).expect("a time");
+        }
+        call_ok(&mut server, "reset-session", json!({}));
+    });
+    pings.assert_fast();
+    server.assert_works();
 }

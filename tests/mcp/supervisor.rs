@@ -525,17 +525,10 @@ fn ended_server_leaves_no_worker_or_program_running() {
             "end" => server.close(),
             signal_name => signal(server.pid(), signal_name),
         }
-        if how == "-KILL" {
-            // Only the worker can end the programs, and it cannot reach processes that have left their parent.
-            for (index, pid) in pids.into_iter().enumerate() {
-                if index == 2 || index == 3 {
-                    signal(pid, "-KILL");
-                }
-                wait_until("the process is gone", || !is_alive(pid));
-            }
-            continue;
+        // After SIGKILL of the supervisor, the worker ends the programs.
+        if how != "-KILL" {
+            server.end();
         }
-        server.end();
         for pid in pids {
             wait_until("the process is gone", || !is_alive(pid));
         }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Text, text};
-use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, handle_with, reply_with, with_package};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, reply_with, with_package};
 use crate::recovery::checkpoint::save::NewCheckpoint;
 use crate::recovery::checkpoint::store::{self, MAX_NAME_CHARS};
 use crate::recovery::text;
@@ -45,6 +45,8 @@ impl ToolSpec for CheckpointTool {
     const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded \
         systems) under a name and restore it later, in milliseconds. Not saved: threads, sockets, open files. After a \
         crash the new image starts from the last checkpoint. `restore` discards everything since.";
+    // A core that has changed since it was last checked is read.
+    const POLICY: CallPolicy = CallPolicy { reads_files: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -58,7 +60,8 @@ impl ToolSpec for CheckpointTool {
             return Err(Fault::Refusal("This server keeps no checkpoints.".to_owned()));
         };
         if action == Action::List {
-            return reply_with(CheckpointReply::List(checkpoints.list()));
+            let (intact, damaged) = checkpoints.intact_and_damaged();
+            return reply_with(CheckpointReply::List { intact, damaged });
         }
         let Some(name) = text(name) else {
             return Err(Fault::Refusal("checkpoint needs the argument name to save, restore or delete.".to_owned()));
@@ -71,14 +74,19 @@ impl ToolSpec for CheckpointTool {
         if action == Action::Save {
             return handle_with(move |call| save(call, name));
         }
-        let Some(checkpoint) = checkpoints.find_by_name(&name).or_else(|| checkpoints.find_damaged(&name)) else {
-            let names = checkpoints.list().into_iter().map(|checkpoint| format!("{:?}", checkpoint.name));
-            let names: Vec<_> = names.collect();
+        let (intact, damaged) = checkpoints.intact_and_damaged();
+        // During a replacement, two checkpoints have the name.
+        let find = |all: &[store::Checkpoint]| all.iter().rfind(|checkpoint| checkpoint.name == name).cloned();
+        let bootable = find(&intact);
+        let is_bootable = bootable.is_some();
+        let Some(checkpoint) = bootable.or_else(|| find(&damaged)) else {
+            let names: Vec<_> =
+                intact.iter().chain(&damaged).map(|checkpoint| format!("{:?}", checkpoint.name)).collect();
             let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(Fault::Refusal(format!("There is no checkpoint {name:?}. Existing checkpoints: {there_are}.")));
         };
         if action == Action::Restore {
-            if !checkpoints.is_bootable(&checkpoint) {
+            if !is_bootable {
                 return Err(Fault::Refusal(format!(
                     "The checkpoint {name:?} is damaged: its file differs from the saved core. The checkpoint can only be \
                     deleted."
@@ -99,8 +107,8 @@ impl ToolSpec for CheckpointTool {
 /// A result of the tool checkpoint.
 #[derive(Debug)]
 enum CheckpointReply {
-    /// All checkpoints, oldest first.
-    List(Vec<store::Checkpoint>),
+    /// All checkpoints: those that can be restored, and those whose file differs from the saved core, each oldest first.
+    List { intact: Vec<store::Checkpoint>, damaged: Vec<store::Checkpoint> },
     /// A checkpoint was saved.
     Saved(NewCheckpoint),
     /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's current
@@ -116,6 +124,8 @@ enum CheckpointReply {
 pub(super) struct Content {
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoints: Option<Vec<CheckpointSummary>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damaged: Option<Vec<CheckpointSummary>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     saved: Option<CheckpointSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,7 +165,7 @@ impl CheckpointSummary {
 impl ToolResult for CheckpointReply {
     fn text(&self, _: usize) -> String {
         match self {
-            Self::List(all) => text::checkpoint_list(all),
+            Self::List { intact, damaged } => text::checkpoint_list(intact, damaged),
             Self::Saved(saved) => {
                 text::save_report(&saved.checkpoint, saved.pause_microseconds, &saved.threads, saved.timers)
             }
@@ -169,9 +179,11 @@ impl ToolResult for CheckpointReply {
     fn structured_content(&self, _: usize) -> Value {
         let nothing = Content::default();
         json(&match self {
-            Self::List(all) => {
-                Content { checkpoints: Some(all.iter().map(CheckpointSummary::new).collect()), ..nothing }
-            }
+            Self::List { intact, damaged } => Content {
+                checkpoints: Some(intact.iter().map(CheckpointSummary::new).collect()),
+                damaged: (!damaged.is_empty()).then(|| damaged.iter().map(CheckpointSummary::new).collect()),
+                ..nothing
+            },
             Self::Saved(saved) => Content {
                 saved: Some(CheckpointSummary::new(&saved.checkpoint)),
                 stopped_microseconds: Some(saved.pause_microseconds),

@@ -235,8 +235,8 @@ struct CallPolicy {
     during_restore: bool,
     /// True if the answer depends on the error state, which a cancelled evaluation may still change.
     reads_error_state: bool,
-    /// True if a call searches directories before it waits for Lisp. The search may take seconds.
-    searches_directories: bool,
+    /// True if a call searches directories or reads checkpoints before it waits for Lisp, which may take seconds.
+    reads_files: bool,
     /// True if the client may have to repeat a call with the user's answer to a question.
     asks_user: bool,
     /// True if the tool is part of the working loop (`--tools core`).
@@ -250,7 +250,7 @@ impl CallPolicy {
         repeatable: false,
         during_restore: false,
         reads_error_state: false,
-        searches_directories: false,
+        reads_files: false,
         asks_user: false,
         core: false,
         always_loaded: false,
@@ -348,9 +348,9 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// Maximum number of characters of an unknown name that are compared.
 const MAX_COMPARED: usize = 100;
 
-/// Returns true for a tool that searches directories before it waits for Lisp. The search may take seconds.
-pub(super) fn searches_directories(tool: &str) -> bool {
-    former_names::successors(tool).into_iter().any(|tool| policy(tool).searches_directories)
+/// Returns true for a tool that searches directories or reads checkpoints before it waits for Lisp, which may take seconds.
+pub(super) fn reads_files(tool: &str) -> bool {
+    former_names::successors(tool).into_iter().any(|tool| policy(tool).reads_files)
 }
 
 /// Calls a tool: once the image is restored, or at once if the tool's policy allows.

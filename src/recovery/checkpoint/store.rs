@@ -47,6 +47,10 @@ pub(crate) struct Checkpoint {
     /// The fingerprint of the core as it was saved. Manifests that other programs wrote may have none.
     #[serde(default, rename = "seal")]
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// The fingerprint of a core that was read and differs from the saved core. While it applies, the core is not read
+    /// again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) damaged: Option<Fingerprint>,
     /// The number of the last evaluation before the save.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
@@ -115,11 +119,25 @@ impl Checkpoints {
         self.directory.join(&checkpoint.file)
     }
 
-    /// Returns the checkpoints that can be booted, oldest first.
+    /// Returns the checkpoints that can be booted, oldest first. May [read](Self::is_bootable) all cores.
     pub(crate) fn list(&self) -> Vec<Checkpoint> {
-        let mut found = manifests(&self.directory);
-        found.retain(|checkpoint| self.is_bootable(checkpoint));
-        found
+        self.intact_and_damaged().0
+    }
+
+    /// Returns the checkpoints that can be booted, and the checkpoints whose core is damaged or missing, each oldest first.
+    /// May [read](Self::is_bootable) all cores.
+    pub(crate) fn intact_and_damaged(&self) -> (Vec<Checkpoint>, Vec<Checkpoint>) {
+        self.list_unchecked().partition(|checkpoint| self.is_bootable(checkpoint))
+    }
+
+    /// Returns the checkpoints of this program and heap size, oldest first, without a look at their cores.
+    fn list_unchecked(&self) -> impl Iterator<Item = Checkpoint> {
+        manifests(&self.directory).into_iter().filter(|checkpoint| self.is_own(checkpoint))
+    }
+
+    /// Returns true if this program saved the checkpoint with this server's heap size.
+    fn is_own(&self, checkpoint: &Checkpoint) -> bool {
+        checkpoint.build == build_id() && checkpoint.heap == self.heap
     }
 
     /// Returns the checkpoint whose core has this file name, if it can be booted.
@@ -129,49 +147,46 @@ impl Checkpoints {
         Some(found).filter(|checkpoint| checkpoint.file == file && self.is_bootable(checkpoint))
     }
 
-    /// Returns true if this program saved the checkpoint with this server's heap size and the core is intact.
+    /// Returns true if this program saved the checkpoint with this server's heap size and the core is intact. Reads a core
+    /// that has changed since it was last checked, which takes seconds for a large core.
     pub(crate) fn is_bootable(&self, checkpoint: &Checkpoint) -> bool {
-        checkpoint.build == build_id()
-            && checkpoint.heap == self.heap
+        self.is_own(checkpoint)
             && fs::metadata(self.path(checkpoint)).is_ok_and(|core| {
+                let is_of_core =
+                    |known: &Option<Fingerprint>| known.as_ref().is_some_and(|known| known.is_unchanged(&core));
                 core.len() == checkpoint.bytes
-                    && checkpoint.fingerprint.as_ref().is_some_and(|fingerprint| {
-                        fingerprint.is_unchanged(&core) || self.accept_copy(checkpoint, fingerprint)
-                    })
+                    && (is_of_core(&checkpoint.fingerprint)
+                        || !is_of_core(&checkpoint.damaged) && self.read_core(checkpoint))
             })
     }
 
-    /// Returns true for a copied core that is intact according to the checksum in its fingerprint. Writes the copy's
-    /// fingerprint into the manifest, so that the core is read only once.
-    fn accept_copy(&self, checkpoint: &Checkpoint, fingerprint: &Fingerprint) -> bool {
+    /// Returns true if the core is intact according to the checksum in its fingerprint; it may be a copy. Writes the result
+    /// into the manifest, so that the core is read only once.
+    fn read_core(&self, checkpoint: &Checkpoint) -> bool {
         let path = self.path(checkpoint);
-        let Ok(mut core) = File::open(&path) else { return false };
-        if !fingerprint.matches(&mut core, checkpoint.bytes).unwrap_or(false) {
-            return false;
-        }
-        let own = core.metadata().map(|metadata| fingerprint.for_copy(&metadata)).ok();
+        let (Some(fingerprint), Ok(mut core)) = (&checkpoint.fingerprint, File::open(&path)) else { return false };
+        // The metadata is read first: a core that is written meanwhile has another modification time afterwards.
+        let Ok(metadata) = core.metadata() else { return false };
+        let Ok(is_intact) = fingerprint.matches(&mut core, checkpoint.bytes) else { return false };
+        let own = Some(fingerprint.for_copy(&metadata));
+        let checked = if is_intact {
+            Checkpoint { fingerprint: own, damaged: None, ..checkpoint.clone() }
+        } else {
+            Checkpoint { damaged: own, ..checkpoint.clone() }
+        };
         // If the manifest cannot be written, the next check reads the core again.
-        let _ = write_manifest(&path, &Checkpoint { fingerprint: own, ..checkpoint.clone() });
-        true
+        let _ = write_manifest(&path, &checked);
+        if !path.exists() {
+            // The checkpoint was deleted meanwhile.
+            let _ = fs::remove_file(path.with_extension("json"));
+        }
+        is_intact
     }
 
     /// Returns the checkpoint's heap size if this program saved the checkpoint and this server's images have another heap
     /// size; `None` otherwise.
     pub(crate) fn differing_heap_size(&self, checkpoint: &Checkpoint) -> Option<u64> {
         Some(checkpoint.heap).filter(|heap| checkpoint.build == build_id() && *heap != self.heap)
-    }
-
-    /// Returns the newest bootable checkpoint of this name. During a replacement, two checkpoints have the name.
-    pub(crate) fn find_by_name(&self, name: &str) -> Option<Checkpoint> {
-        self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
-    }
-
-    /// Returns the newest checkpoint of this name that cannot be booted because its core is damaged or missing.
-    pub(crate) fn find_damaged(&self, name: &str) -> Option<Checkpoint> {
-        let is_meant = |checkpoint: &Checkpoint| {
-            checkpoint.name == name && checkpoint.build == build_id() && checkpoint.heap == self.heap
-        };
-        manifests(&self.directory).into_iter().filter(|checkpoint| !self.is_bootable(checkpoint)).rfind(is_meant)
     }
 
     /// Returns the path of the file with the definitions and unrestored forms of the checkpoint that has this core
@@ -191,7 +206,7 @@ impl Checkpoints {
     /// # Errors
     /// Returns the reason as a sentence if the directory cannot be created, or if there are too many named checkpoints.
     pub(crate) fn new_draft(&self, automatic: bool) -> Result<Draft, String> {
-        if !automatic && self.list().iter().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
+        if !automatic && self.list_unchecked().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
             return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete one first."));
         }
         self.make_directory().map_err(|error| {
@@ -207,21 +222,25 @@ impl Checkpoints {
     /// Returns an error if the manifest cannot be removed, or if the core exists and cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
+        let manifest = core.with_extension("json");
         // The manifest is removed first: without it the core is no checkpoint, even if the other files stay.
-        fs::remove_file(core.with_extension("json"))?;
+        fs::remove_file(&manifest)?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
-        match fs::remove_file(core) {
+        let removed = fs::remove_file(core);
+        // A thread or process that was reading the core may have written the manifest again.
+        let _ = fs::remove_file(manifest);
+        match removed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
     }
 
-    /// Deletes the older bootable checkpoints that have the same name as `by`.
+    /// Deletes the older checkpoints that have the same name as `by`. Reads no core.
     pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
         let is_replaced = |checkpoint: &Checkpoint| {
             checkpoint.name == by.name && checkpoint.file != by.file && checkpoint.saved <= by.saved
         };
-        for checkpoint in self.list().into_iter().filter(is_replaced) {
+        for checkpoint in self.list_unchecked().filter(is_replaced) {
             let _ = self.delete(&checkpoint);
         }
     }
@@ -255,11 +274,11 @@ impl Checkpoints {
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
-    /// Deletes the bootable automatic checkpoints that are newer than `from`, the checkpoint from which the session
-    /// continues. If `from` is `None`, deletes all bootable automatic checkpoints.
+    /// Deletes the automatic checkpoints that are newer than `from`, the checkpoint from which the session continues. If
+    /// `from` is `None`, deletes all automatic checkpoints. Reads no core.
     pub(crate) fn delete_newer(&self, from: Option<&Checkpoint>) {
         let later = |checkpoint: &Checkpoint| from.is_none_or(|from| checkpoint.saved > from.saved);
-        for checkpoint in self.list().into_iter().filter(|checkpoint| checkpoint.automatic && later(checkpoint)) {
+        for checkpoint in self.list_unchecked().filter(|checkpoint| checkpoint.automatic && later(checkpoint)) {
             let _ = self.delete(&checkpoint);
         }
     }
@@ -493,6 +512,7 @@ impl Draft {
             file: self.file.clone(),
             bytes,
             fingerprint: Some(Fingerprint::compute(&mut core, bytes).map_err(written)?),
+            damaged: None,
             evaluation,
             saved,
             heap: self.checkpoints.heap,
@@ -586,6 +606,7 @@ pub(crate) mod tests {
                 file: draft.file().to_owned(),
                 bytes,
                 fingerprint: Some(Fingerprint::compute(&mut File::open(draft.path()).unwrap(), bytes).unwrap()),
+                damaged: None,
                 evaluation: 1,
                 saved: jiff::Timestamp::from_second(seconds).unwrap(),
                 heap: GIGABYTE,
@@ -603,6 +624,10 @@ pub(crate) mod tests {
         /// Writes a manifest.
         fn save_manifest(&self, checkpoint: &Checkpoint) {
             write_manifest(&self.0.path(checkpoint), checkpoint).unwrap();
+        }
+
+        fn find_by_name(&self, name: &str) -> Option<Checkpoint> {
+            self.0.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
         }
 
         fn names(&self) -> Vec<String> {
@@ -638,12 +663,33 @@ pub(crate) mod tests {
         write_atomically(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();
         fs::write(test.0.directory.join("incomplete.json"), "{\"name\": \"incomplete").unwrap();
         assert_eq!(test.names(), ["intact", "elsewhere"]);
-        assert_eq!(test.0.find_by_name("intact"), Some(intact.clone()));
-        assert_eq!(test.0.find_by_name("cut"), None);
+        assert_eq!(test.find_by_name("intact"), Some(intact.clone()));
+        assert_eq!(test.find_by_name("cut"), None);
         assert_eq!((intact.other_program(), cut.other_program()), (None, None));
         assert!(other.other_program().unwrap().contains("0.0.1, with SBCL 2.0.0"));
         assert_eq!((test.0.differing_heap_size(&intact), test.0.differing_heap_size(&other)), (None, None));
         assert_eq!(test.0.differing_heap_size(&small), Some(GIGABYTE / 2));
+    }
+
+    #[test]
+    fn a_damaged_core_is_read_once_and_accepted_when_it_is_repaired() {
+        let test = TestCheckpoints::new("damaged");
+        let path = test.0.path(&test.add("mine", 1, 1000));
+        let write = |byte: u8, seconds: u64| {
+            fs::write(&path, [byte; 1000]).unwrap();
+            let modified = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
+            File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        };
+        write(1, 1);
+        assert_eq!(test.names(), [""; 0]);
+        let (_, damaged) = test.0.intact_and_damaged();
+        assert!(damaged[0].damaged.as_ref().unwrap().is_unchanged(&fs::metadata(&path).unwrap()));
+        // With the modification time of the damaged core, the content is not looked at.
+        write(0, 1);
+        assert_eq!(test.names(), [""; 0]);
+        write(0, 2);
+        assert_eq!(test.names(), ["mine"]);
+        assert_eq!(test.0.list()[0].damaged, None);
     }
 
     #[test]
@@ -669,16 +715,16 @@ pub(crate) mod tests {
         for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "auto-4"].into_iter().enumerate() {
             test.add(name, seconds.try_into().unwrap(), 10);
         }
-        test.0.delete_newer(test.0.find_by_name("auto-3").as_ref());
+        test.0.delete_newer(test.find_by_name("auto-3").as_ref());
         assert_eq!(test.names(), ["auto-1", "mine", "auto-2", "auto-3"]);
         test.0.prune_automatic(2);
         assert_eq!(test.names(), ["mine", "auto-2", "auto-3"]);
-        test.0.delete_newer(test.0.find_by_name("mine").as_ref());
+        test.0.delete_newer(test.find_by_name("mine").as_ref());
         assert_eq!(test.names(), ["mine"]);
         // A checkpoint replaces older checkpoints with its name.
         let last = test.add("mine", 10, 10);
         test.add("mine", 11, 10);
-        assert_eq!(test.0.find_by_name("mine").unwrap().saved.as_second(), 11);
+        assert_eq!(test.find_by_name("mine").unwrap().saved.as_second(), 11);
         test.0.delete_replaced(&last);
         assert_eq!(test.names(), ["mine", "mine"]);
         test.add("auto-1", 12, 10);

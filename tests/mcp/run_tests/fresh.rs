@@ -347,3 +347,30 @@ fn run_tests_fresh_ends_processes_left_running_by_tests() {
     assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
     gone("hanging");
 }
+
+#[test]
+fn cancelling_a_fresh_run_ends_all_processes_that_its_tests_started() {
+    const CHILDREN: usize = 100;
+    let script = format!(
+        "(setsid sleep 1000 &); i=1; while [ $i -lt {CHILDREN} ]; do sleep 1000 & i=$((i+1)); done; sh -c 'sleep 1000; :'"
+    );
+    let tests = format!(
+        "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+         (deftest starts (unless (find-package :session) (sb-ext:run-program \"/bin/sh\" '(\"-c\" {script:?}))) nil)\n"
+    );
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", &tests);
+    let mut server = project.server();
+    server.evaluate("(make-package :session)");
+    let run = server.post_call("run-tests", json!({"system": "demo", "fresh": true}));
+    let mut started = Vec::new();
+    wait_until("the test has started its processes", || {
+        started = descendants(server.pid(), "sleep");
+        started.len() == CHILDREN + 1
+    });
+    server.notify("notifications/cancelled", json!({"requestId": run}));
+    wait_until("the processes are gone", || {
+        let running = processes();
+        !started.iter().any(|pid| running.contains_key(pid))
+    });
+    server.assert_works();
+}

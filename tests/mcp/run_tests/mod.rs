@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::client::{Scratch, Server, abort_newest, call_err, call_ok, last_error};
 use crate::libraries::{self, installed};
-use crate::processes::wait_until;
+use crate::processes::{descendants, processes, wait_until};
 use serde_json::{Value, json};
 
 /// Starts and initializes a server with the installed libraries.
