@@ -218,6 +218,33 @@ description."
           collect (list (string (restart-name restart))
                         (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
 
+(defconstant +max-examined-elements+ 1000
+  "The number of elements of a list that HEAP-VALUE examines.")
+
+(defun heap-value (value)
+  "Return VALUE, the value of a condition's slot, or a replacement that the program can keep: objects on a control stack, and
+such elements of a list, are replaced by their printed text."
+  (flet ((replacement (object)
+           (if (stack-allocated-p object)
+               (with-server-syntax () (bounded-prin1-text object 1000))
+               object)))
+    (if (and (consp value)
+             (loop for rest on value
+                   repeat +max-examined-elements+
+                     thereis (or (stack-allocated-p rest) (stack-allocated-p (car rest)))))
+        (loop for rest on value
+              repeat +max-examined-elements+
+              collect (replacement (car rest)))
+        (replacement value))))
+
+(defun detach-from-stack (condition)
+  "Replace the slot values of CONDITION by their HEAP-VALUE, because the program may keep CONDITION after the unwinding."
+  ;; The words of a condition are an alist of assigned slots, then the names and values of the initialization arguments.
+  (dolist (assigned (sb-kernel::condition-assigned-slots condition))
+    (setf (cdr assigned) (heap-value (cdr assigned))))
+  (loop for index from (1+ sb-vm:instance-data-start) below (sb-kernel:%instance-length condition)
+        do (setf (sb-kernel:%instance-ref condition index) (heap-value (sb-kernel:%instance-ref condition index)))))
+
 (defconstant +max-reported-frames+ 30
   "Maximum number of frames of an error that the program receives.")
 
@@ -228,6 +255,7 @@ function that was called in place of the debugger. After a storage condition, th
   (let ((exhausted (typep condition 'storage-condition))
         (frame (error-frame hook)))
     (with-quiet-debugger ()
+      (guarded (detach-from-stack condition) (failure))
       (list condition
             (guarded (condition-classes condition) (failure) '("t"))
             (condition-message condition)

@@ -301,8 +301,22 @@ error if LIST is circular."
           do (put-object buffer key shape)
              (put-object buffer value shape))))
 
+(defun stack-allocated-p (object)
+  "Return true when OBJECT is on the control stack of a thread (DYNAMIC-EXTENT), so that no handle can keep it alive."
+  (and (not (sb-kernel:dynamic-space-obj-p object))
+       (sb-ext:stack-allocated-p object t)))
+
+(define-condition object-on-stack (error)
+  ()
+  (:report "An object with dynamic extent cannot be passed to the program: it ends with the form that made it. Pass a copy.")
+  (:documentation "The error that is signalled when a handle for an object on a control stack is required."))
+
 (defun put-handle (buffer object)
-  "Make a handle for OBJECT and write it into BUFFER."
+  "Make a handle for OBJECT and write it into BUFFER. Signal an error if OBJECT is on a control stack."
+  (when (stack-allocated-p object)
+    ;; Discard the message before the error: handlers may write their own messages into BUFFER.
+    (discard-message buffer)
+    (error 'object-on-stack))
   (when (> (incf (buffer-handles buffer)) +max-message-handles+)
     (signal-message-too-large buffer))
   (let ((place (reserve-words buffer 1)))

@@ -12,7 +12,8 @@ use crate::image::message::{self, Handle, Token};
 /// A Lisp object of any type, kept alive.
 ///
 /// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
-/// clone stands for the same object.
+/// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
+/// converting it is an error.
 ///
 /// The methods of a `Value` may be called from any thread. They have no time limit, and may run for ever if a
 /// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
