@@ -515,6 +515,20 @@ fn interrupted_timed_out_or_dropped_call_in_the_queue_never_starts() {
 }
 
 #[test]
+fn ten_thousand_special_variables_can_be_bound() {
+    let name = "ten_thousand_special_variables_can_be_bound";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let bind = "(progv (loop for n below 10000 collect (intern (format nil \"PARAMETER-~D\" n)))
+                       (loop for n below 10000 collect n)
+                  (symbol-value (intern \"PARAMETER-9999\")))";
+    assert_eq!(lisp.eval::<i64>(bind).expect("they are bound"), 9_999);
+}
+
+#[test]
 fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
     let name = "heap_exhaustion_is_a_storage_condition_and_the_process_survives";
     if !is_child(name) {
