@@ -529,6 +529,23 @@ fn ten_thousand_special_variables_can_be_bound() {
 }
 
 #[test]
+fn calls_that_start_too_many_threads_get_an_error() {
+    let name = "calls_that_start_too_many_threads_get_an_error";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(128 << 20).threads(2).boot().expect("SBCL boots");
+    let start = "(let ((end (sb-thread:make-semaphore)))
+                   (loop (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore end)))))";
+    let error = lisp.eval::<()>(start).expect_err("too many");
+    assert!(error.to_string().contains("There are 256 threads already."), "{error}");
+    // The program's own threads do not count: one ends itself, and another replaces it.
+    assert!(lisp.eval::<()>("(sb-thread:abort-thread)").is_err());
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+}
+
+#[test]
 fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
     let name = "heap_exhaustion_is_a_storage_condition_and_the_process_survives";
     if !is_child(name) {

@@ -38,7 +38,9 @@ address of the program's function `serve', which returns 0 in that case, and 1 i
 (defun start-program-thread (serve number)
   "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE. If user code ends the thread, a new thread
 replaces it."
-  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
+  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore)))
+        ;; A call may start this thread, but the thread does not count as the user's.
+        (*job-id* 0))
     (setf (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
                              (lambda ()
