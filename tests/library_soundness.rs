@@ -212,6 +212,26 @@ fn get_on_a_circular_list_finds_an_element_or_fails() {
     assert!(error.to_string().contains("contains itself"), "{error}");
 }
 
+#[test]
+fn circular_lists_are_equal_if_their_elements_are() {
+    let lisp = lisp();
+    let list = |text: &str| lisp.eval::<Value>(&format!("(quote {text})")).expect("a list");
+    let (twice, six) = (list("#1=(1 (2) . #1#)"), list("(0 . #1=(1 (2) 1 (2) 1 (2) . #1#))"));
+    assert!(twice.equal(&lisp.call("cdr", (&six,)).expect("the rest")).expect("they are compared"));
+    assert!(twice.equal(&twice).expect("it is compared"));
+    assert!(list("#1=(\"a\" . #1#)").equalp(&list("#1=(\"A\" \"a\" . #1#)")).expect("they are compared"));
+    for (one, other) in [
+        ("#1=(1 . #1#)", "#1=(1 1 2 . #1#)"),
+        ("#1=(1 . #1#)", "(1 1 1)"),
+        ("(1 1 1)", "#1=(1 . #1#)"),
+        ("#1=(1 . #1#)", "(1 1 . 1)"),
+        ("(#1=(1 . #1#))", "(#1=(1 2 . #1#))"),
+    ] {
+        assert!(!list(one).equal(&list(other)).expect("they are compared"), "{one} {other}");
+    }
+    assert!(list("(1 (2 3) . 4)").equal(&list("(1 (2 3) . 4)")).expect("they are compared"));
+}
+
 // ---- Objects on Lisp's stack
 
 /// Overwrites the unused part of the Lisp stacks.
