@@ -232,6 +232,25 @@ fn circular_lists_are_equal_if_their_elements_are() {
     assert!(list("(1 (2 3) . 4)").equal(&list("(1 (2 3) . 4)")).expect("they are compared"));
 }
 
+#[test]
+fn symbol_keeps_its_package_under_a_package_local_nickname() {
+    let lisp = lisp();
+    lisp.load_str(
+        "(defpackage :soundness-real (:use :cl)) (defpackage :soundness-other (:use :cl))
+         (defpackage :soundness-app (:use :cl)
+           (:local-nicknames (:soundness-real :soundness-other) (:soundness-nickname :soundness-other)))",
+    )
+    .expect("it is loaded");
+    let symbol: Symbol = lisp.eval("(intern \"X\" :soundness-real)").expect("a symbol");
+    let app = lisp.with_package("soundness-app");
+    let package = |symbol: &Symbol| -> String {
+        let package: Value = app.call("symbol-package", (symbol,)).expect("a package");
+        app.call("package-name", (package,)).expect("a name")
+    };
+    assert_eq!(package(&symbol), "SOUNDNESS-REAL");
+    assert_eq!(package(&Symbol::new("SOUNDNESS-NICKNAME", "X")), "SOUNDNESS-OTHER");
+}
+
 // ---- Objects on Lisp's stack
 
 /// Overwrites the unused part of the Lisp stacks.

@@ -507,6 +507,13 @@ characters extend beyond END or are not valid character codes."
       (error 'malformed-message))
     object))
 
+(defun package-of-symbol (name)
+  "Return the package called NAME. The name of a package takes precedence over a local nickname in *PACKAGE*, so that the
+program's symbols stay the same in any current package."
+  (or (let ((*package* (load-time-value (find-package "KEYWORD"))))
+        (find-package name))
+      (find-package-or-suggest name)))
+
 (defun read-object (address end)
   "Return the object whose token is at ADDRESS, and the address after the token. Signal an error if the token is
 malformed or extends beyond END."
@@ -540,7 +547,7 @@ malformed or extends beyond END."
          (checking ((<= number 1))
            (multiple-value-bind (names after) (read-names next (1+ number) end)
              (values (if (eql number 1)
-                         (intern (second names) (find-package-or-suggest (first names)))
+                         (intern (second names) (package-of-symbol (first names)))
                          (make-symbol (first names)))
                      after))))
         (#.(tag-number :keyword)
