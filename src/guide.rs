@@ -337,7 +337,8 @@ pub mod what_ends_the_process {
     //! | fault | consequence |
     //! |---|---|
     //! | endless recursion in Lisp | a `storage-condition` |
-    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of stack are left |
+    //! | a handler of such a condition exhausts the stack again | the thread ends, as by `abort-thread`, and another replaces it: [`Error::Aborted`](crate::Error::Aborted) |
+    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack, and 128 KiB of the stacks for bindings and for `with-alien`, are left |
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation does not end | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function called by Lisp needs more stack than the 256 KiB that are left | the process ends, as on any stack overflow in Rust |

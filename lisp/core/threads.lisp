@@ -91,7 +91,7 @@ thread, the thread's output is the program's output. The threads of evaluations 
       (flush-output))
     (prog1 (funcall (the function start) thread
                     (lambda (&rest arguments)
-                      (guard-stack-end)
+                      (guard-stack-ends)
                       (unblock-signals)
                       (call-with-thread-variables
                        (lambda ()

@@ -57,12 +57,26 @@ values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if
 (defconstant +program-stack-bytes+ (* 256 1024)
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion
 of the stack.")
+(defconstant +program-other-stack-bytes+ (* 128 1024)
+  "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. This is more than the
+three pages that SBCL reserves for handling exhaustion. When code exhausts this reserve, too, all code that runs in it is
+abandoned (ffi/shim.c), so the program's frames must not be there.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that the control stack is exhausted unless +PROGRAM-STACK-BYTES+ bytes and MORE further bytes are free. Calls in
-both directions check this, because Lisp and the program may call each other recursively."
+  "Signal that a stack is exhausted unless these bytes are free: +PROGRAM-STACK-BYTES+ and MORE of the control stack, and
++PROGRAM-OTHER-STACK-BYTES+ of the binding stack and of the alien stack. Calls in both directions check this, because Lisp
+and the program may call each other recursively."
   (declare (type index more))
+  (macrolet ((thread-slot (slot)
+               `(sb-vm::current-thread-offset-sap ,slot)))
+    ;; The binding stack grows upwards to the start of the alien stack, which grows downwards.
+    (when (< (sap- (thread-slot sb-vm::thread-alien-stack-start-slot) (sb-kernel:binding-stack-pointer-sap))
+             +program-other-stack-bytes+)
+      (error 'sb-kernel::binding-stack-exhausted))
+    (when (< (sap- (thread-slot sb-vm::thread-alien-stack-pointer-slot) (thread-slot sb-vm::thread-alien-stack-start-slot))
+             +program-other-stack-bytes+)
+      (error 'sb-kernel::alien-stack-exhausted)))
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
            (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
