@@ -346,6 +346,9 @@ pub mod what_ends_the_process {
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
     //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
+    //! | more than about 15,000 different special variables are bound while the process runs, also by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
+    //! | more than about a million symbols exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
+    //! | Lisp code starts more than 1000 threads (with a heap of less than 500 MiB, one for every 512 KiB of heap) | an error in Lisp |
     //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of `enter` | the panic continues in the caller of `enter` |
