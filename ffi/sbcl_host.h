@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract. A core with another version is refused at boot. */
-#define SBCL_HOST_CONTRACT 17u
+#define SBCL_HOST_CONTRACT 18u
 
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
@@ -284,13 +284,22 @@ struct sbcl_host {
  * in this case an earlier SBCL_EVENT_REFUSED of job 0 contains the reason. */
 extern uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
 
-/* Also exported by the core: unwinds the evaluation, or the thread, whose control stack is exhausted. Does not return. */
-extern void (*sbcl_host_stack_lost)(void);
+/* The stacks of a Lisp thread. */
+enum sbcl_stack {
+  SBCL_STACK_CONTROL = 1,
+  SBCL_STACK_BINDING,
+  SBCL_STACK_ALIEN
+};
+
+/* Also exported by the core: unwinds the evaluation, or the thread, whose STACK, an sbcl_stack, is exhausted. Does not
+ * return. */
+extern void (*sbcl_host_stack_lost)(uint32_t stack);
 
 /* In the shim, for the handler of SIGSEGV. ADDRESS is the address of the fault, and CONTEXT the handler's ucontext_t. If
- * ADDRESS is in the last page of the calling Lisp thread's control stack, the Lisp code that handles stack exhaustion has
+ * ADDRESS is in the last page of a stack of the calling Lisp thread, the Lisp code that handles stack exhaustion has
  * exhausted the stack again: abandons that code, makes the thread continue in sbcl_host_stack_lost, and returns 1.
- * Otherwise, and on other processors than x86-64, returns 0. */
+ * Otherwise, on other processors than x86-64, and if C code wrote to the last page of the binding or alien stack, returns
+ * 0. */
 int32_t sbcl_host_catch_stack_loss(void *address, void *context);
 
 /* In the shim: returns 1 if SBCL knows the calling thread. Async-signal-safe. */

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <string.h>
 
 #ifdef __linux__
@@ -32,15 +33,16 @@
 
 /* SBCL sets these variables when it starts, from the core's :callable-exports. */
 uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
-void (*sbcl_host_stack_lost)(void);
+void (*sbcl_host_stack_lost)(uint32_t stack);
 
-int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
 #ifdef LISP_FEATURE_X86_64
-  struct thread *thread = get_sb_vm_thread();
-  char *end = (char *)CONTROL_STACK_HARD_GUARD_PAGE(thread), *room = (char *)CONTROL_STACK_RETURN_GUARD_PAGE(thread);
-  if ((char *)address < end || (char *)address >= end + os_vm_page_size || gc_active_p || !sbcl_host_stack_lost)
-    return 0;
-  /* Abandon all code that runs in the stack space reserved for handling exhaustion, including its cleanup forms. */
+
+static int is_in_page(void *address, os_vm_address_t page) {
+  return (char *)address >= (char *)page && (char *)address < (char *)page + os_vm_page_size;
+}
+
+/* Abandons all code whose frames are below ROOM on the control stack, including its cleanup forms. */
+static void abandon_frames(struct thread *thread, char *room) {
   struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
   while (cleanup && (char *)cleanup < room)
     cleanup = cleanup->uwp;
@@ -49,8 +51,78 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
   while (catcher && (char *)catcher < room)
     catcher = catcher->previous_catch;
   thread->current_catch_block = (lispobj)catcher;
-  /* Continue as if sbcl_host_stack_lost had been called at the end of the abandoned part. */
-  *os_context_register_addr(context, reg_RSP) = (uword_t)room - 8;
+}
+
+/* Undoes the bindings from ROOM on, and abandons all code that runs within them, including its cleanup forms. SBCL's
+ * unbind_to_here does not restore the words through which Lisp code reads variables (TLS_LOAD_INDIRECT). */
+static void abandon_bindings(struct thread *thread, lispobj *room) {
+  struct binding *binding = (struct binding *)get_binding_stack_pointer(thread);
+  while ((lispobj *)binding > room) {
+    binding--;
+    uint32_t index = (uint32_t)binding->symbol;
+    if (!index)
+      continue;
+    lispobj *cell = (lispobj *)((char *)thread + index);
+    *cell = binding->value;
+#ifdef LISP_FEATURE_TLS_LOAD_INDIRECT
+    if (*cell == NO_TLS_VALUE_MARKER)
+      cell[-1] = tlsindex_to_symbol_map[index / bytes_per_tls_symbol];
+#endif
+    binding->symbol = binding->value = 0;
+  }
+  set_binding_stack_pointer(thread, binding);
+  struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
+  while (cleanup && (lispobj *)cleanup->bsp > room)
+    cleanup = cleanup->uwp;
+  thread->current_unwind_protect_block = (lispobj)cleanup;
+  struct catch_block *catcher = (struct catch_block *)thread->current_catch_block;
+  while (catcher && (lispobj *)catcher->bsp > room)
+    catcher = catcher->previous_catch;
+  thread->current_catch_block = (lispobj)catcher;
+}
+
+/* Returns the oldest of the bindings of *ALIEN-STACK-POINTER* after which the alien stack extends below ROOM. */
+static lispobj *binding_of_alien_stack(struct thread *thread, char *room) {
+  struct binding *binding = (struct binding *)get_binding_stack_pointer(thread);
+  char *pointer = (char *)thread->alien_stack_pointer;
+  while (pointer < room && binding > (struct binding *)thread->binding_stack_start) {
+    binding--;
+    if (binding->symbol == offsetof(struct thread, alien_stack_pointer))
+      pointer = (char *)binding->value;
+  }
+  return (lispobj *)binding;
+}
+
+#endif
+
+int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
+#ifdef LISP_FEATURE_X86_64
+  struct thread *thread = get_sb_vm_thread();
+  uword_t stack_pointer = *os_context_register_addr(context, reg_RSP) & ~(uword_t)15;
+  uint32_t stack;
+  if (gc_active_p || !sbcl_host_stack_lost)
+    return 0;
+  /* Abandon all code that runs in the stack space reserved for handling exhaustion. */
+  if (is_in_page(address, CONTROL_STACK_HARD_GUARD_PAGE(thread))) {
+    stack = SBCL_STACK_CONTROL;
+    stack_pointer = (uword_t)CONTROL_STACK_RETURN_GUARD_PAGE(thread);
+    abandon_frames(thread, (char *)stack_pointer);
+  } else if (!gc_managed_heap_space_p(os_context_pc(context))) {
+    return 0;
+  } else if (is_in_page(address, BINDING_STACK_HARD_GUARD_PAGE(thread))) {
+    stack = SBCL_STACK_BINDING;
+    /* The binding that faulted was counted, but has not been made. */
+    set_binding_stack_pointer(thread, BINDING_STACK_HARD_GUARD_PAGE(thread));
+    abandon_bindings(thread, (lispobj *)BINDING_STACK_GUARD_PAGE(thread));
+  } else if (is_in_page(address, ALIEN_STACK_HARD_GUARD_PAGE(thread))) {
+    stack = SBCL_STACK_ALIEN;
+    abandon_bindings(thread, binding_of_alien_stack(thread, (char *)ALIEN_STACK_RETURN_GUARD_PAGE(thread)));
+  } else {
+    return 0;
+  }
+  /* Continue as if sbcl_host_stack_lost had been called at the end of the stack that remains. */
+  *os_context_register_addr(context, reg_RSP) = stack_pointer - 8;
+  *os_context_register_addr(context, reg_RDI) = stack;
   set_os_context_pc(context, (uword_t)sbcl_host_stack_lost);
   return 1;
 #else

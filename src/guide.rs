@@ -337,7 +337,8 @@ pub mod what_ends_the_process {
     //! | fault | consequence |
     //! |---|---|
     //! | endless recursion in Lisp | a `storage-condition` |
-    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of stack are left |
+    //! | a handler of such a condition exhausts the stack again | the thread ends, as by `abort-thread`, and another replaces it: [`Error::Aborted`](crate::Error::Aborted) |
+    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack, and 128 KiB of the stacks for bindings and for `with-alien`, are left |
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation does not end | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function called by Lisp needs more stack than the 256 KiB that are left | the process ends, as on any stack overflow in Rust |
@@ -345,6 +346,9 @@ pub mod what_ends_the_process {
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
     //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
+    //! | more than about 15,000 different special variables are bound while the process runs, also by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
+    //! | more than about a million symbols exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
+    //! | Lisp code starts more than 1000 threads (with a heap of less than 500 MiB, one for every 512 KiB of heap) | an error in Lisp |
     //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of `enter` | the panic continues in the caller of `enter` |

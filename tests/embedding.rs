@@ -515,6 +515,83 @@ fn interrupted_timed_out_or_dropped_call_in_the_queue_never_starts() {
 }
 
 #[test]
+fn ten_thousand_special_variables_can_be_bound() {
+    let name = "ten_thousand_special_variables_can_be_bound";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let bind = "(progv (loop for n below 10000 collect (intern (format nil \"PARAMETER-~D\" n)))
+                       (loop for n below 10000 collect n)
+                  (symbol-value (intern \"PARAMETER-9999\")))";
+    assert_eq!(lisp.eval::<i64>(bind).expect("they are bound"), 9_999);
+}
+
+#[test]
+fn calls_that_start_too_many_threads_get_an_error() {
+    let name = "calls_that_start_too_many_threads_get_an_error";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(128 << 20).threads(2).boot().expect("SBCL boots");
+    let start = "(let ((end (sb-thread:make-semaphore)))
+                   (loop (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore end)))))";
+    let error = lisp.eval::<()>(start).expect_err("too many");
+    assert!(error.to_string().contains("There are 256 threads already."), "{error}");
+    // The program's own threads do not count: one ends itself, and another replaces it.
+    assert!(lisp.eval::<()>("(sb-thread:abort-thread)").is_err());
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+}
+
+#[test]
+fn exhausting_the_binding_or_alien_stack_again_in_a_handler_ends_only_the_call() {
+    let name = "exhausting_the_binding_or_alien_stack_again_in_a_handler_ends_only_the_call";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    lisp.load_str(
+        "(defvar *bound* 0)
+         (defun bind (n) (let ((*bound* n)) (1+ (bind (1+ n)))))
+         (defun allocate (n)
+           (sb-alien:with-alien ((x (array char 1000))) (setf (sb-alien:deref x 0) 1) (1+ (allocate (1+ n)))))
+         (defun again (f)
+           (handler-bind ((storage-condition (lambda (c) (declare (ignore c)) (again f)))) (funcall f 0)))",
+    )
+    .expect("it is loaded");
+    // Unwinding never skips frames of the program.
+    let (depth, inner) = (Arc::new(AtomicUsize::new(0)), lisp.clone());
+    let counter = depth.clone();
+    lisp.define("host:bind", "Call BIND-AND-CALL.", move |function: Value| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        let result = inner.call::<()>("bind-and-call", (function,));
+        counter.fetch_sub(1, Ordering::SeqCst);
+        result
+    })
+    .expect("it is defined");
+    lisp.load_str(
+        "(defun bind-and-call (f)
+           (handler-bind ((storage-condition (lambda (c) (declare (ignore c)) (again f)))) (host:bind f)))",
+    )
+    .expect("it is loaded");
+    for function in ["bind", "allocate"] {
+        lisp.eval::<()>(&format!("(bind-and-call #'{function})")).expect_err("endless");
+        assert_eq!(depth.load(Ordering::SeqCst), 0);
+        for _ in 0..3 {
+            let error = lisp.eval::<()>(&format!("({function} 0)")).expect_err("endless");
+            assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{error}");
+            lisp.eval::<()>(&format!("(again #'{function})")).expect_err("endless");
+            lisp.eval::<()>(&format!("(unwind-protect (again #'{function}) (again #'{function}))"))
+                .expect_err("endless");
+            assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc) *bound*)").expect("it goes on"), 0);
+        }
+    }
+}
+
+#[test]
 fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
     let name = "heap_exhaustion_is_a_storage_condition_and_the_process_survives";
     if !is_child(name) {

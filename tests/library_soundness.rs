@@ -212,6 +212,104 @@ fn get_on_a_circular_list_finds_an_element_or_fails() {
     assert!(error.to_string().contains("contains itself"), "{error}");
 }
 
+#[test]
+fn circular_lists_are_equal_if_their_elements_are() {
+    let lisp = lisp();
+    let list = |text: &str| lisp.eval::<Value>(&format!("(quote {text})")).expect("a list");
+    let (twice, six) = (list("#1=(1 (2) . #1#)"), list("(0 . #1=(1 (2) 1 (2) 1 (2) . #1#))"));
+    assert!(twice.equal(&lisp.call("cdr", (&six,)).expect("the rest")).expect("they are compared"));
+    assert!(twice.equal(&twice).expect("it is compared"));
+    assert!(list("#1=(\"a\" . #1#)").equalp(&list("#1=(\"A\" \"a\" . #1#)")).expect("they are compared"));
+    for (one, other) in [
+        ("#1=(1 . #1#)", "#1=(1 1 2 . #1#)"),
+        ("#1=(1 . #1#)", "(1 1 1)"),
+        ("(1 1 1)", "#1=(1 . #1#)"),
+        ("#1=(1 . #1#)", "(1 1 . 1)"),
+        ("(#1=(1 . #1#))", "(#1=(1 2 . #1#))"),
+    ] {
+        assert!(!list(one).equal(&list(other)).expect("they are compared"), "{one} {other}");
+    }
+    assert!(list("(1 (2 3) . 4)").equal(&list("(1 (2 3) . 4)")).expect("they are compared"));
+}
+
+#[test]
+fn symbol_keeps_its_package_under_a_package_local_nickname() {
+    let lisp = lisp();
+    lisp.load_str(
+        "(defpackage :soundness-real (:use :cl)) (defpackage :soundness-other (:use :cl))
+         (defpackage :soundness-app (:use :cl)
+           (:local-nicknames (:soundness-real :soundness-other) (:soundness-nickname :soundness-other)))",
+    )
+    .expect("it is loaded");
+    let symbol: Symbol = lisp.eval("(intern \"X\" :soundness-real)").expect("a symbol");
+    let app = lisp.with_package("soundness-app");
+    let package = |symbol: &Symbol| -> String {
+        let package: Value = app.call("symbol-package", (symbol,)).expect("a package");
+        app.call("package-name", (package,)).expect("a name")
+    };
+    assert_eq!(package(&symbol), "SOUNDNESS-REAL");
+    assert_eq!(package(&Symbol::new("SOUNDNESS-NICKNAME", "X")), "SOUNDNESS-OTHER");
+}
+
+// ---- Objects on Lisp's stack
+
+/// Overwrites the unused part of the Lisp stacks.
+fn overwrite_stack() {
+    lisp().eval::<()>("(labels ((down (n) (if (zerop n) 0 (1+ (down (1- n)))))) (down 1000))").expect("it returns");
+}
+
+#[test]
+fn object_with_dynamic_extent_cannot_become_a_value() {
+    let lisp = lisp();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let keep = kept.clone();
+    let keep = move |value: Value| keep.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+    lisp.define("soundness:keep-value", "Keep VALUE.", keep).expect("it is defined");
+    for code in [
+        "(with-output-to-string (s) (soundness:keep-value s))",
+        "(with-input-from-string (s \"abc\") (soundness:keep-value s))",
+        "((lambda (&rest arguments) (declare (dynamic-extent arguments)) (soundness:keep-value arguments)) 1 2)",
+        "(let ((l (list 1 2))) (declare (dynamic-extent l)) (soundness:keep-value (copy-list l)) (soundness:keep-value l))",
+    ] {
+        let error = lisp.eval::<()>(code).expect_err(code);
+        assert!(error.to_string().contains("object with dynamic extent"), "{code}: {error}");
+    }
+    let restarts = lisp.eval::<Vec<Value>>("(restart-case (list (find-restart 'foo)) (foo () 1))");
+    assert!(restarts.expect_err("a dead restart").to_string().contains("object with dynamic extent"));
+    overwrite_stack();
+    let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(kept.iter().map(Value::to_string).collect::<Vec<_>>(), ["(1 2)"]);
+}
+
+#[test]
+fn condition_keeps_text_in_place_of_slot_values_with_dynamic_extent() {
+    let lisp = lisp();
+    lisp.load_str("(define-condition soundness-error (error) ((things :initarg :things)))").expect("it is loaded");
+    let stream = lisp.eval::<()>("(with-output-to-string (s) (car s))").expect_err("no list");
+    let things = lisp
+        .eval::<()>("(with-output-to-string (s) (error 'soundness-error :things (list 1 s)))")
+        .expect_err("an error");
+    let assigned = lisp
+        .eval::<()>(
+            "(let ((c (make-condition 'soundness-error)) (l (list 1 2)))
+               (declare (dynamic-extent l))
+               (setf (slot-value c 'things) l)
+               (error c))",
+        )
+        .expect_err("an error");
+    overwrite_stack();
+    let slot = |error: &Error, name: &str| error.condition().expect("a condition").slot::<Value>(name).expect(name);
+    let text: String = slot(&stream, "datum").to().expect("text");
+    assert!(text.contains("STRING-OUTPUT-STREAM"), "{text}");
+    assert_eq!(slot(&stream, "expected-type").to_string(), "LIST");
+    assert!(slot(&things, "things").to_string().starts_with("(1 \"#<"));
+    assert_eq!(slot(&assigned, "things").to_string(), "(1 2)");
+    for error in [&stream, &things, &assigned] {
+        let slots = error.condition().expect("a condition").slots().expect("slots");
+        assert!(!slots.iter().any(|(_, value)| value.contains("unprintable")), "{slots:?}");
+    }
+}
+
 #[derive(serde::Serialize)]
 struct Job {
     name: String,

@@ -172,11 +172,15 @@ has 2 MB: on other processors it may have 512 MB."
   (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
                  sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14))
 
-(defun guard-stack-end ()
-  "Protect the last page of this thread's control stack. SBCL does so for its first thread only. Without the guard page, a
-stack overflow would write into another thread's memory."
-  (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
-                 1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
+(defun guard-stack-ends ()
+  "Protect the last pages of this thread's control stack, binding stack and alien stack. SBCL does so for its first thread
+only. Without these pages, a stack overflow would write into the next stack, or into another thread's memory."
+  (let ((thread (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
+    (macrolet ((protect (function)
+                 `(alien-funcall ,function 1 thread)))
+      (protect (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer)))
+      (protect (extern-alien "protect_binding_stack_hard_guard_page" (function void int system-area-pointer)))
+      (protect (extern-alien "protect_alien_stack_hard_guard_page" (function void int system-area-pointer))))))
 
 (defglobal **resets-available** t
   "True when a user can get a fresh image with the tool reset-session. False in the image of an embedding program, and when

@@ -70,20 +70,25 @@ function to call after the unwinding, or NIL."
         (funcall (the function finish)))))
   (values nil nil))
 
-(defun unwind-from-stack-end ()
-  "End this thread's evaluation, or the thread itself if it runs no evaluation. Called when the control stack is exhausted
-again while the first exhaustion is being handled. Little room is left on the stack. If the cleanup forms use it up, too,
-this function is called again."
+(defun unwind-from-stack-end (stack)
+  "End this thread's evaluation, or the thread itself if it runs no evaluation. Called when STACK, a value of the C enum
+sbcl_stack, is exhausted again while the first exhaustion is being handled. Little room is left on the stack. If the
+cleanup forms use it up, too, this function is called again."
   (unless *unwind-evaluation*
     (sb-thread:abort-thread))
   (if *failure-reason*
       (funcall (the function *unwind-evaluation*))
       (abandon-evaluation
        :error
-       (lambda ()
-         (event *job-id* (event-code :error) 0 "SB-KERNEL::CONTROL-STACK-EXHAUSTED")
-         (event *job-id* (event-code :error-text) 0
-                "Control stack exhausted again while the first exhaustion was being handled: handlers have little room.")))))
+       (let ((name (ecase stack
+                     (#.(declared-number "SBCL_STACK_CONTROL") "Control")
+                     (#.(declared-number "SBCL_STACK_BINDING") "Binding")
+                     (#.(declared-number "SBCL_STACK_ALIEN") "Alien"))))
+         (lambda ()
+           (event *job-id* (event-code :error) 0 (format nil "SB-KERNEL::~:@(~A~)-STACK-EXHAUSTED" name))
+           (event *job-id* (event-code :error-text) 0
+                  (format nil "~A stack exhausted again while the first exhaustion was being handled: handlers have ~
+                               little room." name)))))))
 
 ;;; Interrupting an evaluation
 (declaim (type (unsigned-byte 64) **job-ended-for-heap**))

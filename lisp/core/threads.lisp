@@ -74,22 +74,24 @@ starts, such as a trace with breakpoints.")
 
 (defun start-job-thread (start thread function arguments)
   "Start THREAD, which calls FUNCTION with ARGUMENTS. START is SBCL's START-THREAD. A thread that an evaluation starts
-belongs to the evaluation and counts towards the thread limit, unless it is ephemeral, as a timer's thread is. When a call
-of the embedding program starts a thread, the thread's output is the program's output."
+belongs to the evaluation, unless it is ephemeral, as a timer's thread is. When a call of the embedding program starts a
+thread, the thread's output is the program's output. The threads of evaluations and calls count towards the thread limit."
   (let* ((job-id *job-id*)
          (evaluation *evaluation*)
          (observer *signal-observer*)
          (function (sb-kernel:%coerce-callable-to-fun function))
-         (adopted (and evaluation (not (sb-thread::thread-ephemeral-p thread)))))
+         (ephemeral (sb-thread::thread-ephemeral-p thread))
+         (adopted (and evaluation (not ephemeral))))
     (dolist (function **thread-start-hooks**)
       (funcall (the function function)))
+    (when (or adopted (and (eql job-id +program-job+) (not ephemeral)))
+      (check-thread-limit))
     (when adopted
-      (check-thread-limit)
       ;; The output that this thread has printed so far must come before the new thread's output.
       (flush-output))
     (prog1 (funcall (the function start) thread
                     (lambda (&rest arguments)
-                      (guard-stack-end)
+                      (guard-stack-ends)
                       (unblock-signals)
                       (call-with-thread-variables
                        (lambda ()

@@ -57,12 +57,26 @@ values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if
 (defconstant +program-stack-bytes+ (* 256 1024)
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion
 of the stack.")
+(defconstant +program-other-stack-bytes+ (* 128 1024)
+  "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. This is more than the
+three pages that SBCL reserves for handling exhaustion. When code exhausts this reserve, too, all code that runs in it is
+abandoned (ffi/shim.c), so the program's frames must not be there.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that the control stack is exhausted unless +PROGRAM-STACK-BYTES+ bytes and MORE further bytes are free. Calls in
-both directions check this, because Lisp and the program may call each other recursively."
+  "Signal that a stack is exhausted unless these bytes are free: +PROGRAM-STACK-BYTES+ and MORE of the control stack, and
++PROGRAM-OTHER-STACK-BYTES+ of the binding stack and of the alien stack. Calls in both directions check this, because Lisp
+and the program may call each other recursively."
   (declare (type index more))
+  (macrolet ((thread-slot (slot)
+               `(sb-vm::current-thread-offset-sap ,slot)))
+    ;; The binding stack grows upwards to the start of the alien stack, which grows downwards.
+    (when (< (sap- (thread-slot sb-vm::thread-alien-stack-start-slot) (sb-kernel:binding-stack-pointer-sap))
+             +program-other-stack-bytes+)
+      (error 'sb-kernel::binding-stack-exhausted))
+    (when (< (sap- (thread-slot sb-vm::thread-alien-stack-pointer-slot) (thread-slot sb-vm::thread-alien-stack-start-slot))
+             +program-other-stack-bytes+)
+      (error 'sb-kernel::alien-stack-exhausted)))
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
            (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
@@ -218,6 +232,33 @@ description."
           collect (list (string (restart-name restart))
                         (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
 
+(defconstant +max-examined-elements+ 1000
+  "The number of elements of a list that HEAP-VALUE examines.")
+
+(defun heap-value (value)
+  "Return VALUE, the value of a condition's slot, or a replacement that the program can keep: objects on a control stack, and
+such elements of a list, are replaced by their printed text."
+  (flet ((replacement (object)
+           (if (stack-allocated-p object)
+               (with-server-syntax () (bounded-prin1-text object 1000))
+               object)))
+    (if (and (consp value)
+             (loop for rest on value
+                   repeat +max-examined-elements+
+                     thereis (or (stack-allocated-p rest) (stack-allocated-p (car rest)))))
+        (loop for rest on value
+              repeat +max-examined-elements+
+              collect (replacement (car rest)))
+        (replacement value))))
+
+(defun detach-from-stack (condition)
+  "Replace the slot values of CONDITION by their HEAP-VALUE, because the program may keep CONDITION after the unwinding."
+  ;; The words of a condition are an alist of assigned slots, then the names and values of the initialization arguments.
+  (dolist (assigned (sb-kernel::condition-assigned-slots condition))
+    (setf (cdr assigned) (heap-value (cdr assigned))))
+  (loop for index from (1+ sb-vm:instance-data-start) below (sb-kernel:%instance-length condition)
+        do (setf (sb-kernel:%instance-ref condition index) (heap-value (sb-kernel:%instance-ref condition index)))))
+
 (defconstant +max-reported-frames+ 30
   "Maximum number of frames of an error that the program receives.")
 
@@ -228,6 +269,7 @@ function that was called in place of the debugger. After a storage condition, th
   (let ((exhausted (typep condition 'storage-condition))
         (frame (error-frame hook)))
     (with-quiet-debugger ()
+      (guarded (detach-from-stack condition) (failure))
       (list condition
             (guarded (condition-classes condition) (failure) '("t"))
             (condition-message condition)

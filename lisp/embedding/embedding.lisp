@@ -38,7 +38,9 @@ address of the program's function `serve', which returns 0 in that case, and 1 i
 (defun start-program-thread (serve number)
   "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE. If user code ends the thread, a new thread
 replaces it."
-  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
+  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore)))
+        ;; A call may start this thread, but the thread does not count as the user's.
+        (*job-id* 0))
     (setf (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
                              (lambda ()
@@ -453,12 +455,30 @@ function takes at least REQUIRED arguments and at most as many as there are shap
 
 ;;; Operations on objects that the program refers to by handle
 
+(defun same-lists-p (test one other)
+  "Return true when ONE and OTHER are the same by TEST, which is EQUAL or EQUALP. These functions would compare two circular
+lists for ever: such lists are the same when all their elements are."
+  (declare (type function test))
+  (let ((slow-one one)
+        (slow-other other))
+    (loop for count of-type index from 0
+          while (and (consp one) (consp other) (not (eq one other)))
+          do (unless (same-lists-p test (pop one) (pop other))
+               (return nil))
+             (when (oddp count)
+               (setf slow-one (cdr slow-one)
+                     slow-other (cdr slow-other)))
+             ;; From here on, pairs of elements repeat that have been compared.
+             (when (and (consp one) (eq one slow-one) (eq other slow-other))
+               (return t))
+          finally (return (funcall test one other)))))
+
 (defun same-objects-p (kind one other)
   "Return true when ONE and OTHER are EQL (KIND 0), EQUAL (KIND 1) or EQUALP (KIND 2)."
   (ecase kind
     (0 (eql one other))
-    (1 (equal one other))
-    (2 (equalp one other))))
+    (1 (same-lists-p #'equal one other))
+    (2 (same-lists-p #'equalp one other))))
 
 (defun print-for-program (object limit escape)
   "Return OBJECT printed as by PRIN1 if ESCAPE is true, else as by PRINC, and cut at LIMIT characters."

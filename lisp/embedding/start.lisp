@@ -82,9 +82,9 @@ the core to the file of this program."
     (when (probe-file file)
       (load file))))
 
-(define-alien-callable sbcl-host-stack-lost void ()
-  "Unwind the evaluation, or the thread, whose control stack is exhausted."
-  (unwind-from-stack-end))
+(define-alien-callable sbcl-host-stack-lost void ((stack (unsigned 32)))
+  "Unwind the evaluation, or the thread, whose STACK is exhausted, a value of the C enum sbcl_stack."
+  (unwind-from-stack-end stack))
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
   "Start the Lisp threads for HOST, a struct sbcl_host, unless its contract version differs from the core's. Return the

@@ -301,8 +301,22 @@ error if LIST is circular."
           do (put-object buffer key shape)
              (put-object buffer value shape))))
 
+(defun stack-allocated-p (object)
+  "Return true when OBJECT is on the control stack of a thread (DYNAMIC-EXTENT), so that no handle can keep it alive."
+  (and (not (sb-kernel:dynamic-space-obj-p object))
+       (sb-ext:stack-allocated-p object t)))
+
+(define-condition object-on-stack (error)
+  ()
+  (:report "An object with dynamic extent cannot be passed to the program: it ends with the form that made it. Pass a copy.")
+  (:documentation "The error that is signalled when a handle for an object on a control stack is required."))
+
 (defun put-handle (buffer object)
-  "Make a handle for OBJECT and write it into BUFFER."
+  "Make a handle for OBJECT and write it into BUFFER. Signal an error if OBJECT is on a control stack."
+  (when (stack-allocated-p object)
+    ;; Discard the message before the error: handlers may write their own messages into BUFFER.
+    (discard-message buffer)
+    (error 'object-on-stack))
   (when (> (incf (buffer-handles buffer)) +max-message-handles+)
     (signal-message-too-large buffer))
   (let ((place (reserve-words buffer 1)))
@@ -493,6 +507,13 @@ characters extend beyond END or are not valid character codes."
       (error 'malformed-message))
     object))
 
+(defun package-of-symbol (name)
+  "Return the package called NAME. The name of a package takes precedence over a local nickname in *PACKAGE*, so that the
+program's symbols stay the same in any current package."
+  (or (let ((*package* (load-time-value (find-package "KEYWORD"))))
+        (find-package name))
+      (find-package-or-suggest name)))
+
 (defun read-object (address end)
   "Return the object whose token is at ADDRESS, and the address after the token. Signal an error if the token is
 malformed or extends beyond END."
@@ -526,7 +547,7 @@ malformed or extends beyond END."
          (checking ((<= number 1))
            (multiple-value-bind (names after) (read-names next (1+ number) end)
              (values (if (eql number 1)
-                         (intern (second names) (find-package-or-suggest (first names)))
+                         (intern (second names) (package-of-symbol (first names)))
                          (make-symbol (first names)))
                      after))))
         (#.(tag-number :keyword)

@@ -12,7 +12,8 @@ use crate::image::message::{self, Handle, Token};
 /// A Lisp object of any type, kept alive.
 ///
 /// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
-/// clone stands for the same object.
+/// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
+/// converting it is an error.
 ///
 /// The methods of a `Value` may be called from any thread. They have no time limit, and may run for ever if a
 /// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
@@ -159,7 +160,8 @@ impl Value {
         self.is_equal_by(1, other)
     }
 
-    /// Returns true if both values are `equalp`.
+    /// Returns true if both values are `equalp`. This never returns for equal arrays, structures or hash tables that contain
+    /// circular lists.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].

@@ -30,6 +30,11 @@ const BASE_BYTES: u64 = 1 << 30;
 /// (2 MiB per GiB) and reserves. With a heap of 8 GiB, 1116 MiB of address space were measured besides the heap.
 const HEAP_OVERHEAD_DIVISOR: u64 = 64;
 
+/// Maximum number of special variables that are ever bound in an image. SBCL ends the process when the next variable is
+/// bound. Each variable takes 16 bytes in every Lisp thread, which SBCL initialises when the thread starts. SBCL's default is
+/// 4096.
+const TLS_LIMIT: u32 = 1 << 14;
+
 #[repr(u8)]
 enum BootState {
     Fresh,
@@ -140,6 +145,8 @@ fn runtime_arguments(runtime: &Runtime, config: &ImageConfig) -> Vec<CString> {
         &format!("{}MB", config.heap >> 20),
         "--control-stack-size",
         &format!("{}MB", config.control_stack >> 20),
+        "--tls-limit",
+        &TLS_LIMIT.to_string(),
         "--end-runtime-options",
     ] {
         arguments.push(CString::new(argument).expect("the arguments contain no NUL"));

@@ -265,7 +265,18 @@ fn runaway_recursion_is_an_error_each_time(mode: Mode) {
     let thread = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (unwind-protect (h) (h)))) :default :dead)";
     assert!(session.evaluate(thread, 10.0).contains("=> :DEAD"));
     let specials = "(labels ((r (n) (let ((*x* n)) (declare (special *x*)) (+ 1 (r (1+ n)))))) (r 0))";
-    session.evaluate_err(specials, 10.0, "SB-KERNEL::BINDING-STACK-EXHAUSTED");
+    let exhausted = "SB-KERNEL::BINDING-STACK-EXHAUSTED";
+    session.evaluate_err(specials, 10.0, exhausted);
+    session.evaluate("(progn (defvar *b* 0) (defun b (n) (let ((*b* n)) (+ 1 (b (1+ n))))) (defun hb () (handler-bind ((storage-condition (lambda (c) c (hb)))) (b 0))))", 10.0);
+    for code in ["(hb)", "(handler-case (hb) (storage-condition () (hb)))", "(unwind-protect (hb) (hb))"] {
+        for _ in 0..3 {
+            session.evaluate_err(code, 10.0, exhausted);
+        }
+        assert!(session.evaluate("(progn (sb-ext:gc :full t) *b*)", 10.0).ends_with("=> 0"));
+    }
+    let thread =
+        "(sb-thread:join-thread (sb-thread:make-thread (lambda () (unwind-protect (hb) (hb)))) :default :dead)";
+    assert!(session.evaluate(thread, 10.0).contains("=> :DEAD"));
     session.finish();
 }
 
