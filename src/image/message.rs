@@ -90,9 +90,9 @@ pub(crate) fn register_release_waker(wake: impl Fn() + Send + Sync + 'static) {
     let _ = RELEASE_WAKER.set(Box::new(wake));
 }
 
-/// Returns true if dropped handles wait to be released.
-pub(crate) fn has_dropped_handles() -> bool {
-    DROPPED_HANDLE_COUNT.load(Ordering::Acquire) > 0
+/// Returns the number of dropped handles that wait to be released.
+pub(crate) fn dropped_handle_count() -> usize {
+    DROPPED_HANDLE_COUNT.load(Ordering::Acquire)
 }
 
 /// Returns true if so many handles wait to be released that a running call should release them.
