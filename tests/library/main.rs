@@ -203,6 +203,13 @@ fn handles_dropped_inside_enter_are_released_inside_enter() {
 }
 
 #[test]
+fn lisp_prints_while_rust_holds_the_locks_of_the_standard_streams() {
+    let lisp = lisp().with_timeout(Duration::from_secs(20));
+    let (_stdout, _stderr) = (std::io::stdout().lock(), std::io::stderr().lock());
+    lisp.eval::<()>("(terpri) (finish-output) (terpri *error-output*) (finish-output *error-output*)").unwrap();
+}
+
+#[test]
 fn enter_runs_closures_on_a_lisp_thread_and_nests() {
     let lisp = lisp();
     let sum: u64 = lisp
