@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
+use crate::image::program::wait_outside_lisp;
 use crate::os::panics;
 use crate::session::reentry::mark_stream_thread;
 
@@ -254,7 +255,7 @@ pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
         _ => return,
     };
     match STREAM_THREADS.get() {
-        Some(threads) => threads.output.write(chunk, is_ending),
+        Some(threads) => wait_outside_lisp(|| threads.output.write(chunk, is_ending)),
         // The image is still booting, so the stream threads are not installed.
         None => write_chunk(&mut Streams::default(), &chunk),
     }
