@@ -166,14 +166,14 @@ impl<'m> Reader<'m> {
         self.read_or_skip(T::from_lisp)
     }
 
-    /// Reads an object with `read`. If `read` fails or panics, skips the rest of the object, so that the next read starts
-    /// at the next object.
+    /// Reads an object with `read`. If `read` fails, panics or reads nothing, skips the rest of the object, so that the next
+    /// read starts at the next object.
     #[inline]
     pub(super) fn read_or_skip<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let start = self.message.position();
         let mut guard = SkipGuard { reader: self, start, is_read: false };
         let result = read(guard.reader);
-        guard.is_read = result.is_ok();
+        guard.is_read = result.is_ok() && guard.reader.message.position() > start;
         result
     }
 

@@ -323,6 +323,38 @@ fn failed_read_of_an_object_does_not_shift_the_next_object() {
     assert_eq!(lists.0, [Lenient(None), Lenient(Some(vec![4, 5]))]);
 }
 
+/// A type that reads nothing.
+#[derive(Debug, PartialEq)]
+struct Unread;
+
+impl sbcl::FromLisp for Unread {
+    const SHAPE: sbcl::Shape = sbcl::Shape::ATOM;
+
+    fn from_lisp(_: &mut sbcl::Reader<'_>) -> Result<Self, sbcl::ConversionError> {
+        Ok(Self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Unread {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Ok(Self)
+    }
+}
+
+#[test]
+fn type_that_reads_nothing_does_not_shift_the_next_object() {
+    let lisp = lisp();
+    assert_eq!(lisp.eval::<(Unread, i64)>("(values 7 8)").unwrap(), (Unread, 8));
+    // Handles that nothing reads are released once.
+    let lists: Vec<(Unread, i64)> = lisp.eval("(list (list #'car 8) (list (list 9) 10))").unwrap();
+    assert_eq!(lists, [(Unread, 8), (Unread, 10)]);
+    assert_eq!(lisp.eval::<sbcl::Serde<(Unread, i64)>>("'((7 7) 8)").unwrap().0, (Unread, 8));
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<Unread>>>("'(7 8)").unwrap().0, [Unread, Unread]);
+    lisp.define("host:unread", "The second.", |unread: Unread, next: i64| assert_eq!((unread, next), (Unread, 5)))
+        .unwrap();
+    lisp.eval::<()>("(host:unread (list 1 2 3) 5)").unwrap();
+}
+
 #[test]
 fn surrogates_are_refused_by_serde() {
     let lisp = lisp();
