@@ -233,6 +233,11 @@ impl<'m> Reader<'m> {
         self.message.skip();
     }
 
+    /// Returns the words of the next object without reading it.
+    pub(super) fn peek(&self) -> &'m [u64] {
+        self.message.peek()
+    }
+
     pub(super) fn is_at_nil(&self) -> bool {
         self.message.is_at_nil()
     }
@@ -437,7 +442,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Option<T>` | `nil` is `None` |
 /// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
-/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, of which the first pair with a key counts |
 /// | tuples | multiple values; as elements, a list, a vector or a pair |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
@@ -1041,7 +1046,7 @@ impl<K: FromLisp + Eq + Hash, V: FromLisp, S: BuildHasher + Default> FromLisp fo
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let mut map = Self::default();
-        read_entries(reader, |key, value| drop(map.insert(key, value)))?;
+        read_entries(reader, |key, value| _ = map.entry(key).or_insert(value))?;
         Ok(map)
     }
 }
@@ -1057,7 +1062,7 @@ impl<K: FromLisp + Ord, V: FromLisp> FromLisp for BTreeMap<K, V> {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let mut map = Self::new();
-        read_entries(reader, |key, value| drop(map.insert(key, value)))?;
+        read_entries(reader, |key, value| _ = map.entry(key).or_insert(value))?;
         Ok(map)
     }
 }

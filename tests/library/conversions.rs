@@ -356,6 +356,28 @@ fn type_that_reads_nothing_does_not_shift_the_next_object() {
 }
 
 #[test]
+fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
+    let lisp = lisp();
+    let alist: Value = lisp.eval(r#"(acons "a" 2 '(("a" . 1) ("b" . 3)))"#).unwrap();
+    assert_eq!(alist.get::<i64>("a").unwrap(), Some(2));
+    let entries = [("a".to_owned(), 2), ("b".to_owned(), 3)];
+    assert_eq!(alist.to::<HashMap<String, i64>>().unwrap(), HashMap::from(entries.clone()));
+    assert_eq!(alist.to::<BTreeMap<String, i64>>().unwrap(), BTreeMap::from(entries.clone()));
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Pair {
+        a: i64,
+        b: i64,
+    }
+    let plist: Value = lisp.eval("(list* :a 2 (list :a '(1) :b 3))").unwrap();
+    assert_eq!(plist.get::<i64>(keyword("a")).unwrap(), Some(2));
+    assert_eq!(plist.to::<sbcl::Serde<Pair>>().unwrap().0, Pair { a: 2, b: 3 });
+    assert_eq!(plist.to::<sbcl::Serde<HashMap<String, i64>>>().unwrap().0, HashMap::from(entries));
+    let numbers = lisp.eval::<sbcl::Serde<BTreeMap<i64, String>>>(r#"'(1 "a" 2 "b" 1 "c")"#).unwrap();
+    assert_eq!(numbers.0, BTreeMap::from([(1, "a".to_owned()), (2, "b".to_owned())]));
+}
+
+#[test]
 fn surrogates_are_refused_by_serde() {
     let lisp = lisp();
     for code in [
