@@ -161,7 +161,7 @@ impl<'m> Reader<'m> {
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
         if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
-            return self.read_or_skip(Self::fetch);
+            return self.read_or_skip(|reader| reader.fetch(T::SHAPE, T::from_lisp));
         }
         self.read_or_skip(T::from_lisp)
     }
@@ -177,15 +177,34 @@ impl<'m> Reader<'m> {
         result
     }
 
-    /// Reads the object behind the next handle: makes Lisp write it out to the depth that `T` needs.
-    fn fetch<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
-        let Token::Handle(handle) = self.token() else { return T::from_lisp(self) };
+    /// Reads the next object with `read`. If the object is a handle, makes Lisp write the object out to the depth that
+    /// `shape` gives.
+    pub(super) fn fetch<T, E: From<ConversionError>>(
+        &mut self,
+        shape: Shape,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.message.take_handle() {
+            None => read(self),
+            Some(handle) => self.read_handle(handle, shape, read),
+        }
+    }
+
+    /// Makes Lisp write the object behind `handle` out, and reads the object with `read`.
+    // Not inlined, so that a recursion through `fetch` needs no stack for a message at each level.
+    #[inline(never)]
+    fn read_handle<T, E: From<ConversionError>>(
+        &self,
+        handle: message::Handle,
+        shape: Shape,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let value = Value::from_handle(handle);
-        let message = self.write_out(&value, T::SHAPE)?;
+        let message = self.write_out(&value, shape)?;
         let mut reader = self.nested_reader(&message);
         // The first token is the number of values.
         let _ = reader.token();
-        T::from_lisp(&mut reader)
+        read(&mut reader)
     }
 
     /// Makes Lisp write out the object behind `value` to the depth that `shape` gives. Returns the message.

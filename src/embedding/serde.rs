@@ -320,10 +320,11 @@ impl Elements<'_, '_> {
         }
     }
 
-    /// Deserializes the next object.
+    /// Deserializes the next object. An object that Lisp has written as a handle because it is nested deeply is written out
+    /// first.
     fn deserialize_next<'de, T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, SerdeError> {
         self.left = self.left.saturating_sub(1);
-        self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader)))
+        self.reader.read_or_skip(|reader| reader.fetch(Shape::DEEP, |reader| seed.deserialize(Deserializer(reader))))
     }
 }
 

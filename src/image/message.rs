@@ -588,6 +588,14 @@ impl<'m> MessageReader<'m> {
         }
         reader.position
     }
+
+    /// Reads the next token if it is a handle.
+    pub(crate) fn take_handle(&mut self) -> Option<Handle> {
+        if !self.is_at_handle() {
+            return None;
+        }
+        if let Token::Handle(handle) = self.token() { Some(handle) } else { None }
+    }
 }
 
 impl Drop for MessageReader<'_> {

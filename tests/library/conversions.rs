@@ -378,6 +378,52 @@ fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
 }
 
 #[test]
+fn serde_reads_objects_at_any_depth() {
+    let lisp = lisp();
+    #[derive(serde::Deserialize)]
+    struct Nested(Vec<Nested>);
+    for depth in [254, 255, 256, 600, 1000] {
+        let code = format!("(let ((list nil)) (dotimes (i {depth} list) (setf list (list list))))");
+        let nested = lisp.eval::<sbcl::Serde<Nested>>(&code).unwrap().0;
+        let levels = std::iter::successors(Some(&nested), |nested| nested.0.first()).count();
+        assert_eq!(levels, depth + 1);
+    }
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    enum Tree {
+        Inner(Box<Tree>),
+        Leaf(i64),
+        Map { by_name: BTreeMap<String, Option<(f64, Slots)>> },
+    }
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Slots {
+        one: Vec<i64>,
+    }
+    lisp.load_str("(defstruct deep-slots one)").unwrap();
+    let leaves = [
+        ("'(:leaf 7)", Tree::Leaf(7)),
+        (
+            "(list :map :by-name (list :a (list 1/2 (make-deep-slots :one (list 1 2))) :b nil))",
+            Tree::Map {
+                by_name: BTreeMap::from([
+                    ("a".to_owned(), Some((0.5, Slots { one: vec![1, 2] }))),
+                    ("b".to_owned(), None),
+                ]),
+            },
+        ),
+    ];
+    // The end of the written part falls on each level of the leaf.
+    for ((code, leaf), depth) in leaves.iter().flat_map(|leaf| (248..258).map(move |depth| (leaf, depth))) {
+        let code = format!("(let ((tree {code})) (dotimes (i {depth} tree) (setf tree (list :inner tree))))");
+        let mut tree = lisp.eval::<sbcl::Serde<Tree>>(&code).unwrap().0;
+        while let Tree::Inner(inner) = tree {
+            tree = *inner;
+        }
+        assert_eq!(&tree, leaf, "{depth}");
+    }
+}
+
+#[test]
 fn surrogates_are_refused_by_serde() {
     let lisp = lisp();
     for code in [
