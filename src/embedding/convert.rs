@@ -1235,7 +1235,7 @@ pub fn keyword(name: &str) -> Symbol {
 }
 
 /// Converts a character to upper case as Lisp's reader does: only if the result is one character that converts back.
-fn upper_case(character: char) -> char {
+pub(super) fn upper_case(character: char) -> char {
     let mut upper = character.to_uppercase();
     match (upper.next(), upper.next()) {
         (Some(upper), None) if upper.to_lowercase().eq([character]) => upper,

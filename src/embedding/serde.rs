@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 use serde::ser::{self, Serialize};
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword};
+use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword, upper_case};
 use crate::image::message::{self, Token};
 
 /// A Rust value that serde reads from, or writes as, a Lisp object.
@@ -19,8 +19,9 @@ use crate::image::message::{self, Token};
 /// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values |
 /// | `None`, `()`, `false` | `nil` |
 ///
-/// Underscores and capitals in names become hyphens in Lisp, and case is ignored. If a property list has a key twice, the
-/// first entry counts.
+/// Underscores and capitals in names become hyphens in Lisp, and case is ignored. Writing a struct fails if two of its fields
+/// have the same name in Lisp, and reading a keyword fails if it names two variants, or a variant by its name and an alias.
+/// If a property list has a key twice, the first entry counts.
 ///
 /// Some types choose their variant by the object that they read: enums with `#[serde(tag)]` or `#[serde(untagged)]`, and
 /// `serde_json::Value`. These types read `nil` as a unit and a property list as a list, so they cannot read back everything
@@ -103,13 +104,26 @@ fn lisp_name(name: &str) -> String {
     lisp
 }
 
-/// Returns the element of `names` whose Lisp spelling is `lisp`, in any case. If there is none, returns `lisp` in Rust's
-/// spelling: in lower case, with underscores.
+/// Returns the elements of `names` whose Lisp spelling is `lisp`, in any case.
+fn matching_names(lisp: &str, names: &'static [&'static str]) -> impl Iterator<Item = &'static str> {
+    names.iter().copied().filter(move |name| lisp_name(name).chars().map(upper_case).eq(lisp.chars().map(upper_case)))
+}
+
+/// Returns the first element of `names` whose Lisp spelling is `lisp`, in any case. If there is none, returns `lisp` in
+/// Rust's spelling: in lower case, with underscores.
 fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
-    names
-        .iter()
-        .find(|name| lisp_name(name).eq_ignore_ascii_case(lisp))
-        .map_or_else(|| lisp.to_lowercase().replace('-', "_"), |name| (*name).to_owned())
+    let name = matching_names(lisp, names).next();
+    name.map_or_else(|| lisp.to_lowercase().replace('-', "_"), str::to_owned)
+}
+
+/// Returns the variant with the Lisp name `lisp`, as [`rust_name`] does. If two variants have the name, returns an error.
+fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String, ConversionError> {
+    let mut names = matching_names(lisp, variants);
+    if let (Some(one), Some(other)) = (names.next(), names.next()) {
+        let found = format!("the keyword :{}, which names {one} and {other}", lisp.to_lowercase());
+        return Err(ConversionError::new("a keyword that names one variant", found));
+    }
+    Ok(rust_name(lisp, variants))
 }
 
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
@@ -283,14 +297,14 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
-                let name = rust_name(&self.0.name()?, variants);
+                let name = variant_name(&self.0.name()?, variants)?;
                 return visitor.visit_enum(name.into_deserializer());
             }
             token => return Err(SerdeError(self.0.unexpected("a keyword, or a list that begins with one", token))),
         };
         let name = self.0.read::<Symbol>()?.name;
         let values = Elements { reader: self.0, left: count - 1, names: &[], keys: None };
-        visitor.visit_enum(VariantDeserializer { name: rust_name(&name, variants), values })
+        visitor.visit_enum(VariantDeserializer { name: variant_name(&name, variants)?, values })
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
@@ -402,7 +416,7 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        visitor.visit_enum(rust_name(&self.text, variants).into_deserializer())
+        visitor.visit_enum(variant_name(&self.text, variants)?.into_deserializer())
     }
 
     serde::forward_to_deserialize_any! {
@@ -462,6 +476,8 @@ struct CompoundSerializer<'w, 'm> {
     writer: &'w mut Writer<'m>,
     written: message::MessageWriter,
     is_table: bool,
+    /// The Lisp names of a struct's fields written so far.
+    fields: HashSet<String>,
 }
 
 impl CompoundSerializer<'_, '_> {
@@ -477,13 +493,24 @@ impl CompoundSerializer<'_, '_> {
         self.add(value, || format!("element {index}"))
     }
 
-    fn add_name(&mut self, name: &'static str) {
+    /// Adds `name` as a keyword. Returns the keyword's name.
+    fn add_name(&mut self, name: &'static str) -> String {
         let Symbol { package, name } = keyword(&lisp_name(name));
         self.written.symbol(package.as_deref(), &name);
+        name
+    }
+
+    fn add_field(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
+        let lisp = self.add_name(name);
+        if let Some(lisp) = self.fields.replace(lisp) {
+            let found = format!("two fields named :{}", lisp.to_lowercase());
+            return Err(ConversionError::new("a struct whose field names differ in more than case", found).into());
+        }
+        self.add(value, || format!("the field {name}"))
     }
 
     fn finish(self) -> Result<(), SerdeError> {
-        let Self { writer, written, is_table } = self;
+        let Self { writer, written, is_table, .. } = self;
         let write = |writer: &mut Writer<'_>| {
             writer.0.append(written);
             Ok(())
@@ -494,7 +521,12 @@ impl CompoundSerializer<'_, '_> {
 
 impl<'w, 'm> Serializer<'w, 'm> {
     fn compound(self) -> CompoundSerializer<'w, 'm> {
-        CompoundSerializer { writer: self.0, written: message::MessageWriter::new(), is_table: false }
+        CompoundSerializer {
+            writer: self.0,
+            written: message::MessageWriter::new(),
+            is_table: false,
+            fields: HashSet::new(),
+        }
     }
 
     /// Serializes `value` as part of another value.
@@ -644,8 +676,7 @@ macro_rules! serialize_structs {
             type Error = SerdeError;
 
             fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), SerdeError> {
-                self.add_name(name);
-                self.add(value, || format!("the field {name}"))
+                self.add_field(name, value)
             }
 
             fn end(self) -> Result<(), SerdeError> {

@@ -378,6 +378,43 @@ fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
 }
 
 #[test]
+fn serde_names_that_differ_only_in_case_are_refused() {
+    let lisp = lisp();
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    enum Unit {
+        Gb,
+        GB,
+        Kib(i64),
+    }
+    for code in [":gb", "'(:gb)", "'(1 :gb)"] {
+        let error = match code {
+            "'(1 :gb)" => lisp.eval::<sbcl::Serde<HashMap<i64, Unit>>>(code).map(drop),
+            _ => lisp.eval::<sbcl::Serde<Unit>>(code).map(drop),
+        };
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("the keyword :gb, which names Gb and GB"), "{code}: {text}");
+    }
+    assert_eq!(lisp.eval::<sbcl::Serde<Unit>>("'(:kib 7)").unwrap().0, Unit::Kib(7));
+
+    #[derive(serde::Serialize)]
+    #[allow(non_snake_case)]
+    struct Point {
+        x: i64,
+        X: i64,
+    }
+    let text = lisp.value(sbcl::Serde(Point { x: 1, X: 2 })).unwrap_err().to_string();
+    assert!(text.contains("two fields named :x"), "{text}");
+
+    // An alias of a field may differ only in case.
+    #[derive(serde::Deserialize)]
+    struct Order {
+        #[serde(alias = "lineItems")]
+        line_items: i64,
+    }
+    assert_eq!(lisp.eval::<sbcl::Serde<Order>>("'(:line-items 7)").unwrap().0.line_items, 7);
+}
+
+#[test]
 fn serde_reads_objects_at_any_depth() {
     let lisp = lisp();
     #[derive(serde::Deserialize)]
