@@ -242,7 +242,12 @@ pub mod output {
     //! wait: a stream that blocks cannot delay the call. Up to 1 MiB of the call's further output is written later,
     //! and the rest is lost. A stream whose code calls Lisp gets
     //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for the stream; a stream
-    //! that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
+    //! that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`. A stream may wait
+    //! for another thread that calls Lisp, if that call does not print. It must not wait for a lock that a caller of
+    //! Lisp may hold, as `println!("{value}")` holds the lock of [`std::io::stdout`].
+    //!
+    //! By default Lisp writes to this process' descriptors, without the locks and buffers of [`std::io`]. To print an
+    //! unfinished line before Lisp's output, flush it: `print!("> "); std::io::stdout().flush()?;`.
     //!
     //! To get the output of one call, capture it in Lisp:
     //!

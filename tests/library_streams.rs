@@ -19,6 +19,24 @@ impl Write for SharedBuffer {
     }
 }
 
+/// A stream that answers "?" with the result of a call that another thread makes.
+struct Answering(SharedBuffer);
+
+impl Write for Answering {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.contains(&b'?') {
+            let call = || Lisp::get_or_boot().unwrap().with_timeout(Duration::from_secs(20)).eval::<i64>("(+ 1 1)");
+            write!(self.0, "{:?} ", std::thread::spawn(call).join().unwrap())?;
+            return Ok(bytes.len());
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// An empty input whose first read is interrupted by a signal.
 #[derive(Default)]
 struct InterruptedInput(bool);
@@ -44,7 +62,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
         .heap(1 << 30)
         .control_stack(16 << 20)
         .threads(2)
-        .stdout(stdout.clone())
+        .stdout(Answering(stdout.clone()))
         .stderr(stderr.clone())
         .stdin(
             InterruptedInput::default()
@@ -114,6 +132,19 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
         .eval::<bool>("(prog1 (sb-thread:wait-on-semaphore *one* :timeout 20) (sb-thread:signal-semaphore *other*))")
         .unwrap();
     assert!(met && caller.join().unwrap().unwrap());
+
+    // All threads wait for a stream that waits for a call: a spare thread runs the call.
+    stdout.0.lock().unwrap().clear();
+    let printers = ["*one* *other*", "*other* *one*"].map(|semaphores| {
+        let lisp = lisp.separate();
+        let code = format!(
+            "(destructuring-bind (mine other) (list {semaphores})
+               (sb-thread:signal-semaphore other) (sb-thread:wait-on-semaphore mine) (write-string \"?\"))"
+        );
+        std::thread::spawn(move || lisp.eval::<()>(&code))
+    });
+    printers.into_iter().for_each(|printer| printer.join().unwrap().unwrap());
+    assert_eq!(stdout.text(), "Ok(2) Ok(2) ");
 
     // Many concurrent callers, with errors, callbacks, garbage collections and drops.
     let inner = lisp.clone();

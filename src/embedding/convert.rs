@@ -161,31 +161,50 @@ impl<'m> Reader<'m> {
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
         if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
-            return self.read_or_skip(Self::fetch);
+            return self.read_or_skip(|reader| reader.fetch(T::SHAPE, T::from_lisp));
         }
         self.read_or_skip(T::from_lisp)
     }
 
-    /// Reads an object with `read`. If `read` fails or panics, skips the rest of the object, so that the next read starts
-    /// at the next object.
+    /// Reads an object with `read`. If `read` fails, panics or reads nothing, skips the rest of the object, so that the next
+    /// read starts at the next object.
     #[inline]
     pub(super) fn read_or_skip<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let start = self.message.position();
         let mut guard = SkipGuard { reader: self, start, is_read: false };
         let result = read(guard.reader);
-        guard.is_read = result.is_ok();
+        guard.is_read = result.is_ok() && guard.reader.message.position() > start;
         result
     }
 
-    /// Reads the object behind the next handle: makes Lisp write it out to the depth that `T` needs.
-    fn fetch<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
-        let Token::Handle(handle) = self.token() else { return T::from_lisp(self) };
+    /// Reads the next object with `read`. If the object is a handle, makes Lisp write the object out to the depth that
+    /// `shape` gives.
+    pub(super) fn fetch<T, E: From<ConversionError>>(
+        &mut self,
+        shape: Shape,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.message.take_handle() {
+            None => read(self),
+            Some(handle) => self.read_handle(handle, shape, read),
+        }
+    }
+
+    /// Makes Lisp write the object behind `handle` out, and reads the object with `read`.
+    // Not inlined, so that a recursion through `fetch` needs no stack for a message at each level.
+    #[inline(never)]
+    fn read_handle<T, E: From<ConversionError>>(
+        &self,
+        handle: message::Handle,
+        shape: Shape,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let value = Value::from_handle(handle);
-        let message = self.write_out(&value, T::SHAPE)?;
+        let message = self.write_out(&value, shape)?;
         let mut reader = self.nested_reader(&message);
         // The first token is the number of values.
         let _ = reader.token();
-        T::from_lisp(&mut reader)
+        read(&mut reader)
     }
 
     /// Makes Lisp write out the object behind `value` to the depth that `shape` gives. Returns the message.
@@ -231,6 +250,11 @@ impl<'m> Reader<'m> {
 
     pub(super) fn skip(&mut self) {
         self.message.skip();
+    }
+
+    /// Returns the words of the next object without reading it.
+    pub(super) fn peek(&self) -> &'m [u64] {
+        self.message.peek()
     }
 
     pub(super) fn is_at_nil(&self) -> bool {
@@ -437,7 +461,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Option<T>` | `nil` is `None` |
 /// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
-/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, of which the first pair with a key counts |
 /// | tuples | multiple values; as elements, a list, a vector or a pair |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
@@ -1041,7 +1065,7 @@ impl<K: FromLisp + Eq + Hash, V: FromLisp, S: BuildHasher + Default> FromLisp fo
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let mut map = Self::default();
-        read_entries(reader, |key, value| drop(map.insert(key, value)))?;
+        read_entries(reader, |key, value| _ = map.entry(key).or_insert(value))?;
         Ok(map)
     }
 }
@@ -1057,7 +1081,7 @@ impl<K: FromLisp + Ord, V: FromLisp> FromLisp for BTreeMap<K, V> {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let mut map = Self::new();
-        read_entries(reader, |key, value| drop(map.insert(key, value)))?;
+        read_entries(reader, |key, value| _ = map.entry(key).or_insert(value))?;
         Ok(map)
     }
 }
@@ -1211,7 +1235,7 @@ pub fn keyword(name: &str) -> Symbol {
 }
 
 /// Converts a character to upper case as Lisp's reader does: only if the result is one character that converts back.
-fn upper_case(character: char) -> char {
+pub(super) fn upper_case(character: char) -> char {
     let mut upper = character.to_uppercase();
     match (upper.next(), upper.next()) {
         (Some(upper), None) if upper.to_lowercase().eq([character]) => upper,

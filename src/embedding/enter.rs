@@ -331,25 +331,30 @@ impl Cx {
         self.read(answer)
     }
 
-    /// Makes Lisp release all or some of the objects whose handles were dropped. Lisp cannot be interrupted meanwhile.
+    /// Makes Lisp release the objects whose handles have been dropped, unless another thread is taking the handles.
     #[cold]
     pub(super) fn release_handles(&self) {
+        // Handles dropped after this count may stay in the queue, so the loop ends however fast other threads drop handles.
+        let mut left = message::dropped_handle_count();
         // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail.
-        if self.context.is_unwinding() || !self.context.has_stack_room_for_lisp() {
-            return;
+        while left > 0 && !self.context.is_unwinding() && self.context.has_stack_room_for_lisp() {
+            let released = message::take_dropped_handles();
+            if released.is_empty() {
+                return;
+            }
+            left = left.saturating_sub(released.len());
+            if let Err(error) = self.release(&released) {
+                panics::catch(|| tracing::error!("handles could not be released: {error}"));
+                return;
+            }
         }
-        let released = message::take_dropped_handles();
-        if released.is_empty() {
-            return;
-        }
+    }
+
+    /// Makes Lisp release the objects of `handles`. Lisp cannot be interrupted meanwhile.
+    fn release(&self, handles: &[u64]) -> Result<(), Error> {
         let mut message = message::MessageWriter::new();
-        let written = released.write_arguments(&mut Writer(&mut message)).map_err(Error::from);
-        let result = written.and_then(|()| {
-            self.read::<()>(self.context.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
-        });
-        if let Err(error) = result {
-            panics::catch(|| tracing::error!("handles could not be released: {error}"));
-        }
+        handles.write_arguments(&mut Writer(&mut message))?;
+        self.read(self.context.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
     }
 
     /// Reads the values of a call, or its error, from Lisp's answer.

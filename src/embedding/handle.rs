@@ -157,7 +157,9 @@ impl Builder {
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
     /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
     /// wait: up to 1 MiB of its further output is written later, and the rest is lost. If the stream calls Lisp, that call
-    /// fails with [`Error::CalledByStream`].
+    /// fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a caller of Lisp may hold:
+    /// `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the value. By default output is written
+    /// without that lock, so it precedes an unfinished line that `print!` has buffered.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;

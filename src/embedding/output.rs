@@ -3,12 +3,14 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
+use crate::image::program::wait_outside_lisp;
 use crate::os::panics;
 use crate::session::reentry::mark_stream_thread;
 
@@ -209,17 +211,31 @@ impl OutputQueue {
     }
 }
 
+/// A standard stream of the process, written without the lock of [`io::stdout`] or [`io::stderr`]. `println!` holds that
+/// lock while it formats a [`Value`](super::Value), and formatting may run Lisp code that prints.
+struct StandardStream(BorrowedFd<'static>);
+
+impl Write for StandardStream {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0, octets)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Writes a chunk. Errors of the stream are ignored: no caller could handle them.
 fn write_chunk(streams: &mut Streams, chunk: &Chunk) {
-    fn write_text(sink: Option<&mut Sink>, mut standard: impl Write, text: &str) {
+    fn write_text(sink: Option<&mut Sink>, standard: BorrowedFd<'static>, text: &str) {
         let _ = match sink {
             Some(sink) => sink.write_all(text.as_bytes()).and_then(|()| sink.flush()),
-            None => standard.write_all(text.as_bytes()).and_then(|()| standard.flush()),
+            None => StandardStream(standard).write_all(text.as_bytes()),
         };
     }
     match chunk {
-        Chunk::Stdout(text) => write_text(streams.stdout.as_mut(), io::stdout(), text),
-        Chunk::Stderr(text) => write_text(streams.stderr.as_mut(), io::stderr(), text),
+        Chunk::Stdout(text) => write_text(streams.stdout.as_mut(), rustix::stdio::stdout(), text),
+        Chunk::Stderr(text) => write_text(streams.stderr.as_mut(), rustix::stdio::stderr(), text),
         Chunk::Warning(class, text) => match &streams.warning_hook {
             Some(hook) => hook(class, text),
             None => tracing::warn!(target: "sbcl", "{class}: {text}"),
@@ -239,7 +255,7 @@ pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
         _ => return,
     };
     match STREAM_THREADS.get() {
-        Some(threads) => threads.output.write(chunk, is_ending),
+        Some(threads) => wait_outside_lisp(|| threads.output.write(chunk, is_ending)),
         // The image is still booting, so the stream threads are not installed.
         None => write_chunk(&mut Streams::default(), &chunk),
     }

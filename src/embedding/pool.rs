@@ -563,7 +563,7 @@ impl Pool {
                 }
                 checks += 1;
                 // While a program makes one call after another, its dropped handles are released here, many at a time.
-                (checks >= CHECKS_PER_YIELD && message::has_dropped_handles()).then_some(NextStep::Release)
+                (checks >= CHECKS_PER_YIELD && message::dropped_handle_count() > 0).then_some(NextStep::Release)
             });
             if let Some(next) = found {
                 return next;
@@ -576,7 +576,7 @@ impl Pool {
                 state.asleep -= 1;
                 state.awake += 1;
                 drop(state);
-                if message::has_dropped_handles() {
+                if message::dropped_handle_count() > 0 {
                     // Objects behind dropped handles may take up heap that waiting calls need.
                     return NextStep::Release;
                 }

@@ -1,11 +1,12 @@
 //! [`Serde`]: structs and enums as property lists and keywords, by way of serde.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 use serde::ser::{self, Serialize};
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword};
+use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword, upper_case};
 use crate::image::message::{self, Token};
 
 /// A Rust value that serde reads from, or writes as, a Lisp object.
@@ -18,9 +19,13 @@ use crate::image::message::{self, Token};
 /// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values |
 /// | `None`, `()`, `false` | `nil` |
 ///
-/// Underscores and capitals in names become hyphens in Lisp. Some types choose their variant by the object that they
-/// read: enums with `#[serde(tag)]` or `#[serde(untagged)]`, and `serde_json::Value`. These types read `nil` as a unit and
-/// a property list as a list, so they cannot read back everything that they write.
+/// Underscores and capitals in names become hyphens in Lisp, and case is ignored. Writing a struct fails if two of its fields
+/// have the same name in Lisp, and reading a keyword fails if it names two variants, or a variant by its name and an alias.
+/// If a property list has a key twice, the first entry counts.
+///
+/// Some types choose their variant by the object that they read: enums with `#[serde(tag)]` or `#[serde(untagged)]`, and
+/// `serde_json::Value`. These types read `nil` as a unit and a property list as a list, so they cannot read back everything
+/// that they write.
 ///
 /// ```
 /// use sbcl::Serde;
@@ -66,6 +71,12 @@ impl fmt::Display for SerdeError {
 
 impl std::error::Error for SerdeError {}
 
+impl From<ConversionError> for SerdeError {
+    fn from(error: ConversionError) -> Self {
+        Self(error)
+    }
+}
+
 impl de::Error for SerdeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
         Self(ConversionError::new("a value that serde can read", message.to_string()))
@@ -93,37 +104,56 @@ fn lisp_name(name: &str) -> String {
     lisp
 }
 
-/// Returns the element of `names` whose Lisp spelling is `lisp`, in any case. If there is none, returns `lisp` in Rust's
-/// spelling: in lower case, with underscores.
+/// Returns the elements of `names` whose Lisp spelling is `lisp`, in any case.
+fn matching_names(lisp: &str, names: &'static [&'static str]) -> impl Iterator<Item = &'static str> {
+    names.iter().copied().filter(move |name| lisp_name(name).chars().map(upper_case).eq(lisp.chars().map(upper_case)))
+}
+
+/// Returns the first element of `names` whose Lisp spelling is `lisp`, in any case. If there is none, returns `lisp` in
+/// Rust's spelling: in lower case, with underscores.
 fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
-    names
-        .iter()
-        .find(|name| lisp_name(name).eq_ignore_ascii_case(lisp))
-        .map_or_else(|| lisp.to_lowercase().replace('-', "_"), |name| (*name).to_owned())
+    let name = matching_names(lisp, names).next();
+    name.map_or_else(|| lisp.to_lowercase().replace('-', "_"), str::to_owned)
+}
+
+/// Returns the variant with the Lisp name `lisp`, as [`rust_name`] does. If two variants have the name, returns an error.
+fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String, ConversionError> {
+    let mut names = matching_names(lisp, variants);
+    if let (Some(one), Some(other)) = (names.next(), names.next()) {
+        let found = format!("the keyword :{}, which names {one} and {other}", lisp.to_lowercase());
+        return Err(ConversionError::new("a keyword that names one variant", found));
+    }
+    Ok(rust_name(lisp, variants))
 }
 
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
     fn visit_sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room().map_err(SerdeError)?;
-        let mut elements = Elements { reader: self.0, left: count, names: &[] };
-        let value = visitor.visit_seq(&mut elements);
-        elements.skip_rest();
-        value
+        self.0.check_stack_room()?;
+        visitor.visit_seq(Elements { reader: self.0, left: count, names: &[], keys: None })
     }
 
-    fn visit_entries<'de, V: Visitor<'de>>(
+    /// Visits the entries of a hash table.
+    fn visit_table<'de, V: Visitor<'de>>(
         self,
         count: usize,
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room().map_err(SerdeError)?;
-        let mut entries = Elements { reader: self.0, left: count, names };
-        let value = visitor.visit_map(&mut entries);
-        entries.skip_rest();
-        value
+        self.0.check_stack_room()?;
+        visitor.visit_map(Elements { reader: self.0, left: 2 * count, names, keys: None })
+    }
+
+    /// Visits the entries of a property list of `count` objects.
+    fn visit_property_list<'de, V: Visitor<'de>>(
+        self,
+        count: usize,
+        names: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, SerdeError> {
+        self.0.check_stack_room()?;
+        visitor.visit_map(Elements { reader: self.0, left: count, names, keys: Some(HashSet::new()) })
     }
 
     /// Deserializes the object that begins with `token`.
@@ -139,16 +169,16 @@ impl<'m> Deserializer<'_, 'm> {
                 Some(character) => visitor.visit_char(character),
                 None => Err(SerdeError(self.0.unexpected("a character that is not a surrogate", token))),
             },
-            Token::String(characters) => visitor.visit_string(Reader::decode_text(characters).map_err(SerdeError)?),
+            Token::String(characters) => visitor.visit_string(Reader::decode_text(characters)?),
             Token::Symbol(has_package) => {
                 if has_package {
                     self.0.skip();
                 }
-                visitor.visit_string(self.0.name().map_err(SerdeError)?.to_lowercase())
+                visitor.visit_string(self.0.name()?.to_lowercase())
             }
-            Token::Keyword => visitor.visit_string(self.0.name().map_err(SerdeError)?.to_lowercase()),
+            Token::Keyword => visitor.visit_string(self.0.name()?.to_lowercase()),
             Token::List(count) | Token::Vector(count) => self.visit_sequence(count, visitor),
-            Token::Table(count) => self.visit_entries(count * 2, &[], visitor),
+            Token::Table(count) => self.visit_table(count, &[], visitor),
             Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::unpack_octets(words, count)),
             Token::Doubles(words) => {
                 visitor.visit_seq(de::value::SeqDeserializer::new(words.iter().map(|&word| f64::from_bits(word))))
@@ -163,7 +193,7 @@ impl<'m> Deserializer<'_, 'm> {
 macro_rules! deserialize_scalars {
     ($($function:ident $visit:ident $type:ty),*) => {$(
         fn $function<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
-            visitor.$visit(self.0.read::<$type>().map_err(SerdeError)?)
+            visitor.$visit(self.0.read::<$type>()?)
         }
     )*};
 }
@@ -186,7 +216,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         // A recursive type can nest options in options without consuming input, so the stack is checked here.
-        self.0.check_stack_room().map_err(SerdeError)?;
+        self.0.check_stack_room()?;
         if self.0.is_at_nil() {
             self.0.skip();
             visitor.visit_none()
@@ -196,7 +226,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room().map_err(SerdeError)?;
+        self.0.check_stack_room()?;
         visitor.visit_newtype_struct(self)
     }
 
@@ -227,8 +257,8 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
-            Token::Nil => self.visit_entries(0, &[], visitor),
-            Token::List(count) => self.visit_entries(count, &[], visitor),
+            Token::Nil => self.visit_property_list(0, &[], visitor),
+            Token::List(count) => self.visit_property_list(count, &[], visitor),
             token => self.deserialize_token(token, visitor),
         }
     }
@@ -240,18 +270,18 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
         match self.0.token() {
-            Token::Nil => self.visit_entries(0, fields, visitor),
-            Token::List(count) => self.visit_entries(count, fields, visitor),
-            Token::Table(count) => self.visit_entries(count * 2, fields, visitor),
+            Token::Nil => self.visit_property_list(0, fields, visitor),
+            Token::List(count) => self.visit_property_list(count, fields, visitor),
+            Token::Table(count) => self.visit_table(count, fields, visitor),
             // The handle may refer to a structure or an instance.
             Token::Handle(handle) => {
-                let message = self.0.slots_as_list(handle).map_err(SerdeError)?;
+                let message = self.0.slots_as_list(handle)?;
                 let mut reader = self.0.nested_reader(&message);
                 let count = match (reader.token(), reader.token()) {
                     (Token::Values(_), Token::List(count)) => count,
                     _ => 0,
                 };
-                Deserializer(&mut reader).visit_entries(count, fields, visitor)
+                Deserializer(&mut reader).visit_property_list(count, fields, visitor)
             }
             token => Err(SerdeError(self.0.unexpected("a property list, a hash table or an instance", token))),
         }
@@ -263,17 +293,18 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room().map_err(SerdeError)?;
+        self.0.check_stack_room()?;
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
-                let name = rust_name(&self.0.name().map_err(SerdeError)?, variants);
+                let name = variant_name(&self.0.name()?, variants)?;
                 return visitor.visit_enum(name.into_deserializer());
             }
             token => return Err(SerdeError(self.0.unexpected("a keyword, or a list that begins with one", token))),
         };
-        let name = self.0.read::<Symbol>().map_err(SerdeError)?.name;
-        visitor.visit_enum(VariantDeserializer { name: rust_name(&name, variants), reader: self.0, left: count - 1 })
+        let name = self.0.read::<Symbol>()?.name;
+        let values = Elements { reader: self.0, left: count - 1, names: &[], keys: None };
+        visitor.visit_enum(VariantDeserializer { name: variant_name(&name, variants)?, values })
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
@@ -284,18 +315,36 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     serde::forward_to_deserialize_any! { str string bytes byte_buf unit unit_struct identifier }
 }
 
-/// The remaining objects of a list, or the remaining keys and values of a property list or a hash table.
+/// The remaining objects of a list, or the remaining keys and values of a property list or a hash table. Dropping this value
+/// skips them.
 struct Elements<'r, 'm> {
     reader: &'r mut Reader<'m>,
     left: usize,
     names: &'static [&'static str],
+    /// The keys of a property list that have been read, in the message's encoding. A later entry with such a key does not
+    /// count, as for `getf`.
+    keys: Option<HashSet<&'m [u64]>>,
 }
 
 impl Elements<'_, '_> {
-    fn skip_rest(&mut self) {
-        for _ in 0..std::mem::take(&mut self.left) {
+    fn skip(&mut self, count: usize) {
+        self.left -= count;
+        for _ in 0..count {
             self.reader.skip();
         }
+    }
+
+    /// Deserializes the next object. An object that Lisp has written as a handle because it is nested deeply is written out
+    /// first.
+    fn deserialize_next<'de, T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, SerdeError> {
+        self.left = self.left.saturating_sub(1);
+        self.reader.read_or_skip(|reader| reader.fetch(Shape::DEEP, |reader| seed.deserialize(Deserializer(reader))))
+    }
+}
+
+impl Drop for Elements<'_, '_> {
+    fn drop(&mut self) {
+        self.skip(self.left);
     }
 }
 
@@ -306,8 +355,7 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
         if self.left == 0 {
             return Ok(None);
         }
-        self.left -= 1;
-        self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader))).map(Some)
+        self.deserialize_next(seed).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -319,22 +367,25 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
     type Error = SerdeError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, SerdeError> {
-        if self.left < 2 {
-            return Ok(None);
+        while self.left >= 2 {
+            if let Some(keys) = &mut self.keys
+                && !keys.insert(self.reader.peek())
+            {
+                self.skip(2);
+                continue;
+            }
+            if !self.reader.is_at_name() {
+                return self.deserialize_next(seed).map(Some);
+            }
+            self.left -= 1;
+            let text = self.reader.read::<Symbol>()?.name;
+            return seed.deserialize(KeyDeserializer { text, names: self.names }).map(Some);
         }
-        self.left -= 1;
-        let key = if self.reader.is_at_name() {
-            let text = self.reader.read::<Symbol>().map_err(SerdeError)?.name;
-            seed.deserialize(KeyDeserializer { text, names: self.names })
-        } else {
-            self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader)))
-        };
-        key.map(Some)
+        Ok(None)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, SerdeError> {
-        self.left = self.left.saturating_sub(1);
-        self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader)))
+        self.deserialize_next(seed)
     }
 }
 
@@ -365,7 +416,7 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        visitor.visit_enum(rust_name(&self.text, variants).into_deserializer())
+        visitor.visit_enum(variant_name(&self.text, variants)?.into_deserializer())
     }
 
     serde::forward_to_deserialize_any! {
@@ -377,8 +428,7 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
 /// An enum variant with values, which in Lisp is a list of the variant's name and the values.
 struct VariantDeserializer<'r, 'm> {
     name: String,
-    reader: &'r mut Reader<'m>,
-    left: usize,
+    values: Elements<'r, 'm>,
 }
 
 impl<'de, 'r, 'm> de::EnumAccess<'de> for VariantDeserializer<'r, 'm> {
@@ -387,34 +437,34 @@ impl<'de, 'r, 'm> de::EnumAccess<'de> for VariantDeserializer<'r, 'm> {
 
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self::Variant), SerdeError> {
         let name = seed.deserialize(IntoDeserializer::<SerdeError>::into_deserializer(self.name))?;
-        Ok((name, Elements { reader: self.reader, left: self.left, names: &[] }))
+        Ok((name, self.values))
     }
 }
 
 impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
     type Error = SerdeError;
 
-    fn unit_variant(mut self) -> Result<(), SerdeError> {
-        self.skip_rest();
+    fn unit_variant(self) -> Result<(), SerdeError> {
         Ok(())
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(mut self, seed: T) -> Result<T::Value, SerdeError> {
         let value = de::SeqAccess::next_element_seed(&mut self, seed)?;
-        self.skip_rest();
         value.ok_or_else(|| SerdeError(ConversionError::new("a variant with a value", "a variant without a value")))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
-        Deserializer(self.reader).visit_sequence(self.left, visitor)
+    fn tuple_variant<V: Visitor<'de>>(mut self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
+        let count = std::mem::take(&mut self.left);
+        Deserializer(self.reader).visit_sequence(count, visitor)
     }
 
     fn struct_variant<V: Visitor<'de>>(
-        self,
+        mut self,
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        Deserializer(self.reader).visit_entries(self.left, fields, visitor)
+        let count = std::mem::take(&mut self.left);
+        Deserializer(self.reader).visit_property_list(count, fields, visitor)
     }
 }
 
@@ -426,6 +476,8 @@ struct CompoundSerializer<'w, 'm> {
     writer: &'w mut Writer<'m>,
     written: message::MessageWriter,
     is_table: bool,
+    /// The Lisp names of a struct's fields written so far.
+    fields: HashSet<String>,
 }
 
 impl CompoundSerializer<'_, '_> {
@@ -441,13 +493,24 @@ impl CompoundSerializer<'_, '_> {
         self.add(value, || format!("element {index}"))
     }
 
-    fn add_name(&mut self, name: &'static str) {
+    /// Adds `name` as a keyword. Returns the keyword's name.
+    fn add_name(&mut self, name: &'static str) -> String {
         let Symbol { package, name } = keyword(&lisp_name(name));
         self.written.symbol(package.as_deref(), &name);
+        name
+    }
+
+    fn add_field(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
+        let lisp = self.add_name(name);
+        if let Some(lisp) = self.fields.replace(lisp) {
+            let found = format!("two fields named :{}", lisp.to_lowercase());
+            return Err(ConversionError::new("a struct whose field names differ in more than case", found).into());
+        }
+        self.add(value, || format!("the field {name}"))
     }
 
     fn finish(self) -> Result<(), SerdeError> {
-        let Self { writer, written, is_table } = self;
+        let Self { writer, written, is_table, .. } = self;
         let write = |writer: &mut Writer<'_>| {
             writer.0.append(written);
             Ok(())
@@ -458,12 +521,17 @@ impl CompoundSerializer<'_, '_> {
 
 impl<'w, 'm> Serializer<'w, 'm> {
     fn compound(self) -> CompoundSerializer<'w, 'm> {
-        CompoundSerializer { writer: self.0, written: message::MessageWriter::new(), is_table: false }
+        CompoundSerializer {
+            writer: self.0,
+            written: message::MessageWriter::new(),
+            is_table: false,
+            fields: HashSet::new(),
+        }
     }
 
     /// Serializes `value` as part of another value.
     fn serialize_nested(self, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
-        self.0.check_stack_room().map_err(SerdeError)?;
+        self.0.check_stack_room()?;
         value.serialize(self)
     }
 }
@@ -608,8 +676,7 @@ macro_rules! serialize_structs {
             type Error = SerdeError;
 
             fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), SerdeError> {
-                self.add_name(name);
-                self.add(value, || format!("the field {name}"))
+                self.add_field(name, value)
             }
 
             fn end(self) -> Result<(), SerdeError> {

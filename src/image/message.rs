@@ -4,6 +4,7 @@
 //! words and tokens that it announces. `lisp/embedding/values.lisp` implements this encoding in Lisp.
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -90,9 +91,9 @@ pub(crate) fn register_release_waker(wake: impl Fn() + Send + Sync + 'static) {
     let _ = RELEASE_WAKER.set(Box::new(wake));
 }
 
-/// Returns true if dropped handles wait to be released.
-pub(crate) fn has_dropped_handles() -> bool {
-    DROPPED_HANDLE_COUNT.load(Ordering::Acquire) > 0
+/// Returns the number of dropped handles that wait to be released.
+pub(crate) fn dropped_handle_count() -> usize {
+    DROPPED_HANDLE_COUNT.load(Ordering::Acquire)
 }
 
 /// Returns true if so many handles wait to be released that a running call should release them.
@@ -557,26 +558,43 @@ impl<'m> MessageReader<'m> {
     /// Skips the rest of the object that begins at the word with index `start`. Handles in the part already read are not
     /// released: the caller owns them.
     pub(crate) fn skip_rest(&mut self, start: usize) {
-        let read = self.position;
-        self.position = start.min(read);
+        let end = self.end_of_object(start);
+        while self.position < end {
+            // Dropping a token releases its handle.
+            drop(self.token());
+        }
+    }
+
+    /// Returns the words of the next object without reading it.
+    pub(crate) fn peek(&self) -> &'m [u64] {
+        &self.words[self.position..self.end_of_object(self.position)]
+    }
+
+    /// Returns the index of the word after the object that begins at the word with index `start`.
+    fn end_of_object(&self, start: usize) -> usize {
+        // This reader owns none of the handles that it passes.
+        let mut reader = ManuallyDrop::new(Self { words: self.words, position: start });
         let mut left = 1_usize;
-        while left > 0 && self.position < self.words.len() {
-            let is_read = self.position < read;
-            let token = self.token();
-            let more = match &token {
+        while left > 0 && reader.position < reader.words.len() {
+            let more = match *ManuallyDrop::new(reader.token()) {
                 Token::Symbol(true) | Token::Ratio | Token::Complex => 2,
                 Token::Symbol(false) | Token::Keyword => 1,
-                Token::List(count) | Token::Vector(count) | Token::Values(count) => *count,
+                Token::List(count) | Token::Vector(count) | Token::Values(count) => count,
                 Token::Dotted(count) => count.saturating_add(1),
                 Token::Table(count) => count.saturating_mul(2),
                 _ => 0,
             };
-            if is_read {
-                std::mem::forget(token);
-            }
             left = (left - 1).saturating_add(more);
         }
-        self.position = self.position.max(read);
+        reader.position
+    }
+
+    /// Reads the next token if it is a handle.
+    pub(crate) fn take_handle(&mut self) -> Option<Handle> {
+        if !self.is_at_handle() {
+            return None;
+        }
+        if let Token::Handle(handle) = self.token() { Some(handle) } else { None }
     }
 }
 

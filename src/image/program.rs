@@ -162,20 +162,38 @@ impl ThreadState {
     }
 }
 
-/// A guard: while it lives, a thread of the program is marked as in Lisp, because the program has called Lisp.
-struct LispStateGuard(Option<&'static ThreadState>);
+/// A guard that marks a thread of the program as in Lisp or in Rust while the guard lives.
+struct StateGuard {
+    state: Option<&'static ThreadState>,
+    /// The state to which the thread returns.
+    before: u8,
+}
 
-impl LispStateGuard {
-    fn new(state: Option<&'static ThreadState>) -> Self {
+impl StateGuard {
+    /// Marks a thread that is in Rust as in Lisp.
+    fn in_lisp(state: Option<&'static ThreadState>) -> Self {
         ThreadState::set(state, ThreadState::IN_LISP);
-        Self(state)
+        Self { state, before: ThreadState::IN_RUST }
+    }
+
+    /// Marks a thread that is in Lisp as in Rust.
+    fn in_rust(state: Option<&'static ThreadState>) -> Self {
+        ThreadState::set(state, ThreadState::IN_RUST);
+        Self { state, before: ThreadState::IN_LISP }
     }
 }
 
-impl Drop for LispStateGuard {
+impl Drop for StateGuard {
     fn drop(&mut self) {
-        ThreadState::set(self.0, ThreadState::IN_RUST);
+        ThreadState::set(self.state, self.before);
     }
+}
+
+/// Runs `wait`, in which this thread waits for the program on behalf of Lisp code. Meanwhile the thread counts as in Rust, so
+/// that a spare thread can run a call that the program needs first.
+pub(crate) fn wait_outside_lisp<R>(wait: impl FnOnce() -> R) -> R {
+    let _rust = StateGuard::in_rust(CURRENT_CONTEXT.get().and_then(|context| context.state));
+    wait()
 }
 
 thread_local! {
@@ -229,7 +247,7 @@ impl CallContext {
         #[cfg(feature = "guarded-messages")]
         let message = super::outgoing::OutgoingBuffer::from_words(message);
         let status = {
-            let _lisp = (self.modes.restore(), signals::enter_lisp(), LispStateGuard::new(self.state));
+            let _lisp = (self.modes.restore(), signals::enter_lisp(), StateGuard::in_lisp(self.state));
             // SAFETY: a CallContext exists only on a Lisp thread that has called the program, and is not Send. The message
             // is well-formed, because a `message::MessageWriter` or `call_with_buffer` wrote it, and the message lives until
             // the call returns. The Lisp function behind `call_lisp` catches all non-local exits.

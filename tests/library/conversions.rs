@@ -323,6 +323,143 @@ fn failed_read_of_an_object_does_not_shift_the_next_object() {
     assert_eq!(lists.0, [Lenient(None), Lenient(Some(vec![4, 5]))]);
 }
 
+/// A type that reads nothing.
+#[derive(Debug, PartialEq)]
+struct Unread;
+
+impl sbcl::FromLisp for Unread {
+    const SHAPE: sbcl::Shape = sbcl::Shape::ATOM;
+
+    fn from_lisp(_: &mut sbcl::Reader<'_>) -> Result<Self, sbcl::ConversionError> {
+        Ok(Self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Unread {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Ok(Self)
+    }
+}
+
+#[test]
+fn type_that_reads_nothing_does_not_shift_the_next_object() {
+    let lisp = lisp();
+    assert_eq!(lisp.eval::<(Unread, i64)>("(values 7 8)").unwrap(), (Unread, 8));
+    // Handles that nothing reads are released once.
+    let lists: Vec<(Unread, i64)> = lisp.eval("(list (list #'car 8) (list (list 9) 10))").unwrap();
+    assert_eq!(lists, [(Unread, 8), (Unread, 10)]);
+    assert_eq!(lisp.eval::<sbcl::Serde<(Unread, i64)>>("'((7 7) 8)").unwrap().0, (Unread, 8));
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<Unread>>>("'(7 8)").unwrap().0, [Unread, Unread]);
+    lisp.define("host:unread", "The second.", |unread: Unread, next: i64| assert_eq!((unread, next), (Unread, 5)))
+        .unwrap();
+    lisp.eval::<()>("(host:unread (list 1 2 3) 5)").unwrap();
+}
+
+#[test]
+fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
+    let lisp = lisp();
+    let alist: Value = lisp.eval(r#"(acons "a" 2 '(("a" . 1) ("b" . 3)))"#).unwrap();
+    assert_eq!(alist.get::<i64>("a").unwrap(), Some(2));
+    let entries = [("a".to_owned(), 2), ("b".to_owned(), 3)];
+    assert_eq!(alist.to::<HashMap<String, i64>>().unwrap(), HashMap::from(entries.clone()));
+    assert_eq!(alist.to::<BTreeMap<String, i64>>().unwrap(), BTreeMap::from(entries.clone()));
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Pair {
+        a: i64,
+        b: i64,
+    }
+    let plist: Value = lisp.eval("(list* :a 2 (list :a '(1) :b 3))").unwrap();
+    assert_eq!(plist.get::<i64>(keyword("a")).unwrap(), Some(2));
+    assert_eq!(plist.to::<sbcl::Serde<Pair>>().unwrap().0, Pair { a: 2, b: 3 });
+    assert_eq!(plist.to::<sbcl::Serde<HashMap<String, i64>>>().unwrap().0, HashMap::from(entries));
+    let numbers = lisp.eval::<sbcl::Serde<BTreeMap<i64, String>>>(r#"'(1 "a" 2 "b" 1 "c")"#).unwrap();
+    assert_eq!(numbers.0, BTreeMap::from([(1, "a".to_owned()), (2, "b".to_owned())]));
+}
+
+#[test]
+fn serde_names_that_differ_only_in_case_are_refused() {
+    let lisp = lisp();
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    enum Unit {
+        Gb,
+        GB,
+        Kib(i64),
+    }
+    for code in [":gb", "'(:gb)", "'(1 :gb)"] {
+        let error = match code {
+            "'(1 :gb)" => lisp.eval::<sbcl::Serde<HashMap<i64, Unit>>>(code).map(drop),
+            _ => lisp.eval::<sbcl::Serde<Unit>>(code).map(drop),
+        };
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("the keyword :gb, which names Gb and GB"), "{code}: {text}");
+    }
+    assert_eq!(lisp.eval::<sbcl::Serde<Unit>>("'(:kib 7)").unwrap().0, Unit::Kib(7));
+
+    #[derive(serde::Serialize)]
+    #[allow(non_snake_case)]
+    struct Point {
+        x: i64,
+        X: i64,
+    }
+    let text = lisp.value(sbcl::Serde(Point { x: 1, X: 2 })).unwrap_err().to_string();
+    assert!(text.contains("two fields named :x"), "{text}");
+
+    // An alias of a field may differ only in case.
+    #[derive(serde::Deserialize)]
+    struct Order {
+        #[serde(alias = "lineItems")]
+        line_items: i64,
+    }
+    assert_eq!(lisp.eval::<sbcl::Serde<Order>>("'(:line-items 7)").unwrap().0.line_items, 7);
+}
+
+#[test]
+fn serde_reads_objects_at_any_depth() {
+    let lisp = lisp();
+    #[derive(serde::Deserialize)]
+    struct Nested(Vec<Nested>);
+    for depth in [254, 255, 256, 600, 1000] {
+        let code = format!("(let ((list nil)) (dotimes (i {depth} list) (setf list (list list))))");
+        let nested = lisp.eval::<sbcl::Serde<Nested>>(&code).unwrap().0;
+        let levels = std::iter::successors(Some(&nested), |nested| nested.0.first()).count();
+        assert_eq!(levels, depth + 1);
+    }
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    enum Tree {
+        Inner(Box<Tree>),
+        Leaf(i64),
+        Map { by_name: BTreeMap<String, Option<(f64, Slots)>> },
+    }
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Slots {
+        one: Vec<i64>,
+    }
+    lisp.load_str("(defstruct deep-slots one)").unwrap();
+    let leaves = [
+        ("'(:leaf 7)", Tree::Leaf(7)),
+        (
+            "(list :map :by-name (list :a (list 1/2 (make-deep-slots :one (list 1 2))) :b nil))",
+            Tree::Map {
+                by_name: BTreeMap::from([
+                    ("a".to_owned(), Some((0.5, Slots { one: vec![1, 2] }))),
+                    ("b".to_owned(), None),
+                ]),
+            },
+        ),
+    ];
+    // The end of the written part falls on each level of the leaf.
+    for ((code, leaf), depth) in leaves.iter().flat_map(|leaf| (248..258).map(move |depth| (leaf, depth))) {
+        let code = format!("(let ((tree {code})) (dotimes (i {depth} tree) (setf tree (list :inner tree))))");
+        let mut tree = lisp.eval::<sbcl::Serde<Tree>>(&code).unwrap().0;
+        while let Tree::Inner(inner) = tree {
+            tree = *inner;
+        }
+        assert_eq!(&tree, leaf, "{depth}");
+    }
+}
+
 #[test]
 fn surrogates_are_refused_by_serde() {
     let lisp = lisp();

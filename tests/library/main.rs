@@ -189,6 +189,27 @@ fn value_handles_keep_objects_alive_until_dropped() {
 }
 
 #[test]
+fn handles_dropped_inside_enter_are_released_inside_enter() {
+    let kept: usize = lisp()
+        .enter(|cx| {
+            for _ in 0..50 {
+                drop(cx.eval::<Vec<Value>>("(loop repeat 10000 collect (list :dropped))")?);
+            }
+            cx.eval("(count '(:dropped) sbcl-host/embedding::**handle-table** :test #'equal)")
+        })
+        .unwrap();
+    // Another thread may be releasing the last handles.
+    assert!(kept <= 100_000, "{kept} of 500000 objects were kept");
+}
+
+#[test]
+fn lisp_prints_while_rust_holds_the_locks_of_the_standard_streams() {
+    let lisp = lisp().with_timeout(Duration::from_secs(20));
+    let (_stdout, _stderr) = (std::io::stdout().lock(), std::io::stderr().lock());
+    lisp.eval::<()>("(terpri) (finish-output) (terpri *error-output*) (finish-output *error-output*)").unwrap();
+}
+
+#[test]
 fn enter_runs_closures_on_a_lisp_thread_and_nests() {
     let lisp = lisp();
     let sum: u64 = lisp
