@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, adapt_to_revision};
 use super::incoming::{DecodedLine, InvalidMessage, Message, decode};
-use super::tools::{self, Call, ToolContext, ToolListObserver};
+use super::tools::{self, Call, ToolContext, ToolListObserver, excerpt, quoted_excerpt};
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::attach;
@@ -285,7 +285,8 @@ impl Conversation {
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has only one page", None)),
             "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.server_info()).into()),
             _ => {
-                let reason = format!("unknown method {method:?}: this server offers tools (tools/list, tools/call)");
+                let method = quoted_excerpt(method);
+                let reason = format!("unknown method {method}: this server offers tools (tools/list, tools/call)");
                 Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
             }
         }
@@ -332,6 +333,7 @@ impl Conversation {
             None | Some(Value::Null) => RequestMetaObject::default(),
             Some(Value::Object(meta)) => RequestMetaObject::from(meta),
             Some(_) => {
+                let method = excerpt(method);
                 return Err(ErrorData::invalid_params(format!("the _meta of {method} must be an object"), None));
             }
         };

@@ -118,7 +118,10 @@ fn parse_object(mut map: JsonObject) -> Result<Message, ErrorData> {
     match params {
         None | Some(Value::Null) => Ok(Message::Request { id, method, params: JsonObject::new() }),
         Some(Value::Object(params)) => Ok(Message::Request { id, method, params }),
-        Some(_) => Err(ErrorData::invalid_params(format!("the params of {method} must be an object"), None)),
+        Some(_) => {
+            let method = tools::excerpt(&method);
+            Err(ErrorData::invalid_params(format!("the params of {method} must be an object"), None))
+        }
     }
 }
 

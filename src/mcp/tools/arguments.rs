@@ -440,12 +440,20 @@ pub(crate) fn split_names(text: &str) -> Vec<&str> {
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Quotes a string from the client and truncates it, for use in a message.
-pub(super) fn quoted_excerpt(text: &str) -> String {
-    abbreviate(format!("{text:?}"))
+pub(in crate::mcp) fn quoted_excerpt(text: &str) -> String {
+    abbreviate(format!("{:?}", text.chars().take(MAX_EXCERPT).collect::<String>()))
 }
 
+/// Truncates a string from the client, for use in a message.
+pub(in crate::mcp) fn excerpt(text: &str) -> String {
+    abbreviate(text.chars().take(MAX_EXCERPT + 1).collect())
+}
+
+/// Maximum number of characters of a string from the client in a message.
+const MAX_EXCERPT: usize = 60;
+
 fn abbreviate(mut text: String) -> String {
-    if let Some((cut, _)) = text.char_indices().nth(60) {
+    if let Some((cut, _)) = text.char_indices().nth(MAX_EXCERPT) {
         text.truncate(cut);
         text.push('…');
     }

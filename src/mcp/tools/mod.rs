@@ -47,6 +47,7 @@ use crate::schema::{schema_of_arguments, schema_of_result};
 use crate::session::Operation;
 use crate::{Outcome, Session};
 pub(crate) use arguments::split_names;
+pub(super) use arguments::{excerpt, quoted_excerpt};
 pub(super) use call::Call;
 pub(super) use former_names::translate_former_call;
 pub(crate) use registry::Registry;
@@ -425,7 +426,7 @@ fn unknown_tool_message(name: &str, all: &[Tool]) -> String {
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
     let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
-    format!("There is no tool {}.{near} Tools: {}.", arguments::quoted_excerpt(name), all.join(", "))
+    format!("There is no tool {}.{near} Tools: {}.", quoted_excerpt(name), all.join(", "))
 }
 
 /// Returns the hints of a tool that evaluates arbitrary code.
