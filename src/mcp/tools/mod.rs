@@ -116,10 +116,10 @@ impl ToolContext {
         }
     }
 
-    /// Wakes the worker's event loop, which then runs expired timers and checks for shutdown.
-    pub(super) fn wake_event_loop(&self) {
+    /// Counts one more or one fewer answer that the supervisor's watchdog must wait for.
+    pub(super) fn count_pending_answer(&self, more: bool) {
         if let Some(recovery) = &self.recovery {
-            recovery.wake_event_loop();
+            recovery.count_pending_answer(more);
         }
     }
 
