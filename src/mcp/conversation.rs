@@ -11,12 +11,13 @@ use rmcp::model::{
 use serde_json::{Value, json};
 
 use super::client::{Client, adapt_to_revision};
-use super::incoming::{DecodedLine, InvalidMessage, Message, decode};
-use super::tools::{self, Call, ToolContext, ToolListObserver};
+use super::incoming::{CANCELLATION, DecodedLine, InvalidMessage, Message, decode};
+use super::slow_lines::SlowLines;
+use super::tools::{self, Call, ToolContext, ToolListObserver, excerpt, quoted_excerpt};
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::attach;
-use crate::rpc::framing::{Line, too_long_message};
+use crate::rpc::framing::too_long_message;
 use crate::rpc::inflight::{Batch, Inflight, Responder};
 use crate::rpc::route::job_number;
 use crate::session::Operation;
@@ -47,6 +48,8 @@ pub(super) struct Conversation {
     listed: Mutex<(u64, ListToolsResult)>,
     /// The way in which the conversation was opened; `None` until a request opens it.
     opened: Mutex<Option<OpeningKind>>,
+    /// The client's slow lines, and the lines that wait for them.
+    pub(super) slow_lines: SlowLines,
 }
 
 /// The way in which the conversation was opened.
@@ -83,7 +86,12 @@ impl Conversation {
 
     fn with_list(tools: Arc<ToolContext>, listed: (u64, ListToolsResult)) -> Arc<Self> {
         let registry = tools.registry().clone();
-        let conversation = Arc::new(Self { tools, listed: Mutex::new(listed), opened: Mutex::default() });
+        let conversation = Arc::new(Self {
+            tools,
+            listed: Mutex::new(listed),
+            opened: Mutex::default(),
+            slow_lines: SlowLines::default(),
+        });
         let observer: Weak<Self> = Arc::downgrade(&conversation);
         registry.subscribe(observer);
         conversation
@@ -127,15 +135,9 @@ impl Conversation {
         self.tools.session().disconnect();
     }
 
-    /// Handles a line from the client. `number` is the call number.
-    pub(super) fn handle_line(&self, line: Line<'_>, number: u64) {
-        let text = match line {
-            Line::Text(text) => text,
-            Line::TooLong(id) => {
-                return self.inflight().refuse(id, ErrorData::invalid_request(too_long_message(), None), number, None);
-            }
-        };
-        self.handle_decoded(decode(text), text.len(), number);
+    /// Refuses a line that is too long. `id` is the id of the request in the line, if an id was found.
+    pub(super) fn refuse_too_long(&self, id: Option<Value>, number: u64) {
+        self.inflight().refuse(id, ErrorData::invalid_request(too_long_message(), None), number, None);
     }
 
     /// Handles the content of a line of `bytes` bytes. `number` is the call number.
@@ -182,7 +184,7 @@ impl Conversation {
 
     fn handle_notification(&self, method: &str, mut params: JsonObject, position: MessagePosition<'_>) {
         match method {
-            "notifications/cancelled" => {
+            CANCELLATION => {
                 if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
                     self.inflight().cancel(&id);
                 }
@@ -202,6 +204,9 @@ impl Conversation {
     }
 
     fn handle_request(&self, id: RequestId, method: &str, params: JsonObject, position: MessagePosition<'_>) {
+        if self.slow_lines.has_cancellation(&id, position.call) {
+            return self.report_unanswered(position);
+        }
         match self.inflight().admit(id.clone(), position.call, position.batch, position.bytes) {
             Ok(responder) => self.perform(responder, id, method, params, position),
             Err(error) => self.inflight().refuse(Some(id.into_json_value()), error, position.call, position.batch),
@@ -285,7 +290,8 @@ impl Conversation {
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has only one page", None)),
             "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.server_info()).into()),
             _ => {
-                let reason = format!("unknown method {method:?}: this server offers tools (tools/list, tools/call)");
+                let method = quoted_excerpt(method);
+                let reason = format!("unknown method {method}: this server offers tools (tools/list, tools/call)");
                 Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
             }
         }
@@ -332,6 +338,7 @@ impl Conversation {
             None | Some(Value::Null) => RequestMetaObject::default(),
             Some(Value::Object(meta)) => RequestMetaObject::from(meta),
             Some(_) => {
+                let method = excerpt(method);
                 return Err(ErrorData::invalid_params(format!("the _meta of {method} must be an object"), None));
             }
         };

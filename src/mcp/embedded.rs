@@ -155,7 +155,7 @@ fn serve(
     is_over: impl Fn() -> bool,
 ) -> io::Result<()> {
     let served = stream::serve(input, output, waker, client, is_over);
-    client.conversation.end();
+    client.conversation.disconnect();
     served
 }
 

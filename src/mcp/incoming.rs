@@ -7,6 +7,9 @@ use super::tools;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
+/// The notification that cancels a request.
+pub(super) const CANCELLATION: &str = "notifications/cancelled";
+
 /// A message from the client.
 #[derive(Debug)]
 pub(super) enum Message {
@@ -45,6 +48,26 @@ impl DecodedLine {
             Self::Empty => false,
             Self::Single(message) => reads(message),
             Self::Batch(messages) => messages.iter().any(reads),
+        }
+    }
+
+    /// Returns true for a message that is handled ahead of the client's slow lines: a ping, or the answer to a question
+    /// of the server.
+    pub(super) fn overtakes_slow_lines(&self) -> bool {
+        match self {
+            Self::Single(Ok(Message::Request { method, .. })) => method == "ping",
+            Self::Single(Ok(Message::Response { .. } | Message::StrayResponse)) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the id of the request that the line cancels, if the line is a cancellation.
+    pub(super) fn cancelled_request(&self) -> Option<RequestId> {
+        match self {
+            Self::Single(Ok(Message::Notification { method, params })) if method == CANCELLATION => {
+                serde_json::from_value(params.get("requestId")?.clone()).ok()
+            }
+            _ => None,
         }
     }
 }
@@ -117,7 +140,10 @@ fn parse_object(mut map: JsonObject) -> Result<Message, ErrorData> {
     match params {
         None | Some(Value::Null) => Ok(Message::Request { id, method, params: JsonObject::new() }),
         Some(Value::Object(params)) => Ok(Message::Request { id, method, params }),
-        Some(_) => Err(ErrorData::invalid_params(format!("the params of {method} must be an object"), None)),
+        Some(_) => {
+            let method = tools::excerpt(&method);
+            Err(ErrorData::invalid_params(format!("the params of {method} must be an object"), None))
+        }
     }
 }
 

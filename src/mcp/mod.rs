@@ -8,6 +8,7 @@ mod incoming;
 mod recovery_context;
 mod reply;
 mod server;
+mod slow_lines;
 pub(crate) mod stdio;
 mod tools;
 

@@ -114,9 +114,9 @@ impl RecoveryContext {
         self.cancelled_connection == Some(session.connection_number())
     }
 
-    /// Wakes the event loop, which then runs expired timers and checks for shutdown.
-    pub(super) fn wake_event_loop(&self) {
-        self.event_loop.wake();
+    /// Counts one more or one fewer answer that the supervisor's watchdog must wait for.
+    pub(super) fn count_pending_answer(&self, more: bool) {
+        self.status.adjust(StatusField::PendingAnswers, more);
     }
 
     /// Returns true until the replay is complete.

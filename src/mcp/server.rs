@@ -1,7 +1,7 @@
 //! The services that an event loop drives. [`Server`] serves all clients of a worker's supervisor, and [`SingleClient`]
 //! serves one client on a stream of its own.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -10,9 +10,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
-use super::incoming::decode;
 use super::tools::ToolContext;
-use crate::os::panics;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::rpc::event_loop::Service;
@@ -28,8 +26,6 @@ pub(super) struct Server {
     attached: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     /// Incomplete long lines, with their call numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
-    /// Lines that wait, by connection, while a thread handles an earlier, slow line of the connection.
-    waiting_lines: Arc<Mutex<BTreeMap<u64, WaitingLines>>>,
     /// Number of lines received from the supervisor.
     received: AtomicU64,
     /// The call number that the next new line must have. Lines that an earlier worker received have lower numbers.
@@ -38,9 +34,6 @@ pub(super) struct Server {
     /// Process id of the supervisor.
     supervisor: Option<Pid>,
 }
-
-/// Waiting lines, with their call numbers. `None` is the end of the connection.
-type WaitingLines = VecDeque<(u64, Option<Vec<u8>>)>;
 
 impl Server {
     /// Creates a server that resumes the last image's conversations from their `handshakes`. The first new line has the
@@ -56,7 +49,6 @@ impl Server {
             main: Conversation::new(tools),
             attached: Mutex::default(),
             pieces: Mutex::default(),
-            waiting_lines: Arc::default(),
             received: AtomicU64::new(0),
             next_line: AtomicU64::new(next_line),
             status,
@@ -161,11 +153,11 @@ impl Server {
             }
             (MarkedContent::Line(number, rest), Some((_, mut line))) => {
                 line.extend_from_slice(rest);
-                self.handle_slow(connection, number, line);
+                self.conversation(connection).handle_slow(line, number);
             }
             (MarkedContent::Line(number, line), None) => {
                 self.record_received(number);
-                self.handle_in_order(connection, number, line);
+                self.conversation(connection).receive(line, number);
             }
             (MarkedContent::Notice(text), begun) => {
                 if let Some(begun) = begun {
@@ -180,14 +172,8 @@ impl Server {
                     self.main.inflight().output.send_done(number);
                 }
                 let conversation = self.attached.lock().remove(&connection);
-                let is_waiting = self
-                    .waiting_lines
-                    .lock()
-                    .get_mut(&connection)
-                    .map(|waiting| waiting.push_back((number, None)))
-                    .is_some();
-                if let Some(conversation) = conversation.filter(|_| !is_waiting) {
-                    conversation.end();
+                if let Some(conversation) = conversation {
+                    conversation.disconnect();
                 }
                 self.main.inflight().output.send_done(number);
             }
@@ -196,56 +182,6 @@ impl Server {
 
     fn conversation(&self, connection: u64) -> Arc<Conversation> {
         if connection == 0 { self.main.clone() } else { self.attached_client(connection) }
-    }
-
-    /// Handles a line, after any slow line of the same connection.
-    fn handle_in_order(&self, connection: u64, number: u64, line: &[u8]) {
-        if let Some(waiting) = self.waiting_lines.lock().get_mut(&connection) {
-            return waiting.push_back((number, Some(line.to_vec())));
-        }
-        let incoming = decode(line);
-        if incoming.reads_files() {
-            return self.handle_slow(connection, number, line.to_vec());
-        }
-        self.conversation(connection).handle_decoded(incoming, line.len(), number);
-    }
-
-    /// Handles a slow line (long, or a call that reads files) on a separate thread.
-    fn handle_slow(&self, connection: u64, number: u64, line: Vec<u8>) {
-        let mut lines = VecDeque::from([(number, Some(line))]);
-        let mut waiting_lines = self.waiting_lines.lock();
-        if let Some(waiting) = waiting_lines.get_mut(&connection) {
-            return waiting.append(&mut lines);
-        }
-        waiting_lines.insert(connection, lines);
-        drop(waiting_lines);
-        let (conversation, waiting_lines) = (self.conversation(connection), self.waiting_lines.clone());
-        let handle_all = move || {
-            loop {
-                let next = {
-                    let mut waiting_lines = waiting_lines.lock();
-                    let next = waiting_lines.get_mut(&connection).and_then(VecDeque::pop_front);
-                    if next.is_none() {
-                        waiting_lines.remove(&connection);
-                    }
-                    next
-                };
-                let Some((number, line)) = next else { break };
-                let handle = || match &line {
-                    Some(line) => conversation.handle_line(Line::Text(line), number),
-                    None => conversation.end(),
-                };
-                // Unwinding drops the call's `Responder`, which answers the client.
-                if panics::catch(handle).is_none() {
-                    tracing::error!("the handler of a request panicked");
-                }
-            }
-            // The event loop checks for shutdown only when it wakes.
-            conversation.tools().wake_event_loop();
-        };
-        if std::thread::Builder::new().name("sbcl-mcp-line".to_owned()).spawn(handle_all.clone()).is_err() {
-            handle_all();
-        }
     }
 }
 
@@ -267,9 +203,8 @@ impl Service for Server {
 
     fn is_idle(&self) -> bool {
         self.pieces.lock().is_empty()
-            && self.waiting_lines.lock().is_empty()
-            && self.main.inflight().is_idle()
-            && self.attached.lock().values().all(|conversation| conversation.inflight().is_idle())
+            && self.main.is_idle()
+            && self.attached.lock().values().all(|conversation| conversation.is_idle())
     }
 
     /// Only the supervisor ends the server, so signals have no effect on a worker that still has its supervisor.
@@ -305,7 +240,15 @@ impl SingleClient {
 
 impl Service for SingleClient {
     fn handle_line(&self, line: Line<'_>) {
-        self.conversation.handle_line(line, self.lines.fetch_add(1, Ordering::Relaxed) + 1);
+        let number = self.lines.fetch_add(1, Ordering::Relaxed) + 1;
+        match line {
+            Line::Text(text) => self.conversation.receive(text, number),
+            Line::TooLong(id) => self.conversation.refuse_too_long(id, number),
+        }
+    }
+
+    fn accepts_lines(&self) -> bool {
+        self.conversation.slow_lines.accept_more()
     }
 
     fn run_timers(&self, now: Instant) -> Option<Instant> {
@@ -313,7 +256,7 @@ impl Service for SingleClient {
     }
 
     fn is_idle(&self) -> bool {
-        self.conversation.inflight().is_idle()
+        self.conversation.is_idle()
     }
 
     fn exits_on_signal(&self) -> bool {

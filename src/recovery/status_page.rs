@@ -29,7 +29,7 @@ pub(crate) enum StatusField {
     ReplayedForm,
     /// The highest call number among the lines that the worker has read.
     LastLineRead,
-    /// The number of answers that wait for a person or for another process.
+    /// The number of answers that wait for a person, for another process, or for a thread that handles slow lines.
     PendingAnswers,
     /// The number of the newest evaluation.
     NewestEvaluation,

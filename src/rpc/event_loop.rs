@@ -31,6 +31,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) trait Service: Send + Sync {
     /// Handles one line from the client.
     fn handle_line(&self, line: Line<'_>);
+    /// Returns false while too many lines wait in the service, so that the loop reads no more. The service wakes the loop
+    /// when fewer lines wait.
+    fn accepts_lines(&self) -> bool {
+        true
+    }
     /// Runs the timers that have expired by `now`. Returns the time of the next timer.
     fn run_timers(&self, now: Instant) -> Option<Instant>;
     /// Returns true if no request waits for an answer.
@@ -156,7 +161,8 @@ impl EventLoop {
         let mut descriptors = UsableDescriptors { waker: true, signals: true };
         loop {
             let LoopState { is_paused, shutdown } = *self.state.lock();
-            let may_read = shutdown.is_none() && !is_paused && self.output.accepts_requests();
+            let may_read =
+                shutdown.is_none() && !is_paused && self.output.accepts_requests() && service.accepts_lines();
             if may_read && let Some(line) = input.next_line() {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| service.handle_line(line)).is_none() {

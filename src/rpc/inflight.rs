@@ -230,12 +230,13 @@ impl Inflight {
         self.table.lock().requests.is_empty()
     }
 
-    /// Cancels the pending request with this id. The request gets no answer, and its id may be used again.
-    pub(crate) fn cancel(&self, id: &RequestId) {
+    /// Cancels the pending request with this id. The request gets no answer, and its id may be used again. Returns false
+    /// if no request with this id is pending.
+    pub(crate) fn cancel(&self, id: &RequestId) -> bool {
         let mut table = self.table.lock();
-        let Some(number) = table.ids.get(id).copied() else { return };
+        let Some(number) = table.ids.get(id).copied() else { return false };
         let withdrawn = table.take_server_requests_where(|sent| sent.on_behalf_of == number);
-        let Some(request) = table.take(number) else { return };
+        let Some(request) = table.take(number) else { return true };
         for (sent, _) in &withdrawn {
             self.withdraw(*sent, "the evaluation was cancelled");
         }
@@ -248,6 +249,7 @@ impl Inflight {
         request.cancel.into_iter().for_each(|cancel| cancel());
         // The reply handlers may own the responder of the cancelled request; dropping the responder now sends no answer.
         drop(withdrawn);
+        true
     }
 
     /// Answers a line, or a member of a batch, with `error` without admitting it. `id` is the id that the client sent, if

@@ -32,13 +32,16 @@ pub(crate) fn serve(
 ) -> io::Result<()> {
     let mut input = LineReader::new(nonblocking_reader(input)?);
     loop {
-        let may_read = output.accepts_requests();
-        while may_read && let Some(line) = input.next_line() {
+        let may_read = loop {
+            if !output.accepts_requests() || !service.accepts_lines() {
+                break false;
+            }
+            let Some(line) = input.next_line() else { break true };
             // Unwinding drops the call's `Responder`, which answers the client.
             if panics::catch(|| service.handle_line(line)).is_none() {
                 tracing::error!("the handler of a request panicked");
             }
-        }
+        };
         let now = Instant::now();
         let next_timer = panics::catch(|| service.run_timers(now)).flatten();
         if is_over() || output.is_broken() {

@@ -385,12 +385,7 @@ fn searches_for_systems_delay_no_other_client(mode: Mode) {
     let mut server = runtime.server(&[]);
     let mut client = runtime.attach(&server);
     let names = |count: usize| (0..count).map(|n| format!("s{n}")).collect::<Vec<_>>().join(", ");
-    let load = |id: usize| {
-        let arguments = json!({"system": format!("s{id}"), "directory": innermost});
-        let params = json!({"name": "load-system", "arguments": arguments});
-        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
-    };
-    let batch: Value = (0..LOADS).map(load).collect();
+    let batch = batch_of_searches(LOADS, &innermost);
     assert!(batch.to_string().len() < 64 << 10, "the line is sent in one piece");
     let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
         let text = client.call_err("run-tests", json!({"system": names(600), "directory": innermost}));
@@ -424,6 +419,87 @@ impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, std::sync::atomic::Ordering::Relaxed);
     }
+}
+
+/// Returns a batch of calls of load-system with ids from 0, each of which searches `directory` for a system in vain.
+fn batch_of_searches(calls: usize, directory: &Path) -> Value {
+    let load = |id: usize| {
+        let arguments = json!({"system": format!("s{id}"), "directory": directory});
+        let params = json!({"name": "load-system", "arguments": arguments});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    (0..calls).map(load).collect()
+}
+
+#[apply(both_modes)]
+fn pings_and_cancellations_overtake_the_slow_lines_of_their_own_client(mode: Mode) {
+    const LOADS: usize = 300;
+    let directory = Scratch::new();
+    let innermost = nested_system_definitions(&directory, 300);
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach(&server);
+    client.evaluate("(defvar *done* nil)");
+    client.send(&batch_of_searches(LOADS, &innermost));
+    let waiting = client.post_call("evaluate-lisp", json!({"code": "(push :waiting *done*)"}));
+    let cancelled = client.post_call("evaluate-lisp", json!({"code": "(push :cancelled *done*)"}));
+    let long = format!("; {}\n(push :long *done*)", "x".repeat(1_000_000));
+    let cancelled_long = client.post_call("evaluate-lisp", json!({"code": long}));
+    client.cancel(LOADS as i64 - 1);
+    client.cancel(cancelled);
+    client.cancel(cancelled_long);
+    client.assert_ping_is_fast("behind slow lines of its client");
+    assert!(client.unclaimed.is_empty(), "the slow line was answered before the ping");
+    let Some(Value::Array(answers)) = client.read() else { panic!("no answer to the batch") };
+    assert_eq!(answers.len(), LOADS - 1, "one request of the batch is cancelled");
+    assert_eq!(outcome(&client.answer(waiting)).0, "=> (:WAITING)");
+    assert_eq!(client.evaluate("*done*"), "=> (:WAITING)");
+    assert!(client.unclaimed.is_empty(), "a cancelled request was answered");
+    server.assert_works();
+}
+
+#[apply(both_modes)]
+fn server_ends_while_it_handles_a_slow_line(mode: Mode) {
+    let directory = Scratch::new();
+    let innermost = nested_system_definitions(&directory, 300);
+    let mut server = mode.ready();
+    server.send(&batch_of_searches(1_000, &innermost));
+    server.request("ping", json!({}));
+    let begin = Instant::now();
+    assert!(server.finish().status.success());
+    assert!(begin.elapsed() < Duration::from_secs(5), "the end took {:?}", begin.elapsed());
+}
+
+#[apply(both_modes)]
+fn long_names_and_lists_are_refused_at_once_with_their_limits(mode: Mode) {
+    let directory = Scratch::new();
+    let innermost = nested_system_definitions(&directory, 300);
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach(&server);
+    let (name, list) = ("A".repeat(8 << 20), "a,".repeat(4 << 20));
+    let keys: serde_json::Map<_, _> = (0..300_000).map(|n| (format!("key-{n}"), json!(1))).collect();
+    for (tool, arguments, limit) in [
+        ("load-system", json!({"system": name, "directory": innermost}), "a string of at most 4096 bytes"),
+        ("load-system", json!({"path": name}), "a string of at most 4096 bytes"),
+        ("run-tests", json!({"name": name}), "a string of at most 4096 bytes"),
+        ("run-tests", json!({"system": list}), "an array of at most 1000 strings"),
+        ("trace-calls", json!({"code": "1", "functions": list}), "an array of at most 1000 strings"),
+        ("trace-calls", json!({"code": "1", "functions": vec!["a"; 1 << 20]}), "an array of at most 1000 strings"),
+        ("evaluate-lisp", Value::Object(keys), "at most 100 arguments"),
+    ] {
+        let begin = Instant::now();
+        let call = client.post_call(tool, arguments);
+        client.assert_ping_is_fast(&format!("behind a long call of {tool}"));
+        let (text, is_error) = outcome(&client.answer(call));
+        assert!(is_error && text.contains(limit) && text.len() < 400, "{tool}: {text}");
+        // The line itself must be sent and parsed.
+        assert!(begin.elapsed() < Duration::from_secs(3), "{tool} took {:?}", begin.elapsed());
+    }
+    let answer = client.request(&name, &json!({}));
+    let message = answer["error"]["message"].as_str().expect("a message");
+    assert!(message.starts_with("unknown method \"AAA") && message.len() < 200, "{message}");
+    server.assert_works();
 }
 
 /// The slowest ping of a client while other clients keep the server busy, and that of a client of an idle server.

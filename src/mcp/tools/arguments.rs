@@ -56,6 +56,15 @@ fn value_error<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
     E::custom(describe_mismatch(&allowed.to_string(), value))
 }
 
+/// Maximum number of arguments of a call.
+const MAX_ARGUMENTS: usize = 100;
+/// Maximum length of a name or path, in bytes: the length of a path in Linux.
+const MAX_NAME_BYTES: usize = 4096;
+/// Maximum number of names in a list.
+const MAX_NAMES: usize = 1_000;
+/// Maximum length of all names in a list, in bytes.
+const MAX_LIST_BYTES: usize = 64 << 10;
+
 /// The arguments of one call.
 struct CallArguments<'a> {
     tool: &'a Tool,
@@ -71,6 +80,12 @@ impl<'a> CallArguments<'a> {
     /// Checks the names of the arguments, and replaces underscores in them by hyphens. `known` has all accepted names,
     /// including names that the tool does not list.
     fn check_names(&mut self, known: &[&str]) -> Result<(), ArgumentError> {
+        if self.map.len() > MAX_ARGUMENTS {
+            let (tool, given) = (&self.tool.name, self.map.len());
+            return Err(ArgumentError(format!(
+                "{tool}: a call may have at most {MAX_ARGUMENTS} arguments, not {given}."
+            )));
+        }
         let known_name = |name: String| {
             let hyphenated = name.replace('_', "-");
             if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
@@ -232,6 +247,20 @@ pub(super) fn text(given: Option<Text>) -> Option<String> {
     given.map(|text| text.0)
 }
 
+/// A string argument that is a name or a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name(String);
+
+argument!(Name, {"type": "string"}, |value| match serde_json::from_value(value.clone()) {
+    Ok(Text(text)) if text.len() <= MAX_NAME_BYTES => Ok(Self(text)),
+    _ => Err(format!("a string of at most {MAX_NAME_BYTES} bytes")),
+});
+
+/// Returns the string of an optional name.
+pub(super) fn name(given: Option<Name>) -> Option<String> {
+    given.map(|name| name.0)
+}
+
 /// A boolean argument, false by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -253,6 +282,16 @@ argument!(Flag, {"type": "boolean"}, |value| {
 pub(super) struct Names(pub(super) Vec<String>);
 
 argument!(Names, {"type": "array", "items": {"type": "string"}}, |value| {
+    let within_limits = |count: usize, bytes: usize| count <= MAX_NAMES && bytes <= MAX_LIST_BYTES;
+    let too_long = || format!("an array of at most {MAX_NAMES} strings, with at most {MAX_LIST_BYTES} bytes in all");
+    let bytes = |value: &Value| value.as_str().map_or(0, str::len);
+    let is_short = match &*value {
+        Value::Array(values) => within_limits(values.len(), values.iter().map(bytes).sum()),
+        one => within_limits(1, bytes(one)),
+    };
+    if !is_short {
+        return Err(too_long());
+    }
     let values = match std::mem::take(value) {
         Value::Array(values) => values,
         one => vec![one],
@@ -271,6 +310,10 @@ argument!(Names, {"type": "array", "items": {"type": "string"}}, |value| {
         names = split_names(text).into_iter().map(str::to_owned).collect();
     }
     names.retain(|name| !name.trim().is_empty());
+    if names.len() > MAX_NAMES {
+        *value = Value::from(names);
+        return Err(too_long());
+    }
     Ok(Self(names))
 });
 
@@ -440,12 +483,20 @@ pub(crate) fn split_names(text: &str) -> Vec<&str> {
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Quotes a string from the client and truncates it, for use in a message.
-pub(super) fn quoted_excerpt(text: &str) -> String {
-    abbreviate(format!("{text:?}"))
+pub(in crate::mcp) fn quoted_excerpt(text: &str) -> String {
+    abbreviate(format!("{:?}", text.chars().take(MAX_EXCERPT).collect::<String>()))
 }
 
+/// Truncates a string from the client, for use in a message.
+pub(in crate::mcp) fn excerpt(text: &str) -> String {
+    abbreviate(text.chars().take(MAX_EXCERPT + 1).collect())
+}
+
+/// Maximum number of characters of a string from the client in a message.
+const MAX_EXCERPT: usize = 60;
+
 fn abbreviate(mut text: String) -> String {
-    if let Some((cut, _)) = text.char_indices().nth(60) {
+    if let Some((cut, _)) = text.char_indices().nth(MAX_EXCERPT) {
         text.truncate(cut);
         text.push('…');
     }
@@ -558,6 +609,24 @@ mod tests {
         ] {
             assert_eq!(sample(json!({"code": "1", "names": given})).unwrap().names.0, expected);
         }
+    }
+
+    #[test]
+    fn names_and_lists_beyond_their_limits_are_refused() {
+        let names = |given: Value| sample(json!({"code": "1", "names": given})).map(|sample| sample.names.0.len());
+        assert_eq!(names(json!(vec!["a"; MAX_NAMES])), Ok(MAX_NAMES));
+        assert_eq!(names(json!("a,".repeat(MAX_NAMES))), Ok(MAX_NAMES));
+        for long in [json!(vec!["a"; MAX_NAMES + 1]), json!("a,".repeat(MAX_NAMES + 1)), json!("a".repeat(65_537))] {
+            let reason = names(long).unwrap_err();
+            assert!(reason.starts_with("tool: names must be an array of at most 1000 strings, with at most 65536"));
+            assert!(reason.len() < 250, "{reason}");
+        }
+        let name = |length: usize| serde_json::from_value::<Name>(json!("x".repeat(length)));
+        assert!(name(MAX_NAME_BYTES).is_ok());
+        let reason = name(MAX_NAME_BYTES + 1).unwrap_err().to_string();
+        assert!(reason.starts_with("a string of at most 4096 bytes, not \"xxx") && reason.len() < 150, "{reason}");
+        let many: serde_json::Map<_, _> = (0..=MAX_ARGUMENTS).map(|n| (n.to_string(), Value::Null)).collect();
+        assert_eq!(sample(Value::Object(many)).unwrap_err(), "tool: a call may have at most 100 arguments, not 101.");
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub(super) fn evaluate(
             answer(call, outcome);
         }
     };
-    let job = submit(evaluation, Box::new(reply));
+    let job = pending.submit(&session, || submit(evaluation, Box::new(reply)));
     pending.report_job(&session, job, progress_text);
     if let Some(time) = wait_limit {
         let session = session.clone();
@@ -148,5 +148,4 @@ pub(super) fn evaluate(
             }
         });
     }
-    pending.on_cancel(move || session.cancel(job));
 }

@@ -129,6 +129,27 @@ impl SharedCall {
     }
 }
 
+/// The state of a job's submission, which a cancellation on another thread may precede.
+#[derive(Debug, Default)]
+struct Submission {
+    job: Option<JobId>,
+    is_cancelled: bool,
+}
+
+impl Submission {
+    /// Records a cancellation. Returns the job to cancel if it is submitted.
+    fn cancel(&mut self) -> Option<JobId> {
+        self.is_cancelled = true;
+        self.job
+    }
+
+    /// Records the submitted job. Returns true if it must be cancelled.
+    fn record(&mut self, job: JobId) -> bool {
+        self.job = Some(job);
+        self.is_cancelled
+    }
+}
+
 /// A reference to a pending call.
 #[derive(Debug, Clone)]
 pub(super) struct PendingCall {
@@ -144,6 +165,25 @@ impl PendingCall {
     /// longer pending.
     pub(super) fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) -> bool {
         self.inflight.on_cancel(self.request, cancel)
+    }
+
+    /// Submits a job of the call with `submit`. Cancelling the call cancels the job, even if another thread cancels the
+    /// call before `submit` returns.
+    pub(super) fn submit(&self, session: &Session, submit: impl FnOnce() -> JobId) -> JobId {
+        let submission = Arc::new(Mutex::new(Submission::default()));
+        let (cancelled, canceller) = (submission.clone(), session.clone());
+        let is_pending = self.on_cancel(move || {
+            let job = cancelled.lock().cancel();
+            job.into_iter().for_each(|job| canceller.cancel(job));
+        });
+        if !is_pending {
+            submission.lock().cancel();
+        }
+        let job = submit();
+        if submission.lock().record(job) {
+            session.cancel(job);
+        }
+        job
     }
 
     /// Calls `on_deadline` if the call is not answered within `time`.

@@ -20,12 +20,8 @@ pub(super) fn handle_with_job(
 /// Submits a job that answers `call`. Cancelling the call cancels the job.
 pub(super) fn submit_job(call: Call, submit: impl FnOnce(&Session, Call) -> JobId) {
     let (session, pending) = (call.session().clone(), call.pending());
-    let job = submit(&session, call);
-    pending.report_progress({
-        let session = session.clone();
-        move |from| session.output_so_far(job, from)
-    });
-    pending.on_cancel(move || session.cancel(job));
+    let job = pending.submit(&session, || submit(&session, call));
+    pending.report_progress(move |from| session.output_so_far(job, from));
 }
 
 /// The tool invoke-restart.

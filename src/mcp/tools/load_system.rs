@@ -9,10 +9,10 @@ use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::arguments::{Flag, Text, Timeout, text};
+use super::arguments::{Flag, Name, Text, Timeout, name, text};
 use super::background::{self, Wait};
 use super::limits::OnErrorChoice;
-use super::system::{DefinitionCache, System, absolute_path, existing_directory, pathname};
+use super::system::{DefinitionCache, System, absolute_path, existing_directory, pathname, run_search};
 use super::{Call, CallHandler, CallPolicy, Fault, ToolSpec, ask, evaluation_hints, handle_with};
 use crate::schema;
 use crate::session::Operation;
@@ -28,14 +28,14 @@ pub(super) struct LoadSystem;
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
     /// ASDF system, such as `my-app/tests`.
-    system: Option<Text>,
+    system: Option<Name>,
     /// In place of `system`: a .lisp, .fasl or .asd file, or a directory with an .asd.
-    path: Option<Text>,
+    path: Option<Name>,
     /// Reload even if up to date. `self`: the system; `all`: its dependencies, too.
     #[serde(default)]
     force: Force,
     /// Directory to search first for the .asd.
-    directory: Option<Text>,
+    directory: Option<Name>,
     /// Current package during the load.
     package: Option<Text>,
     /// Seconds until TIMEOUT; 0: no limit. Default: 600.
@@ -99,8 +99,10 @@ impl ToolSpec for LoadSystem {
     fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let session = call.session().clone();
         let force = arguments.force.name();
-        let [system, path, directory] = [arguments.system, arguments.path, arguments.directory].map(text);
-        let target = Target::from_arguments(system.as_deref(), path.as_deref(), directory.as_deref())?;
+        let [system, path, directory] = [arguments.system, arguments.path, arguments.directory].map(name);
+        let target = run_search(call, move |known| {
+            Target::from_arguments(system.as_deref(), path.as_deref(), directory.as_deref(), known)
+        })?;
         let mut evaluation = Evaluation::new(target.code(force));
         let operation = target.operation(force);
         evaluation.package = text(arguments.package);
@@ -130,12 +132,17 @@ enum Target {
 }
 
 impl Target {
-    fn from_arguments(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
+    fn from_arguments(
+        system: Option<&str>,
+        path: Option<&str>,
+        directory: Option<&str>,
+        known: &DefinitionCache,
+    ) -> Result<Self, Fault> {
         match (system, path, directory) {
             (Some(_), Some(_), _) => {
                 Err(Fault::Refusal(format!("{} takes system or path, not both.", LoadSystem::NAME)))
             }
-            (Some(system), None, _) => System::find(system, directory, &DefinitionCache::default()).map(Self::System),
+            (Some(system), None, _) => System::find(system, directory, known).map(Self::System),
             (None, Some(path), _) => {
                 let path = match directory {
                     Some(directory) => existing_directory(directory)?.join(path),

@@ -47,6 +47,7 @@ use crate::schema::{schema_of_arguments, schema_of_result};
 use crate::session::Operation;
 use crate::{JobId, Outcome, Session};
 pub(crate) use arguments::split_names;
+pub(super) use arguments::{excerpt, quoted_excerpt};
 pub(super) use call::Call;
 pub(super) use former_names::translate_former_call;
 pub(crate) use registry::Registry;
@@ -115,10 +116,10 @@ impl ToolContext {
         }
     }
 
-    /// Wakes the worker's event loop, which then runs expired timers and checks for shutdown.
-    pub(super) fn wake_event_loop(&self) {
+    /// Counts one more or one fewer answer that the supervisor's watchdog must wait for.
+    pub(super) fn count_pending_answer(&self, more: bool) {
         if let Some(recovery) = &self.recovery {
-            recovery.wake_event_loop();
+            recovery.count_pending_answer(more);
         }
     }
 
@@ -431,7 +432,7 @@ fn unknown_tool_message(name: &str, all: &[Tool]) -> String {
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
     let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
-    format!("There is no tool {}.{near} Tools: {}.", arguments::quoted_excerpt(name), all.join(", "))
+    format!("There is no tool {}.{near} Tools: {}.", quoted_excerpt(name), all.join(", "))
 }
 
 /// Returns the hints of a tool that evaluates arbitrary code.

@@ -10,9 +10,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Flag, Names, SuspectCount, Text, parse_seconds, text};
+use super::arguments::{Flag, Name, Names, SuspectCount, Text, name, parse_seconds};
 use super::background::{self, Wait};
-use super::system::{DefinitionCache, System};
+use super::system::{System, run_search};
 use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with};
 use crate::mcp::fresh_image::{FreshRun, TestSelection};
 use crate::outcome::{
@@ -54,12 +54,12 @@ pub(super) struct Arguments {
     #[schemars(with = "Option<Text>")]
     system: Names,
     /// Directory to search first for the .asd.
-    directory: Option<Text>,
+    directory: Option<Name>,
     /// Run the tests of this package.
     #[serde(alias = "package")]
-    test_package: Option<Text>,
+    test_package: Option<Name>,
     /// A test, suite or tag, such as `my-tests::parse`.
-    name: Option<Text>,
+    name: Option<Name>,
     /// Seconds for each test.
     #[serde(default)]
     timeout: TestSeconds,
@@ -119,25 +119,27 @@ impl JsonSchema for TestSeconds {
 
 impl Arguments {
     /// Returns the selected tests.
-    fn test_selection(&self) -> Result<TestSelection, Fault> {
-        let name = RunTests::NAME;
+    fn test_selection(self, call: &Call) -> Result<TestSelection, Fault> {
+        let tool = RunTests::NAME;
         let given = [!self.system.0.is_empty(), self.test_package.is_some(), self.name.is_some()];
         if given.iter().filter(|given| **given).count() != 1 {
-            return Err(Fault::Refusal(format!("{name} needs exactly one of system, test-package and name.")));
+            return Err(Fault::Refusal(format!("{tool} needs exactly one of system, test-package and name.")));
         }
         if self.system.0.len() > MAX_SYSTEMS {
-            return Err(Fault::Refusal(format!("{name} takes at most {MAX_SYSTEMS} systems at once.")));
+            return Err(Fault::Refusal(format!("{tool} takes at most {MAX_SYSTEMS} systems at once.")));
         }
-        let [directory, package, name] =
-            [&self.directory, &self.test_package, &self.name].map(|given| text(given.clone()));
-        let known = DefinitionCache::default();
-        let mut systems: Vec<System> = Vec::new();
-        for name in &self.system.0 {
-            let system = System::find(name, directory.as_deref(), &known)?;
-            if !systems.iter().any(|known| known.is_same(&system)) {
-                systems.push(system);
+        let [directory, package, name] = [self.directory, self.test_package, self.name].map(name);
+        let names = self.system.0;
+        let systems = run_search(call, move |known| {
+            let mut systems: Vec<System> = Vec::new();
+            for name in &names {
+                let system = System::find(name, directory.as_deref(), known)?;
+                if !systems.iter().any(|other| other.is_same(&system)) {
+                    systems.push(system);
+                }
             }
-        }
+            Ok(systems)
+        })?;
         let timeout = u64::try_from(Duration::from_secs_f64(self.timeout.0).as_millis()).unwrap_or(u64::MAX);
         Ok(TestSelection { systems, package, name, timeout, reload: self.reload.0, ..TestSelection::default() })
     }
@@ -158,11 +160,11 @@ impl ToolSpec for RunTests {
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
-        let tests = arguments.test_selection()?;
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let options = FreshRunOptions { fresh: arguments.fresh.0, suspects: arguments.suspects.0 };
         let uses_fresh_image = options.fresh || options.suspects > 0;
         let wait_limit = background::wait_limit(arguments.background, arguments.wait);
+        let tests = arguments.test_selection(call)?;
         let mut operation = tests.operation().with("way", uses_fresh_image).with("beside", options.fresh);
         if !options.fresh {
             operation = operation.with_errors();

@@ -3,13 +3,19 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Fault;
+use super::{Call, Fault};
+use crate::os::panics;
 use crate::session::{Operation, quoted};
 
 /// Maximum number of entries read in one directory.
@@ -18,6 +24,67 @@ const MAX_ENTRIES: usize = 2_000;
 const MAX_ASD_FILE_BYTES: u64 = 1 << 20;
 /// Maximum size of all .asd files that one request reads, in bytes.
 const MAX_TOTAL_ASD_BYTES: u64 = 8 << 20;
+
+/// Maximum duration of the search for the systems of one call.
+const SEARCH_TIME: Duration = Duration::from_secs(5);
+/// Maximum number of searches at the same time. A search that is blocked in the read of a file outlives its call.
+const MAX_SEARCHES: usize = 32;
+
+/// Runs `search` on a separate thread, because the read of a file may block, and returns its result. The wait for the
+/// result ends after [`SEARCH_TIME`], or when the client cancels `call`.
+///
+/// # Errors
+/// Returns the error of `search`, or an error if there was no result in time.
+pub(super) fn run_search<T: Send + 'static>(
+    call: &Call,
+    search: impl FnOnce(&DefinitionCache) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let (sender, result) = channel();
+    let cancelled = sender.clone();
+    // A cancelled call gets no answer, so its fault is never seen.
+    let fault = || Err(Fault::Refusal("The call was cancelled.".to_owned()));
+    if !call.pending().on_cancel(move || drop(cancelled.send(fault()))) {
+        return fault();
+    }
+    run_search_within(SEARCH_TIME, sender, &result, search)
+}
+
+/// The number of threads that search.
+static SEARCHES: AtomicUsize = AtomicUsize::new(0);
+
+fn run_search_within<T: Send + 'static>(
+    time: Duration,
+    sender: Sender<Result<T, Fault>>,
+    result: &Receiver<Result<T, Fault>>,
+    search: impl FnOnce(&DefinitionCache) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    let is_stopped = stopped.clone();
+    let run = move || {
+        let known = DefinitionCache { stopped: is_stopped, ..DefinitionCache::default() };
+        let found = panics::catch(|| search(&known));
+        SEARCHES.fetch_sub(1, Ordering::Relaxed);
+        let failed = || Err(Fault::Refusal("The search for the .asd file failed.".to_owned()));
+        let _ = sender.send(found.unwrap_or_else(failed));
+    };
+    if SEARCHES.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCHES {
+        SEARCHES.fetch_sub(1, Ordering::Relaxed);
+        return Err(Fault::Refusal(format!("{MAX_SEARCHES} searches for .asd files still run: try again later.")));
+    }
+    if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-search".to_owned()).spawn(run) {
+        SEARCHES.fetch_sub(1, Ordering::Relaxed);
+        return Err(error.into());
+    }
+    let found = result.recv_timeout(time);
+    stopped.store(true, Ordering::Relaxed);
+    found.unwrap_or_else(|_| {
+        Err(Fault::Refusal(format!(
+            "The search for the .asd file was stopped after {} seconds: there are too many .asd files in or near the \
+             directory, or one of them cannot be read. Name another directory, or load the .asd file by its path.",
+            time.as_secs_f64()
+        )))
+    })
+}
 
 /// An ASDF system, and the file that defines it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -263,17 +330,29 @@ pub(super) struct DefinitionCache {
     paths: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
     names: RefCell<HashMap<PathBuf, Rc<[String]>>>,
     bytes_read: Cell<u64>,
+    /// True once nothing waits for the searches any more. The rest of the directories and files are then not read.
+    stopped: Arc<AtomicBool>,
 }
 
 impl DefinitionCache {
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
     /// Returns the .asd files in a directory, sorted.
     fn asd_files(&self, directory: &Path) -> Rc<[PathBuf]> {
+        if self.is_stopped() {
+            return Rc::default();
+        }
         let mut paths = self.paths.borrow_mut();
         paths.entry(directory.to_owned()).or_insert_with(|| asd_files_in(directory).into()).clone()
     }
 
     /// Returns the entries of a directory that may be directories and are not hidden, sorted.
     fn subdirectories(&self, directory: &Path) -> Rc<[PathBuf]> {
+        if self.is_stopped() {
+            return Rc::default();
+        }
         let mut known = self.directories.borrow_mut();
         known.entry(directory.to_owned()).or_insert_with(|| subdirectories_of(directory).into()).clone()
     }
@@ -281,6 +360,9 @@ impl DefinitionCache {
     /// Returns the names of the systems that the .asd file at `path` seems to define, or no names once the request has
     /// read more than [`MAX_TOTAL_ASD_BYTES`].
     fn names(&self, path: &Path) -> Rc<[String]> {
+        if self.is_stopped() {
+            return Rc::default();
+        }
         let mut names = self.names.borrow_mut();
         let read = || {
             self.bytes_read.update(|read| read + fs::metadata(path).map_or(0, |file| file.len()));
@@ -313,8 +395,7 @@ impl DefinitionCache {
 
 /// Returns the names of the systems that the .asd file at `path` seems to define.
 fn defined_names(path: &Path) -> Vec<String> {
-    let small = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= MAX_ASD_FILE_BYTES);
-    let Some(text) = small.then(|| fs::read(path).ok()).flatten() else { return Vec::new() };
+    let Ok(text) = read_small_file(path) else { return Vec::new() };
     let text = String::from_utf8_lossy(&text);
     // ASCII lowercase keeps the byte offsets.
     let searched = text.to_ascii_lowercase();
@@ -330,6 +411,18 @@ fn defined_names(path: &Path) -> Vec<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
+/// Reads a regular file, or nothing of a file of more than [`MAX_ASD_FILE_BYTES`]. No more is read than the size of the
+/// file, since the read of a kernel's file, whose size is 0, may block.
+fn read_small_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_file() && metadata.len() <= MAX_ASD_FILE_BYTES {
+        file.take(metadata.len()).read_to_end(&mut text)?;
+    }
+    Ok(text)
+}
+
 /// Returns a Lisp pathname for a native path.
 pub(super) fn pathname(path: &str) -> String {
     if path.contains(['*', '?', '[', '\\', '"', '~']) {
@@ -341,7 +434,36 @@ pub(super) fn pathname(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{DefinitionCache, System, SystemDefinition, defined_names, pathname, system_name};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::{DefinitionCache, System, SystemDefinition, defined_names, pathname, run_search_within, system_name};
+    use crate::mcp::tools::Fault;
+
+    #[test]
+    fn a_search_that_takes_too_long_is_refused_and_stopped() {
+        let (sender, result) = channel();
+        let (stopped, is_stopped) = channel();
+        let search = move |known: &DefinitionCache| {
+            while !known.is_stopped() {
+                std::thread::yield_now();
+            }
+            assert!(known.asd_files(std::path::Path::new("/")).is_empty());
+            stopped.send(()).expect("the test waits");
+            Ok(())
+        };
+        let Err(Fault::Refusal(reason)) = run_search_within(Duration::from_millis(10), sender, &result, search) else {
+            panic!("the search ended in time")
+        };
+        assert!(reason.contains("was stopped after 0.01 seconds"), "{reason}");
+        is_stopped.recv_timeout(Duration::from_secs(60)).expect("the search stops");
+    }
+
+    #[test]
+    fn nothing_is_read_of_a_file_of_the_kernel() {
+        assert!(defined_names(std::path::Path::new("/proc/self/status")).is_empty());
+        assert_eq!(super::read_small_file(std::path::Path::new("/proc/self/status")).expect("a file"), b"");
+    }
 
     #[test]
     fn system_names_and_paths_become_lisp() {

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Count, Flag, Names, Text, Timeout, describe_mismatch, text};
+use super::arguments::{Count, Flag, Name, Names, Text, Timeout, describe_mismatch, name, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
 use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
@@ -30,7 +30,7 @@ pub(super) struct Arguments {
     #[serde(default)]
     functions: Names,
     /// Trace all functions of this package.
-    trace_package: Option<Text>,
+    trace_package: Option<Name>,
     /// Package to read the code in.
     package: Option<Text>,
     /// Record calls to this depth; count deeper calls.
@@ -78,7 +78,7 @@ impl ToolSpec for TraceCalls {
     fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let mut evaluation = Evaluation::new(arguments.code.0);
         let functions = arguments.functions.0;
-        let [mut traced, mut package] = [arguments.trace_package, arguments.package].map(text);
+        let [mut traced, mut package] = [name(arguments.trace_package), text(arguments.package)];
         if functions.is_empty() && traced.is_none() {
             // In version 0.1, `package` named the package to trace.
             traced = package.take();

@@ -1,0 +1,237 @@
+//! Slow lines: long lines, and calls that search directories. A thread handles the slow lines of one client, and the
+//! client's later lines wait until the thread has handled them in order. Pings, cancellations, and answers to the server's
+//! questions do not wait.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rmcp::model::RequestId;
+
+use super::conversation::Conversation;
+use super::incoming::decode;
+use crate::os::panics;
+use crate::rpc::inflight::{MAX_BYTES, MAX_REQUESTS};
+
+/// Minimum length of a slow line, in bytes. The event loop decodes a shorter line itself.
+const MIN_SLOW_LINE: usize = 64 << 10;
+
+/// The lines of one client that wait for the thread that handles its slow lines.
+#[derive(Debug, Default)]
+pub(super) struct SlowLines(Mutex<Option<Waiting>>);
+
+/// Waiting lines. They exist until the thread has handled all of them.
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: VecDeque<WaitingLine>,
+    /// Size of the lines, in bytes.
+    bytes: usize,
+    /// The ids in waiting cancellations, each with the call number of the last cancellation.
+    cancelled: HashMap<RequestId, u64>,
+}
+
+/// A line that waits, with its call number and its size in bytes.
+#[derive(Debug)]
+enum WaitingLine {
+    Text(u64, Vec<u8>),
+    /// The cancellation of a request that was not pending yet.
+    Cancellation(u64, RequestId, usize),
+    /// The end of the connection.
+    End,
+}
+
+impl WaitingLine {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(_, text) => text.len(),
+            Self::Cancellation(_, _, bytes) => *bytes,
+            Self::End => 0,
+        }
+    }
+}
+
+impl Waiting {
+    fn push(&mut self, line: WaitingLine) {
+        self.bytes += line.bytes();
+        if let WaitingLine::Cancellation(number, id, _) = &line {
+            self.cancelled.insert(id.clone(), *number);
+        }
+        self.lines.push_back(line);
+    }
+
+    fn pop(&mut self) -> Option<WaitingLine> {
+        let line = self.lines.pop_front()?;
+        self.bytes -= line.bytes();
+        if let WaitingLine::Cancellation(number, id, _) = &line
+            && self.cancelled.get(id) == Some(number)
+        {
+            self.cancelled.remove(id);
+        }
+        Some(line)
+    }
+}
+
+impl SlowLines {
+    /// Returns true if no line is being handled or waits.
+    fn is_empty(&self) -> bool {
+        self.0.lock().is_none()
+    }
+
+    /// Returns true unless the waiting lines are as many, or as large, as pending requests may be.
+    pub(super) fn accept_more(&self) -> bool {
+        let waiting = self.0.lock();
+        waiting.as_ref().is_none_or(|waiting| waiting.lines.len() < MAX_REQUESTS && waiting.bytes < MAX_BYTES)
+    }
+
+    /// Returns true if a waiting cancellation names the request `id` of line `number`. A cancellation applies only to
+    /// requests before it.
+    pub(super) fn has_cancellation(&self, id: &RequestId, number: u64) -> bool {
+        let waiting = self.0.lock();
+        waiting
+            .as_ref()
+            .and_then(|waiting| waiting.cancelled.get(id))
+            .is_some_and(|cancellation| *cancellation > number)
+    }
+
+    /// Appends a line if other lines are being handled or wait. Otherwise, returns the line.
+    fn push(&self, line: WaitingLine) -> Option<WaitingLine> {
+        match &mut *self.0.lock() {
+            Some(waiting) => {
+                waiting.push(line);
+                None
+            }
+            None => Some(line),
+        }
+    }
+
+    /// Returns the next line to handle. After the last line, later lines do not wait.
+    fn pop(&self) -> Option<WaitingLine> {
+        let mut waiting = self.0.lock();
+        let line = waiting.as_mut().and_then(Waiting::pop);
+        if line.is_none() {
+            *waiting = None;
+        }
+        line
+    }
+}
+
+impl Conversation {
+    /// Returns true if no request is pending and no line waits.
+    pub(super) fn is_idle(&self) -> bool {
+        // A waiting line's request is admitted before the line stops waiting.
+        self.slow_lines.is_empty() && self.inflight().is_idle()
+    }
+
+    /// Handles a line from the client: at once, or on another thread if the line is slow or must wait for a slow line.
+    /// `number` is the call number.
+    pub(super) fn receive(self: &Arc<Self>, line: &[u8], number: u64) {
+        if line.len() > MIN_SLOW_LINE {
+            return self.handle_slow(line.to_vec(), number);
+        }
+        let decoded = decode(line);
+        if decoded.reads_files() {
+            return self.handle_slow(line.to_vec(), number);
+        }
+        if decoded.overtakes_slow_lines() || self.slow_lines.is_empty() {
+            return self.handle_decoded(decoded, line.len(), number);
+        }
+        let waiting = match decoded.cancelled_request() {
+            Some(id) if self.inflight().cancel(&id) => return self.inflight().output.send_done(number),
+            Some(id) => WaitingLine::Cancellation(number, id, line.len()),
+            None => WaitingLine::Text(number, line.to_vec()),
+        };
+        if let Some(line) = self.slow_lines.push(waiting) {
+            self.handle_waiting(line);
+        }
+    }
+
+    /// Handles a slow line on a separate thread, after the client's earlier slow lines. `number` is the call number.
+    pub(super) fn handle_slow(self: &Arc<Self>, line: Vec<u8>, number: u64) {
+        let Some(line) = self.slow_lines.push(WaitingLine::Text(number, line)) else { return };
+        self.slow_lines.0.lock().get_or_insert_default().push(line);
+        let conversation = self.clone();
+        let handle_all = move || {
+            conversation.tools().count_pending_answer(true);
+            while let Some(line) = conversation.slow_lines.pop() {
+                // Unwinding drops the call's `Responder`, which answers the client.
+                if panics::catch(|| conversation.handle_waiting(line)).is_none() {
+                    tracing::error!("the handler of a request panicked");
+                }
+                // The event loop reads on when fewer lines wait.
+                conversation.inflight().output.wake();
+            }
+            conversation.tools().count_pending_answer(false);
+            // The event loop checks for shutdown only when it wakes.
+            conversation.inflight().output.wake();
+        };
+        if std::thread::Builder::new().name("sbcl-mcp-line".to_owned()).spawn(handle_all.clone()).is_err() {
+            handle_all();
+        }
+    }
+
+    fn handle_waiting(&self, line: WaitingLine) {
+        match line {
+            WaitingLine::Text(number, text) => self.handle_decoded(decode(&text), text.len(), number),
+            WaitingLine::Cancellation(number, id, _) => {
+                self.inflight().cancel(&id);
+                self.inflight().output.send_done(number);
+            }
+            WaitingLine::End => self.end(),
+        }
+    }
+
+    /// Ends the connection of a client that is gone. The client's waiting lines are dropped, and a slow line that is
+    /// being handled is cancelled.
+    pub(super) fn disconnect(&self) {
+        let mut waiting = self.slow_lines.0.lock();
+        let Some(lines) = &mut *waiting else {
+            drop(waiting);
+            return self.end();
+        };
+        let dropped = std::mem::take(lines);
+        lines.push(WaitingLine::End);
+        drop(waiting);
+        for line in dropped.lines {
+            if let WaitingLine::Text(number, _) | WaitingLine::Cancellation(number, ..) = line {
+                self.inflight().output.send_done(number);
+            }
+        }
+        self.inflight().cancel_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waiting_cancellation_applies_only_to_earlier_lines_with_its_id() {
+        let (lines, id) = (SlowLines::default(), RequestId::Number(7));
+        assert!(lines.push(WaitingLine::Cancellation(1, id.clone(), 10)).is_some(), "nothing is being handled");
+        *lines.0.lock() = Some(Waiting::default());
+        for number in [5, 8] {
+            assert!(lines.push(WaitingLine::Cancellation(number, id.clone(), 10)).is_none());
+        }
+        assert!(lines.has_cancellation(&id, 7) && !lines.has_cancellation(&id, 8));
+        assert!(!lines.has_cancellation(&RequestId::Number(6), 1));
+        lines.pop();
+        assert!(lines.has_cancellation(&id, 7), "the second cancellation still waits");
+        lines.pop();
+        assert!(!lines.has_cancellation(&id, 7) && !lines.is_empty());
+        assert!(lines.pop().is_none() && lines.is_empty());
+    }
+
+    #[test]
+    fn lines_beyond_the_limit_of_pending_requests_are_not_accepted() {
+        let lines = SlowLines::default();
+        *lines.0.lock() = Some(Waiting::default());
+        lines.push(WaitingLine::Text(1, vec![0; MAX_BYTES - 1]));
+        assert!(lines.accept_more());
+        lines.push(WaitingLine::Text(2, vec![0]));
+        assert!(!lines.accept_more());
+        lines.pop();
+        assert!(lines.accept_more());
+        (0..MAX_REQUESTS).for_each(|_| drop(lines.push(WaitingLine::End)));
+        assert!(!lines.accept_more());
+    }
+}
