@@ -119,7 +119,7 @@ impl TestSession {
     }
 
     pub(crate) fn definitions_of(&self, query: &DefinitionQuery) -> Result<Definitions, InspectError> {
-        wait_for_reply("definitions", |sender| self.session.definitions(query, move |reply| _ = sender.send(reply)))
+        wait_for_reply("definitions", |sender| _ = self.session.definitions(query, move |reply| _ = sender.send(reply)))
     }
 
     #[track_caller]
@@ -130,14 +130,14 @@ impl TestSession {
 
     pub(crate) fn describe_in(&self, name: &str, package: Option<&str>) -> Result<SymbolDescription, InspectError> {
         wait_for_reply(name, |sender| {
-            self.session.describe_symbol(name, package, false, move |reply| _ = sender.send(reply))
+            _ = self.session.describe_symbol(name, package, false, move |reply| _ = sender.send(reply))
         })
     }
 
     #[track_caller]
     pub(crate) fn source_text(&self, name: &str) -> String {
         let described: Result<_, InspectError> = wait_for_reply(name, |sender| {
-            self.session.describe_symbol(name, None, true, move |reply| _ = sender.send(reply))
+            _ = self.session.describe_symbol(name, None, true, move |reply| _ = sender.send(reply))
         });
         report::symbol(&described.expect("a symbol can be described"))
     }
