@@ -27,6 +27,8 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(4);
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of bytes of output in one report, unless the client wants all output.
 const MAX_PROGRESS_MESSAGE: usize = 1000;
+/// Number of low bits in the number of a server request. The bits above are the number of the call that it serves.
+pub(crate) const SERVER_REQUEST_SHIFT: u32 = 16;
 /// Key in the `_meta` of a progress report. Its value is the index of the message's first byte in the whole output. Only
 /// reports of output have the key, and only for clients that want all output.
 pub(crate) const OUTPUT_OFFSET_KEY: &str = "sbcl-mcp/output-from";
@@ -60,8 +62,9 @@ pub(crate) struct Inflight {
 
 #[derive(Default)]
 struct Table {
-    /// The last number given to a request of either side.
+    /// The last number given to a request of the client, and to a server request.
     last_number: u64,
+    last_server_request: u64,
     requests: HashMap<u64, PendingRequest>,
     ids: HashMap<RequestId, u64>,
     bytes: usize,
@@ -105,6 +108,16 @@ enum Destination {
     Line(u64),
     /// A batch, which is answered as a whole.
     Batch(Arc<Batch>),
+}
+
+impl Destination {
+    /// Returns the number of the call that the answer completes.
+    fn call(&self) -> u64 {
+        match self {
+            Self::Line(call) => *call,
+            Self::Batch(batch) => batch.call,
+        }
+    }
 }
 
 /// The answers to a batch, which are sent together.
@@ -399,11 +412,11 @@ impl Inflight {
     /// the server request is withdrawn.
     pub(crate) fn ask(&self, request: u64, method: &str, params: &impl Serialize, time: Duration, reply: ReplyHandler) {
         let mut table = self.table.lock();
-        if !table.requests.contains_key(&request) {
-            return;
-        }
-        table.last_number += 1;
-        let number = table.last_number;
+        let Some(served) = table.requests.get(&request) else { return };
+        // Call numbers are unique across workers, so the client's answer to a request of an earlier worker does not answer
+        // this request.
+        let number = (table.last_server_request + 1).max(served.destination.call() << SERVER_REQUEST_SHIFT);
+        table.last_server_request = number;
         let deadline = Instant::now() + time.min(MAX_TIMER);
         table.server_requests.insert(number, ServerRequest { on_behalf_of: request, deadline, reply });
         self.arm(&mut table, deadline, Timer::ServerRequest(number));
@@ -420,9 +433,10 @@ impl Inflight {
         }
     }
 
-    /// Withdraws all server requests, and sends `reason` to the client.
-    pub(crate) fn withdraw_all(&self, reason: &str) {
-        let server_requests = self.table.lock().take_server_requests_where(|_| true);
+    /// Withdraws the server requests that serve the client's request with the number `request`, and sends `reason` to the
+    /// client.
+    pub(crate) fn withdraw_for(&self, request: u64, reason: &str) {
+        let server_requests = self.table.lock().take_server_requests_where(|sent| sent.on_behalf_of == request);
         for (number, reply) in server_requests {
             self.withdraw(number, reason);
             reply(Err(NoAnswer::Withdrawn));
@@ -718,23 +732,27 @@ mod tests {
     fn a_server_request_is_answered_once_or_times_out_or_is_withdrawn() {
         let client = Client::new();
         let answers = Arc::new(Mutex::new(Vec::new()));
-        let responders = [1, 2, 3].map(|id| client.admit(id).unwrap());
+        let responders = [1, 2, 3, 4].map(|id| client.admit(id).unwrap());
         for responder in &responders {
             let (answers, owed) = (answers.clone(), responder.request_number());
             let reply = move |answer| answers.lock().push((owed, answer));
             client.inflight.ask(owed, "ask", &json!({}), Duration::from_secs(1), Box::new(reply));
         }
         client.inflight.cancel(&RequestId::Number(1));
-        client.inflight.deliver_reply(5, Ok(json!("yes")));
-        client.inflight.deliver_reply(5, Ok(json!("again")));
-        client.inflight.deliver_reply(4, Ok(json!("nobody's")));
+        let sent = [0, 1, 2, 3].map(|index| (1 << SERVER_REQUEST_SHIFT) + index);
+        client.inflight.deliver_reply(sent[1], Ok(json!("yes")));
+        client.inflight.deliver_reply(sent[1], Ok(json!("again")));
+        client.inflight.deliver_reply(sent[0], Ok(json!("nobody's")));
+        client.inflight.withdraw_for(responders[3].request_number(), "not needed");
         client.inflight.run_timers(Instant::now() + Duration::from_secs(2));
-        let [_, second, third] = [0, 1, 2].map(|index: usize| responders[index].request_number());
-        let expected = [(second, Ok(json!("yes"))), (third, Err(NoAnswer::TimedOut))];
+        let [_, second, third, fourth] = [0, 1, 2, 3].map(|index: usize| responders[index].request_number());
+        let expected =
+            [(second, Ok(json!("yes"))), (fourth, Err(NoAnswer::Withdrawn)), (third, Err(NoAnswer::TimedOut))];
         assert_eq!(*answers.lock(), expected);
         responders.into_iter().for_each(Responder::leave_unanswered);
         let withdrawn: Vec<_> = client.end().iter().map(|message| message["params"]["requestId"].clone()).collect();
-        assert_eq!(withdrawn, [json!(null), json!(null), json!(null), json!(4), json!(6)]);
+        let asked = std::iter::repeat_n(json!(null), 4);
+        assert_eq!(withdrawn, asked.chain([0, 3, 2].map(|index: usize| json!(sent[index]))).collect::<Vec<_>>());
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reply;
-use super::events::{InspectionBuilder, OutcomeBuilder};
-use super::hold::Resumed;
+use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
+use super::hold::{HoldEnd, Resumed};
 use super::operation::RecordsBuilder;
 use super::post_processing::BoundPostProcessing;
 use super::scheduler::Hold;
@@ -286,13 +286,17 @@ impl Activity {
         !matches!(self, Self::Held(about) if matches!(about.request, HeldRequest::Release(None)))
     }
 
-    /// Returns true if the job resumes or releases a held evaluation.
-    pub(super) fn ends_hold(&self) -> bool {
-        matches!(
-            self,
-            Self::Held(about) if about.effect != HoldEffect::Unchanged
-                && matches!(about.request, HeldRequest::Resume(..) | HeldRequest::Release(_))
-        )
+    /// Returns how the job, whose end is `end`, has ended the hold that it works on; `None` if the evaluation is held as
+    /// before.
+    pub(super) fn hold_end(&self, end: JobEnd) -> Option<HoldEnd> {
+        let Self::Held(about) = self else { return None };
+        Some(match about.request {
+            _ if end == JobEnd::Withdrawn => HoldEnd::Released,
+            _ if about.effect == HoldEffect::Unchanged => return None,
+            HeldRequest::Release(None) => HoldEnd::Released,
+            HeldRequest::Resume(..) if !about.is_aborted() => HoldEnd::Resumed,
+            _ => HoldEnd::Aborted,
+        })
     }
 
     /// Returns true while the job unwinds a held evaluation.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::activity::{HandledErrors, Inspection, RequestBody, Submission};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
+use super::hold::HoldEnd;
 use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND};
@@ -266,7 +267,7 @@ impl Session {
         if request.background && scheduler.releases_held(self.connection.id) {
             // The answer to the call may be sent before this background evaluation begins. The answer must contain the
             // notice of the release, so the held evaluation is released now.
-            let release = self.inner.prepare_release(&mut scheduler, &self.connection, super::hold::RELEASED_NOTICE);
+            let release = self.inner.prepare_release(&mut scheduler, &self.connection, HoldEnd::Released);
             scheduler.push(Lane::Evaluation, release);
         }
         let in_background = request.background;

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::error_state::ErrorState;
 use super::evaluations::EndedEvaluation;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
-use super::hold::Resumed;
+use super::hold::{HoldEnd, Resumed};
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, Reply, bind_reply};
 use crate::error::{HoldError, InspectError};
@@ -34,14 +34,15 @@ impl Inner {
     #[must_use]
     pub(super) fn finish(&self, scheduler: &mut SchedulerState, mut running: RunningJob, end: JobEnd) -> AnswerFn {
         let is_background = running.is_background();
-        if end != JobEnd::Withdrawn && running.activity.ends_hold() && running.end_question() {
-            self.end_external_wait();
+        if let Some(hold_end) = running.activity.hold_end(end) {
+            let question = running.activity.hold_mut().and_then(|hold| hold.question.take());
+            self.end_question(scheduler, question, hold_end);
         }
         let time = self.limits.lock().hold;
         if let Some(hold) = running.take_hold(Instant::now().checked_add(time)) {
             scheduler.holds.push(hold);
             if running.connection.has_ended() {
-                let release = self.prepare_release(scheduler, &running.connection, super::hold::RELEASED_NOTICE);
+                let release = self.prepare_release(scheduler, &running.connection, HoldEnd::Released);
                 scheduler.push(Lane::Evaluation, release);
             }
         }

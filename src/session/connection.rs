@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::activity::{Inspection, RequestBody};
 use super::error_state::ErrorState;
+use super::hold::HoldEnd;
 use super::scheduler::{Request, RunningJob};
 use super::{INSPECTION_TIMEOUT, Inner, Session};
 use crate::image::{InterruptReason, Lane};
@@ -121,7 +122,7 @@ impl Session {
             inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);
         }
         if scheduler.hold_of(connection.id).is_some() {
-            let release = inner.prepare_release(&mut scheduler, connection, super::hold::RELEASED_NOTICE);
+            let release = inner.prepare_release(&mut scheduler, connection, HoldEnd::Released);
             scheduler.push(Lane::Evaluation, release);
         }
         // This query makes Lisp forget the connection's variables.

@@ -5,16 +5,30 @@ use std::sync::Arc;
 use super::activity::{HeldRequest, RequestBody};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
-use super::scheduler::{Request, SchedulerState};
+use super::scheduler::{OpenQuestion, Request, SchedulerState};
 use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, bind_reply};
 use crate::error::HoldError;
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
 /// The notice that the next answer carries after a held evaluation was released.
-pub(super) const RELEASED_NOTICE: &str = "The evaluation held for debugging was released.";
+const RELEASED_NOTICE: &str = "The evaluation held for debugging was released.";
 /// The notice that the next answer carries after a hold has reached its time limit.
-pub(super) const HOLD_TIMED_OUT_NOTICE: &str = "The evaluation held for debugging was released: the hold timed out.";
+const HOLD_TIMED_OUT_NOTICE: &str = "The evaluation held for debugging was released: the hold timed out.";
+
+/// The way in which a hold ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HoldEnd {
+    /// A request resumed the evaluation, which may be held again at its next error.
+    Resumed,
+    /// A request aborted the evaluation.
+    Aborted,
+    /// The hold reached its time limit.
+    TimedOut,
+    /// The session released the evaluation, for instance for a reset. While the user is being asked about the
+    /// evaluation, the next evaluation waits and hence does not release the evaluation.
+    Released,
+}
 
 /// The restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +113,7 @@ impl Session {
             RestartDesignator::Number(number) => (*number, ""),
             RestartDesignator::Name(name) => (0, name.as_str()),
         };
-        self.resume(JobKind::InvokeRestart(number), values, name, Box::new(reply))
+        self.resume(JobKind::InvokeRestart(number), values, name, None, Box::new(reply))
     }
 
     /// Returns the number of the failed evaluation that is held for this connection.
@@ -130,7 +144,8 @@ impl Session {
         let timeout = self.inner.limits.lock().timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
         let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        self.enqueue_held_request(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), Some(timeout), body)
+        let job = self.inner.job(kind, "", "");
+        self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(timeout), body, None)
     }
 
     /// Evaluates code in the scope of a frame of the held evaluation, so that the frame's variables are visible. The
@@ -150,7 +165,7 @@ impl Session {
         job.evaluation = self.number_evaluation(&mut scheduler, job.id, &code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
         let body = RequestBody::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
-        self.enqueue_held_request(scheduler, job, timeout, body)
+        self.enqueue_held_request(scheduler, job, timeout, body, None)
     }
 
     /// Resumes the held evaluation by returning the values of `code` from one of its frames.
@@ -160,7 +175,7 @@ impl Session {
         code: &str,
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.resume(JobKind::ReturnFromFrame(frame), code, "", wrap_outcome_reply(reply))
+        self.resume(JobKind::ReturnFromFrame(frame), code, "", None, wrap_outcome_reply(reply))
     }
 
     /// Resumes the held evaluation by calling the function of one of its frames again, with the same arguments.
@@ -169,40 +184,63 @@ impl Session {
         frame: u64,
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.resume(JobKind::RestartFrame(frame), "", "", wrap_outcome_reply(reply))
+        self.resume(JobKind::RestartFrame(frame), "", "", None, wrap_outcome_reply(reply))
     }
 
     /// Unwinds the held evaluation and runs its cleanup forms. Changes that the evaluation has made remain.
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
-        let job = self.inner.job(JobKind::Release, "", "");
-        let cleanup = self.inner.limits.lock().cleanup;
-        let body = RequestBody::Held(HeldRequest::Release(Some(Box::new(reply))));
-        self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(cleanup), body)
+        self.abort(None, Box::new(reply))
     }
 
-    /// Queues a request that resumes the held evaluation, on the thread that holds it.
-    fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
+    /// Queues a request that aborts the held evaluation. With a `question`, the request is refused unless the question
+    /// to the user is still open when the request begins.
+    pub(super) fn abort(&self, question: Option<u64>, reply: Reply<Result<(), HoldError>>) -> JobId {
+        let job = self.inner.job(JobKind::Release, "", "");
+        let cleanup = self.inner.limits.lock().cleanup;
+        let body = RequestBody::Held(HeldRequest::Release(Some(reply)));
+        self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(cleanup), body, question)
+    }
+
+    /// Queues a request that resumes the held evaluation, on the thread that holds it. `question` has the same effect as
+    /// in [`abort`](Self::abort).
+    pub(super) fn resume(
+        &self,
+        kind: JobKind,
+        text: &str,
+        name: &str,
+        question: Option<u64>,
+        reply: Reply<Result<Resumed, HoldError>>,
+    ) -> JobId {
         let limits = *self.inner.limits.lock();
         // This builder is a placeholder: when the request begins, a builder made from the held evaluation replaces
         // it.
         let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
         let job = self.inner.job(kind, text, name);
         let body = RequestBody::Held(HeldRequest::Resume(builder, reply));
-        self.enqueue_held_request(self.inner.scheduler.lock(), job, limits.timeout, body)
+        self.enqueue_held_request(self.inner.scheduler.lock(), job, limits.timeout, body, question)
     }
 
     /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection holds
     /// no evaluation and has no request that could lead to a held evaluation, refuses the request at once instead of
-    /// waiting for other connections' evaluations.
+    /// waiting for other connections' evaluations. A request that answers a `question` to the user is also refused if
+    /// the question is no longer open when the request's turn comes.
     fn enqueue_held_request(
         &self,
         mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
         job: Job,
         timeout: Option<std::time::Duration>,
         body: RequestBody,
+        question: Option<u64>,
     ) -> JobId {
         let id = JobId(job.id);
-        let request = Request::new(&self.connection, job, timeout, body);
+        let mut request = Request::new(&self.connection, job, timeout, body);
+        request.question = question;
+        if let Some(number) = question
+            && let Some(hold) = scheduler.hold_of_question(number)
+            && let Some(asked) = &mut hold.question
+        {
+            asked.on_withdrawal = None;
+        }
         if scheduler.cannot_hold(self.connection.id) {
             let answer = Inner::refuse(&mut scheduler, request);
             self.inner.unlock_and_notify(scheduler);
@@ -228,12 +266,17 @@ fn wrap_outcome_reply(
 }
 
 impl Inner {
-    /// Ends the question to the user about the connection's held evaluation, if the user is being asked. Requests
-    /// that waited for the user's answer may then begin.
-    pub(super) fn end_question(&self, scheduler: &mut SchedulerState, connection: &Connection) {
-        if scheduler.end_question(connection.id) {
-            self.end_external_wait();
-        }
+    /// Ends a question to the user, which was taken from its hold, because the hold ends. Requests that waited for the
+    /// user's answer may then begin.
+    pub(super) fn end_question(
+        &self,
+        scheduler: &mut SchedulerState,
+        question: Option<OpenQuestion>,
+        hold_end: HoldEnd,
+    ) {
+        let Some(question) = question else { return };
+        self.end_external_wait();
+        scheduler.withdrawals.extend(question.on_withdrawal.map(|withdraw| bind_reply(withdraw, hold_end)));
     }
 
     pub(super) fn end_external_wait(&self) {
@@ -242,14 +285,16 @@ impl Inner {
         }
     }
 
-    /// Creates the request that releases a connection's held evaluation, and adds `notice` to the next answer.
+    /// Creates the request that releases a connection's held evaluation, and adds a notice to the next answer.
     pub(super) fn prepare_release(
         &self,
         scheduler: &mut SchedulerState,
         connection: &Arc<Connection>,
-        notice: &str,
+        reason: HoldEnd,
     ) -> Request {
-        self.end_question(scheduler, connection);
+        let question = scheduler.take_question_of(connection.id);
+        self.end_question(scheduler, question, reason);
+        let notice = if reason == HoldEnd::TimedOut { HOLD_TIMED_OUT_NOTICE } else { RELEASED_NOTICE };
         connection.state().add_notice(notice.to_owned());
         let cleanup = self.limits.lock().cleanup;
         Request::new(

@@ -40,12 +40,12 @@ impl Host for Inner {
                     self.unlock_and_notify(scheduler);
                     return Some(job);
                 }
-                Instruction::Release(hold, notice) => {
+                Instruction::Release(hold, reason) => {
                     let connection = hold.connection.clone();
                     // The hold must be in `holds`, where `prepare_release` looks for it to end the question to the
                     // user about the held evaluation.
                     scheduler.holds.push(*hold);
-                    let request = self.prepare_release(&mut scheduler, &connection, notice);
+                    let request = self.prepare_release(&mut scheduler, &connection, reason);
                     let hold = scheduler.holds.pop().map(Box::new);
                     let job = scheduler.begin(lane, thread, request, hold, now);
                     self.report_job_begun(scheduler.find(job.id), now);

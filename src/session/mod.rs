@@ -48,6 +48,8 @@ use scheduler::{Request, SchedulerState};
 
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
+#[cfg(feature = "mcp")]
+pub(crate) use hold::HoldEnd;
 pub use hold::{RestartDesignator, Resumed};
 pub(crate) use operation::Operation;
 #[cfg(feature = "mcp")]
@@ -133,15 +135,18 @@ impl Inner {
         Job { operation: utf32(&operation.to_string()), ..self.job(JobKind::Query, "", "") }
     }
 
-    /// Schedules waiting requests, unlocks the scheduler state, and wakes the threads that have work.
+    /// Schedules waiting requests, unlocks the scheduler state, wakes the threads that have work, and withdraws the
+    /// questions to the user whose holds have ended.
     fn unlock_and_notify(&self, mut scheduler: MutexGuard<'_, SchedulerState>) {
         scheduler.reschedule(Instant::now());
         let changed = scheduler.take_changed_lanes();
+        let withdrawals = std::mem::take(&mut scheduler.withdrawals);
         // The lock is released before threads are woken, so that it does not pass to a Lisp thread that a garbage
         // collection may stop.
         drop(scheduler);
         self.notify(changed);
         self.idle.notify_all();
+        self.deliver(withdrawals);
     }
 
     fn notify(&self, changed: [bool; Lane::COUNT]) {

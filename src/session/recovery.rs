@@ -9,12 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
-use super::hold::RELEASED_NOTICE;
+use super::hold::{HoldEnd, Resumed};
 use super::observer::Observer;
 use super::post_processing::FinishingEvaluation;
-use super::scheduler::{ErrorQuery, RunningJob, SchedulerState};
-use super::{AnswerFn, Inner, Session};
-use crate::image::{InterruptReason, Lane};
+use super::scheduler::{ErrorQuery, OpenQuestion, RunningJob, SchedulerState};
+use super::{AnswerFn, Inner, JobId, Session};
+use crate::error::HoldError;
+use crate::image::{InterruptReason, JobKind, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
 /// The maximum time for which a query for the error state waits for the end of a cancelled evaluation.
@@ -51,7 +52,7 @@ impl Inner {
     fn release_all(&self, scheduler: &mut SchedulerState) {
         let holders: Vec<_> = scheduler.holds.iter().map(|hold| hold.connection.clone()).collect();
         for connection in holders {
-            let release = self.prepare_release(scheduler, &connection, RELEASED_NOTICE);
+            let release = self.prepare_release(scheduler, &connection, HoldEnd::Released);
             scheduler.push(Lane::Evaluation, release);
         }
     }
@@ -273,25 +274,65 @@ impl Session {
     }
 }
 
-/// A question to the user about the held evaluation. The question ends when this value is dropped.
+/// A question to the user about the held evaluation. The question ends when this value is dropped. A choice of the user
+/// is refused with [`HoldError::NothingHeld`] if the hold has ended before, also if another evaluation is held by then.
 #[derive(Debug)]
 pub(crate) struct UserQuestion {
     session: Session,
-    question: u64,
+    number: u64,
 }
 
 impl Session {
-    /// Begins a question to the user about the held evaluation. The answer may take any time; until then, this
-    /// connection's requests wait, except resets and requests about the held evaluation.
-    pub(crate) fn begin_user_question(&self) -> UserQuestion {
-        let question = self.inner.next_job_id();
+    /// Begins a question to the user about the held evaluation that failed with `error`. The answer may take any time;
+    /// until then, this connection's requests wait, except resets and requests about the held evaluation. If the hold
+    /// ends before the user has chosen, `on_withdrawal` is called. Returns `None` if the evaluation is no longer held.
+    pub(crate) fn begin_user_question(
+        &self,
+        error: &ErrorRecord,
+        on_withdrawal: impl FnOnce(HoldEnd) + Send + 'static,
+    ) -> Option<UserQuestion> {
+        let number = self.inner.next_job_id();
         let mut scheduler = self.inner.scheduler.lock();
-        if scheduler.begin_question(self.connection.id, question)
+        let hold = scheduler.hold_of_error(self.connection.id, error)?;
+        let question = OpenQuestion { number, on_withdrawal: Some(Box::new(on_withdrawal)) };
+        if hold.question.replace(question).is_none()
             && let Some(observer) = self.inner.observer.get()
         {
             observer.external_wait_changed(true);
         }
-        UserQuestion { session: self.clone(), question }
+        Some(UserQuestion { session: self.clone(), number })
+    }
+}
+
+impl UserQuestion {
+    /// Returns true until the hold ends or is resumed.
+    pub(crate) fn is_open(&self) -> bool {
+        self.session.inner.scheduler.lock().hold_of_question(self.number).is_some()
+    }
+
+    /// Aborts the held evaluation, as [`Session::abort_held`] does.
+    pub(crate) fn abort(self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) {
+        let (session, number) = (self.session.clone(), self.number);
+        let reply = Box::new(move |result| {
+            drop(self);
+            reply(result);
+        });
+        session.abort(Some(number), reply);
+    }
+
+    /// Resumes the held evaluation by the restart with the number `restart`, as [`Session::invoke_restart`] does.
+    pub(crate) fn invoke_restart(
+        self,
+        restart: u64,
+        values: &str,
+        reply: impl FnOnce(Result<Resumed, HoldError>) + Send + 'static,
+    ) -> JobId {
+        let (session, number) = (self.session.clone(), self.number);
+        let reply = Box::new(move |result| {
+            drop(self);
+            reply(result);
+        });
+        session.resume(JobKind::InvokeRestart(restart), values, "", Some(number), reply)
     }
 }
 
@@ -299,8 +340,9 @@ impl Drop for UserQuestion {
     fn drop(&mut self) {
         let inner = &self.session.inner;
         let mut scheduler = inner.scheduler.lock();
-        if scheduler.is_current_question(self.question) {
-            inner.end_question(&mut scheduler, &self.session.connection);
+        if let Some(hold) = scheduler.hold_of_question(self.number) {
+            hold.question = None;
+            inner.end_external_wait();
         }
         inner.unlock_and_notify(scheduler);
     }

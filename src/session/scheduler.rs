@@ -15,18 +15,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::AnswerFn;
 use super::abandoned::AbandonedThreads;
 use super::activity::{Activity, EvaluationActivity, HeldRequest, HoldEffect, Inspection, RequestBody};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::{OutcomeBuilder, UnbalancedText};
-use super::hold::{HOLD_TIMED_OUT_NOTICE, RELEASED_NOTICE};
+use super::hold::HoldEnd;
 use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
+use super::{AnswerFn, Reply};
 use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
+use crate::outcome::{ErrorRecord, Outcome};
 
 /// The maximum number of evaluations in the background. Each of them takes a thread with a control stack of its own.
 pub(crate) const MAX_BACKGROUND: usize = 16;
@@ -40,6 +41,9 @@ pub(super) struct Request {
     pub(super) body: RequestBody,
     /// True if the job begins in the background.
     pub(super) background: bool,
+    /// The number of the question to the user that this request answers. The request is refused if the question is no
+    /// longer open. `None` for a request that answers no question.
+    pub(super) question: Option<u64>,
 }
 
 impl Request {
@@ -51,7 +55,7 @@ impl Request {
         body: RequestBody,
     ) -> Self {
         job.connection = connection.id;
-        Self { connection: connection.clone(), job, timeout, body, background: false }
+        Self { connection: connection.clone(), job, timeout, body, background: false, question: None }
     }
 
     /// Creates the request to start an evaluating thread.
@@ -91,11 +95,18 @@ pub(super) struct Hold {
     pub(super) builder: OutcomeBuilder,
     /// True if the package is bound for this evaluation alone.
     pub(super) binds_package: bool,
-    /// The number of the question that the user is being asked about this hold. Until the question is answered, the
-    /// connection's requests wait, except resets and requests about the hold. `None` without a question.
-    question: Option<u64>,
+    /// The question that the user is being asked about this hold. Until the question is answered, the connection's
+    /// requests wait, except resets and requests about the hold.
+    pub(super) question: Option<OpenQuestion>,
     /// The thread that holds the evaluation.
     thread: u64,
+}
+
+/// A question to the user about a held evaluation.
+pub(super) struct OpenQuestion {
+    pub(super) number: u64,
+    /// The function to call if the hold ends before the user has answered; `None` once the user has answered.
+    pub(super) on_withdrawal: Option<Reply<HoldEnd>>,
 }
 
 /// A job that Lisp has begun.
@@ -142,6 +153,13 @@ pub(super) struct ErrorQuery {
     /// The function that answers the query. The argument is the number of the evaluation, or `None` if the evaluation
     /// has ended.
     pub(super) answer: Box<dyn FnOnce(Option<u64>) + Send>,
+}
+
+impl Hold {
+    /// Returns true while the user is being asked this question about the hold.
+    fn is_asked(&self, question: u64) -> bool {
+        self.question.as_ref().is_some_and(|asked| asked.number == question)
+    }
 }
 
 impl ErrorQuery {
@@ -242,11 +260,6 @@ impl RunningJob {
         self.placement == Placement::Background
     }
 
-    /// Ends the question to the user about this job's held evaluation. Returns false if there was no question.
-    pub(super) fn end_question(&mut self) -> bool {
-        self.activity.hold_mut().is_some_and(|hold| hold.question.take().is_some())
-    }
-
     /// Takes the hold that remains when this job is over, and makes it end at the time `until`. The evaluation may have
     /// been held before, or may have failed in this job. Returns `None` if no evaluation stays held.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
@@ -285,8 +298,8 @@ pub(super) enum Instruction {
     Run(Job),
     /// Answer this request with an error, since it is about a held evaluation and none is held; then ask again.
     Refuse(Box<Request>),
-    /// Release this hold, which belongs to the thread, and give the client this notice.
-    Release(Box<Hold>, &'static str),
+    /// Release this hold, which belongs to the thread, for this reason.
+    Release(Box<Hold>, HoldEnd),
     /// Wait until another thread notifies the lane, or until this time if it is given; then ask again.
     Wait(Option<Instant>),
     /// End the thread.
@@ -344,6 +357,10 @@ pub(super) struct SchedulerState {
     /// The lanes whose threads must be woken.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
+    /// The withdrawals of questions to the user whose holds have ended. [`Inner::unlock_and_notify`] runs them.
+    ///
+    /// [`Inner::unlock_and_notify`]: super::Inner::unlock_and_notify
+    pub(super) withdrawals: Vec<AnswerFn>,
     /// The evaluations whose Lisp part is done and whose post-processing runs.
     pub(super) finishing: Vec<FinishingEvaluation>,
     /// The held evaluations that no job works on; at most one per connection.
@@ -520,7 +537,7 @@ impl SchedulerState {
             Turn::Held(target) if target == own => {
                 let first = self.next_request_index().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
                 if !first.is_some_and(|first| first.job.kind.is_for_held_evaluation()) {
-                    return Instruction::Release(Box::new(self.holds.swap_remove(own)), RELEASED_NOTICE);
+                    return Instruction::Release(Box::new(self.holds.swap_remove(own)), HoldEnd::Released);
                 }
                 let mut request = self.take_next_request();
                 let hold = Box::new(self.holds.swap_remove(own));
@@ -534,20 +551,23 @@ impl SchedulerState {
             }
             _ if self.foreground().is_some() => Instruction::Wait(None),
             _ if until.is_some_and(|until| until <= now) => {
-                Instruction::Release(Box::new(self.holds.swap_remove(own)), HOLD_TIMED_OUT_NOTICE)
+                Instruction::Release(Box::new(self.holds.swap_remove(own)), HoldEnd::TimedOut)
             }
             _ => Instruction::Wait(until),
         }
     }
 
     /// Returns the index of the hold whose thread must serve the request, or must release the hold before the request
-    /// begins. Returns `None` if a thread that holds nothing must serve the request. A reset waits until all holds are
-    /// released.
+    /// begins. Returns `None` if a thread that holds nothing must serve the request, or if the request answers a question
+    /// that is no longer open. A reset waits until all holds are released.
     fn hold_index_for(&self, request: &Request) -> Option<usize> {
         match request.job.kind {
             JobKind::Reset if self.holds.is_empty() => None,
             JobKind::Reset => Some(0),
-            _ => self.holds.iter().position(|hold| hold.connection.id == request.connection.id),
+            _ => self.holds.iter().position(|hold| {
+                hold.connection.id == request.connection.id
+                    && request.question.is_none_or(|question| hold.is_asked(question))
+            }),
         }
     }
 
@@ -633,22 +653,23 @@ impl SchedulerState {
         self.holds.iter_mut().chain(busy)
     }
 
-    /// Records that the user is being asked question number `question` about the connection's hold. Returns false if
-    /// the question replaces another question, or nothing is held.
-    pub(super) fn begin_question(&mut self, connection: u64, question: u64) -> bool {
-        let hold = self.holds.iter_mut().find(|hold| hold.connection.id == connection);
-        hold.is_some_and(|hold| hold.question.replace(question).is_none())
+    /// Returns the hold of a connection whose evaluation failed with `error`, even if a job works on the hold.
+    pub(super) fn hold_of_error(&mut self, connection: u64, error: &ErrorRecord) -> Option<&mut Hold> {
+        let held = self.evaluations.held_outcome(error.evaluation);
+        let is_same = |held: &Outcome| held.result.as_ref().is_err_and(|last| last.id == error.id);
+        // An outcome that was too large to keep cannot be compared.
+        held.is_none_or(|held| is_same(&held)).then_some(())?;
+        self.all_holds().find(|hold| hold.connection.id == connection && hold.builder.evaluation() == error.evaluation)
     }
 
-    /// Returns true while the user is being asked this question.
-    pub(super) fn is_current_question(&mut self, question: u64) -> bool {
-        self.all_holds().any(|hold| hold.question == Some(question))
+    /// Returns the hold about which the user is being asked this question.
+    pub(super) fn hold_of_question(&mut self, question: u64) -> Option<&mut Hold> {
+        self.all_holds().find(|hold| hold.is_asked(question))
     }
 
-    /// Ends the question about the connection's hold. Returns false if there was no question.
-    pub(super) fn end_question(&mut self, connection: u64) -> bool {
-        let hold = self.all_holds().find(|hold| hold.connection.id == connection);
-        hold.is_some_and(|hold| hold.question.take().is_some())
+    /// Takes the question about the connection's hold.
+    pub(super) fn take_question_of(&mut self, connection: u64) -> Option<OpenQuestion> {
+        self.all_holds().find(|hold| hold.connection.id == connection)?.question.take()
     }
 
     /// Transfers a held evaluation to another connection, which holds it until `until`. Returns the former connection.

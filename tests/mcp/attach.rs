@@ -37,7 +37,7 @@ impl RuntimeDirectory {
         server
     }
 
-    fn socket(&self, server: &Server) -> PathBuf {
+    pub(crate) fn socket(&self, server: &Server) -> PathBuf {
         self.directory.join(format!("sbcl-mcp/{}.sock", server.pid()))
     }
 
@@ -69,7 +69,7 @@ impl Client {
         self.initialize_with(name, json!({}))
     }
 
-    fn initialize_with(&mut self, name: &str, capabilities: Value) -> Value {
+    pub(crate) fn initialize_with(&mut self, name: &str, capabilities: Value) -> Value {
         let client = json!({"name": name, "version": "1"});
         let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
         let answer = self.request("initialize", &params);

@@ -1,6 +1,8 @@
 //! `on-error: "ask"`: the user chooses a restart, by elicitation or by repeated calls.
 
+use crate::attach::{Client, RuntimeDirectory};
 use crate::client::{Server, outcome};
+use crate::processes::kill_worker;
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
@@ -193,6 +195,155 @@ fn cancelled_call_withdraws_its_elicitation(mode: Mode) {
     assert!(server.finish().status.success());
 }
 
+/// Asserts that the next message withdraws the question with this id.
+#[track_caller]
+fn assert_withdrawn(server: &mut Server, question: &Value) {
+    let withdrawn = server.receive().expect("a message");
+    assert_eq!(withdrawn["method"], "notifications/cancelled", "{withdrawn}");
+    assert_eq!(withdrawn["params"]["requestId"], *question);
+}
+
+/// Evaluates code that is held and that has a restart `OTHER`, which must not run.
+const OTHER: &str = "(restart-case (error \"other\") (other () (setf *ran* t)))";
+
+/// Posts an evaluation of [`OTHER`] that waits behind an aborted evaluation.
+fn post_other(server: &mut Server) -> i64 {
+    server.post_call("evaluate-lisp", json!({"code": OTHER, "on-error": "debug"}))
+}
+
+/// Asserts that [`OTHER`], evaluated by `call`, is held as when it failed.
+#[track_caller]
+fn assert_other_is_untouched(server: &mut Server, call: i64) {
+    let (text, is_error) = server.outcome(call);
+    assert!(is_error && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+    assert_eq!(server.call_tool("eval-in-frame", json!({"frame": 0, "code": "*ran*"})).0, "=> NIL");
+    assert_eq!(server.call_tool("abort-evaluation", json!({})).0, "Evaluation aborted.");
+}
+
+#[apply(both_modes)]
+fn question_is_withdrawn_and_its_call_answered_when_another_request_ends_the_hold(mode: Mode) {
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    let code = "(list (restart-case (error \"boo\") (take (x) x)) (restart-case (error \"more\") (take (x) x)))";
+    let resumed = "[notice]\nThe user chose no restart: another request resumed the evaluation.\n\n";
+    let aborted = "[notice]\nThe user chose no restart: another request aborted the evaluation.\n\n";
+    for (tool, arguments, notice, end) in [
+        ("abort-evaluation", json!({}), aborted, "[ERROR] SIMPLE-ERROR\nboo\n"),
+        ("invoke-restart", json!({"restart": "ABORT"}), aborted, "[ERROR] SIMPLE-ERROR\nboo\n"),
+        ("invoke-restart", json!({"restart": "TAKE", "values": "1"}), resumed, "[ERROR] SIMPLE-ERROR\nmore\n"),
+    ] {
+        let call = post_asking(&mut server, code);
+        let (question, _) = next_question(&mut server);
+        let other = server.post_call(tool, arguments);
+        assert_withdrawn(&mut server, &question);
+        let (text, is_error) = server.outcome(call);
+        assert!(is_error && text.starts_with(&format!("{notice}{end}")), "{tool}: {text}");
+        // The evaluation is held again only by the second error.
+        assert_eq!(text.contains("[Debugger]"), notice == resumed, "{text}");
+        server.outcome(other);
+    }
+    assert_eq!(server.call_tool("invoke-restart", json!({"restart": "TAKE", "values": "2"})).0, "=> (1 2)");
+
+    let call = post_asking(&mut server, CODE);
+    let (question, _) = next_question(&mut server);
+    // A request that leaves the evaluation held does not end the question.
+    let (text, is_error) = server.call_tool("invoke-restart", json!({"restart": "NONE"}));
+    assert!(is_error, "{text}");
+    let other = server.post_call("invoke-restart", json!({"restart": "TAKE", "values": "1"}));
+    assert_withdrawn(&mut server, &question);
+    assert_eq!(server.outcome(call), (format!("{resumed}[stdout]\nbefore\n\n=> (1 :END)"), false));
+    assert_eq!(server.outcome(other), ("=> (1 :END)".to_owned(), false));
+    server.assert_works();
+}
+
+#[apply(both_modes)]
+fn late_answer_or_cancellation_of_a_question_acts_on_no_other_evaluation(mode: Mode) {
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    server.evaluate("(defvar *ran* nil)");
+    for late in ["accept", "decline", "cancelled"] {
+        // The answer arrives while the evaluation unwinds, and after its question has ended.
+        let marker = server.home().join(late);
+        let code = format!(
+            "(unwind-protect (restart-case (error \"boo\") (take () :harmless))
+               (loop until (probe-file {marker:?}) do (sleep 0.01)))"
+        );
+        let call = post_asking(&mut server, &code);
+        let (question, params) = next_question(&mut server);
+        let abort = server.post_call("abort-evaluation", json!({}));
+        let other = post_other(&mut server);
+        let answers = [accept(&offered_choice(&params, "TAKE"), ""), json!({"action": "decline"})];
+        match late {
+            "accept" => reply(&mut server, &question, &answers[0]),
+            "decline" => reply(&mut server, &question, &answers[1]),
+            _ => server.notify("notifications/cancelled", json!({"requestId": call})),
+        }
+        server.request("ping", json!({}));
+        std::fs::write(&marker, "").unwrap();
+        assert_eq!(server.outcome(abort).0, "Evaluation aborted.");
+        if late != "cancelled" {
+            let (text, is_error) = server.outcome(call);
+            assert!(is_error && text.contains("The evaluation was no longer held.\n"), "{text}");
+            assert!(!text.contains("[Debugger]"), "{text}");
+        }
+        for answer in &answers {
+            reply(&mut server, &question, answer);
+        }
+        server.notify("notifications/cancelled", json!({"requestId": call}));
+        assert_other_is_untouched(&mut server, other);
+    }
+    server.assert_works();
+}
+
+#[apply(both_modes)]
+fn question_that_expires_while_another_request_resumes_the_evaluation_reports_the_result(mode: Mode) {
+    let arguments = ["--hold", "2", "--watch-interval", "20"];
+    let mut server = elicitation_server_with(mode, &arguments, &json!({"elicitation": {}}));
+    let call = post_asking(&mut server, "(restart-case (error \"boo\") (take () (sleep 3) :resumed))");
+    next_question(&mut server);
+    let other = server.post_call("invoke-restart", json!({"restart": "TAKE"}));
+    let (text, is_error) = server.outcome(call);
+    assert!(!is_error && text.ends_with("\n\n=> :RESUMED"), "{text}");
+    assert_eq!(server.outcome(other), ("=> :RESUMED".to_owned(), false));
+}
+
+#[apply(both_modes)]
+fn reset_by_another_client_cancels_a_call_with_an_open_elicitation(mode: Mode) {
+    let directory = RuntimeDirectory::new(mode);
+    let mut server = directory.server(&[]);
+    let mut client = Client::connect(&directory.socket(&server));
+    client.initialize_with("person", json!({"elicitation": {}}));
+    let call = client.post_call("evaluate-lisp", json!({"code": CODE, "on-error": "ask"}));
+    assert_eq!(client.read().expect("a question")["method"], "elicitation/create");
+    assert!(server.call_tool("reset-session", json!({})).0.contains("Session reset."));
+    let (text, is_error) = outcome(&client.answer(call));
+    assert!(is_error && text.contains("[ERROR] CANCELLED\n"), "{text}");
+}
+
+#[test]
+fn answer_to_a_question_of_a_lost_image_acts_on_no_question_of_the_next() {
+    let mut server = elicitation_server(Mode::Supervised, &json!({"elicitation": {}}));
+    let mut answered = Vec::new();
+    for round in 0..4 {
+        let call = post_asking(&mut server, "(restart-case (error \"boo\") (take () :taken))");
+        let (question, params) = next_question(&mut server);
+        let chosen = accept(&offered_choice(&params, "TAKE"), "");
+        // Answers to the questions of earlier images.
+        for former in &answered {
+            assert_ne!(question, *former);
+            reply(&mut server, former, &chosen);
+        }
+        if round % 2 == 0 {
+            kill_worker(&server);
+        } else {
+            let reset = server.post_call("reset-session", json!({}));
+            assert_withdrawn(&mut server, &question);
+            server.outcome(reset);
+        }
+        let (text, is_error) = server.outcome(call);
+        assert!(is_error && !text.contains(":TAKEN"), "{text}");
+        answered.push(question);
+    }
+}
+
 #[apply(both_modes)]
 fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
     let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
@@ -334,6 +485,37 @@ fn repeated_call_may_decline_or_omit_its_input_response(mode: Mode) {
         json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": first["result"]["requestState"]});
     let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
     assert!(is_error && text.contains("is no longer held"), "{text}");
+}
+
+#[apply(both_modes)]
+fn late_repetition_of_an_input_required_call_acts_on_no_other_evaluation(mode: Mode) {
+    let can = json!({"elicitation": {}});
+    let mut server = mode.start();
+    let evaluated = server.request("tools/call", params(&can, "(defvar *ran* nil)", Value::Null));
+    assert!(!outcome(&evaluated).1, "{evaluated}");
+    let code = "(unwind-protect (restart-case (error \"boo\") (take () :harmless)) (sleep 0.3))";
+    for late in ["accept", "decline"] {
+        let first = call(&mut server, &can, code, Value::Null);
+        let result = &first["result"];
+        let answer = match late {
+            "accept" => accept(&offered_choice(&result["inputRequests"]["restart"]["params"], "TAKE"), ""),
+            _ => json!({"action": "decline"}),
+        };
+        let more = json!({"inputResponses": {"restart": answer}, "requestState": result["requestState"]});
+        let call_of = |name: &str, arguments: Value| json!({"name": name, "arguments": arguments, "_meta": meta(&can)});
+        let abort = server.post("tools/call", call_of("abort-evaluation", json!({})));
+        let arguments = json!({"code": OTHER, "on-error": "debug"});
+        let other = server.post("tools/call", call_of("evaluate-lisp", arguments));
+        let (text, is_error) = outcome(&call(&mut server, &can, code, more));
+        assert!(is_error && text.contains(" no longer held"), "{text}");
+        assert_eq!(server.outcome(abort).0, "Evaluation aborted.");
+        let (text, _) = server.outcome(other);
+        assert!(text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+        let ran = server.request("tools/call", call_of("eval-in-frame", json!({"frame": 0, "code": "*ran*"})));
+        assert_eq!(outcome(&ran).0, "=> NIL");
+        let aborted = server.request("tools/call", call_of("abort-evaluation", json!({})));
+        assert_eq!(outcome(&aborted).0, "Evaluation aborted.");
+    }
 }
 
 #[apply(both_modes)]

@@ -1,8 +1,9 @@
 //! `on-error: "ask"`: the user chooses how a failed evaluation continues.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use rmcp::model::{
     ElicitRequest, ElicitRequestParams, ElicitResult, ElicitationAction, ElicitationSchema, EnumSchema, ErrorData,
     InputRequest, InputRequests, InputRequiredResult, InputResponses, JsonObject, StringSchema,
@@ -12,8 +13,9 @@ use super::{Call, CallHandler, Fault, ToolContext, handle_with};
 use crate::mcp::client::Client;
 use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
+use crate::session::HoldEnd;
 use crate::session::recovery::{UserQuestion, failed_outcome};
-use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};
+use crate::{ErrorRecord, HoldError, Outcome, Resumed, Session};
 
 /// Key of the question among the inputs of a call.
 const QUESTION_KEY: &str = "restart";
@@ -21,6 +23,10 @@ const QUESTION_KEY: &str = "restart";
 const MAX_ROUNDS: usize = 20;
 /// Maximum number of characters of the condition's report in a question.
 const MAX_SHOWN_MESSAGE: usize = 1000;
+/// The sentence of the answer if the user's choice came too late.
+const HOLD_HAD_ENDED: &str = "The evaluation was no longer held.";
+/// The reason why the user chose nothing when the time for the choice is over.
+const NO_ANSWER_IN_TIME: &str = "the client did not answer in time";
 
 /// The state of questions that a client answers by repeating the call.
 #[derive(Debug, Default)]
@@ -96,22 +102,28 @@ pub(super) fn answer_after_asking(call: Call, outcome: Arc<Outcome>) {
 }
 
 fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
-    let question = match &outcome.result {
-        Err(error) if outcome.held && ask_state.rounds < MAX_ROUNDS => restart_question(error),
+    let error = match &outcome.result {
+        Err(error) if outcome.held && ask_state.rounds < MAX_ROUNDS => error,
         _ => return call.reply(outcome),
     };
-    let question = match question {
+    let question = match restart_question(error) {
         Ok(question) => question,
         Err(fault) => return call.refuse(fault),
     };
     match channel(&call.client) {
         Channel::Nobody => call.reply(outcome),
         Channel::Repeat => {
+            let Some(user_question) = call.session().begin_user_question(error, drop) else {
+                return answer_as_it_is_now(call, outcome, None);
+            };
+            if !call.is_awaited() {
+                // The call was cancelled, so nobody will answer the question.
+                return user_question.abort(drop);
+            }
             let state = {
                 let mut questions = call.context.questions.lock();
                 questions.last += 1;
                 let number = questions.last;
-                let user_question = call.session().begin_user_question();
                 questions.pending = Some(PendingQuestion { number, outcome, user_question });
                 questions.request_state(number, ask_state.arguments)
             };
@@ -143,11 +155,12 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
         }
         questions.pending.take_if(|pending| Some(pending.number) == number)
     };
-    let Some(PendingQuestion { outcome, user_question, .. }) =
-        known.filter(|pending| is_held(call.session(), &pending.outcome))
+    let Some(PendingQuestion { outcome, user_question, .. }) = known.filter(|pending| pending.user_question.is_open())
     else {
         return Err(Fault::Refusal(
-            "The evaluation to which this answer belongs is no longer held. Evaluate the code again.".to_owned(),
+            "The evaluation to which this answer belongs is no longer held: its hold timed out, or another request \
+             resumed or aborted it."
+                .to_owned(),
         ));
     };
     let response = responses.and_then(|mut responses| responses.remove(QUESTION_KEY));
@@ -156,12 +169,6 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
         Some(result) => apply_choice(call, ask_state, outcome, &result, user_question),
         None => ask_or_answer(call, ask_state, outcome),
     })
-}
-
-/// Withdraws all questions to the user, because the session is reset. Clients are notified of `reason`.
-pub(super) fn withdraw(context: &ToolContext, reason: &str) {
-    context.questions.lock().pending = None;
-    context.inflight.withdraw_all(reason);
 }
 
 /// Returns true if the evaluation with this outcome is still held.
@@ -193,34 +200,105 @@ fn restart_question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     })
 }
 
-/// Asks the user through a request to the client.
+/// Asks the user through a request to the client. The question is withdrawn when the hold ends in another way.
 fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: ElicitRequestParams) {
     let params = serde_json::to_value(ElicitRequest::new(question)).unwrap_or_default()["params"].take();
     let (session, pending) = (call.session().clone(), call.pending());
-    let (user_question, hold) = (session.begin_user_question(), session.limits().hold);
-    let held = session.clone();
-    if !pending.on_cancel(move || _ = held.abort_held(drop)) {
+    let hold_end = Arc::new(OnceLock::new());
+    let begun = outcome.result.as_ref().err().and_then(|error| {
+        let (hold_end, pending) = (hold_end.clone(), pending.clone());
+        session.begin_user_question(error, move |end| {
+            _ = hold_end.set(end);
+            pending.withdraw_question(withdrawal_reason(end));
+        })
+    });
+    let Some(user_question) = begun else { return answer_as_it_is_now(call, outcome, None) };
+    // The answer and the cancellation of the call both take the question; the first to do so decides.
+    let user_question = Arc::new(Mutex::new(Some(user_question)));
+    let abort = {
+        let user_question = user_question.clone();
+        move || {
+            let taken = user_question.lock().take();
+            if let Some(question) = taken {
+                question.abort(drop);
+            }
+        }
+    };
+    if !pending.on_cancel(abort.clone()) {
         // The call was cancelled while the evaluation failed.
-        session.abort_held(drop);
-        return;
+        return abort();
     }
+    let withdrawn = hold_end.clone();
     // The question expires together with the hold.
-    pending.ask("elicitation/create", &params, hold, move |result| {
-        let reason = match result.map(serde_json::from_value::<ElicitResult>) {
-            Ok(Ok(result)) => return apply_choice(call, ask_state, outcome, &result, user_question),
-            Ok(Err(_)) => "the client's answer does not fit the question".to_owned(),
-            Err(NoAnswer::Refused(reason)) => reason,
-            Err(NoAnswer::TimedOut) => "the client did not answer in time".to_owned(),
-            Err(NoAnswer::Withdrawn) => {
-                let text = "The session was reset while the user was asked how the evaluation should continue.";
+    pending.ask("elicitation/create", &params, session.limits().hold, move |result| {
+        let Some(user_question) = user_question.lock().take() else { return };
+        let notice = match (result.map(serde_json::from_value::<ElicitResult>), hold_end.get().copied()) {
+            (Ok(Ok(result)), _) => return apply_choice(call, ask_state, outcome, &result, user_question),
+            (Err(NoAnswer::Withdrawn), Some(HoldEnd::Released)) => {
+                let text =
+                    "The session was reset or restored while the user was asked how the evaluation should continue.";
                 return call.reply(failed_outcome(CANCELLED, text.to_owned()));
             }
+            (Err(NoAnswer::Withdrawn), Some(end @ (HoldEnd::Resumed | HoldEnd::Aborted))) => {
+                format!("The user chose no restart: {}.", withdrawal_reason(end))
+            }
+            (Ok(Err(_)), _) => {
+                "The user could not be asked for a restart: the client's answer does not fit the question.".to_owned()
+            }
+            (Err(NoAnswer::Refused(reason)), _) => format!("The user could not be asked for a restart: {reason}."),
+            (Err(NoAnswer::TimedOut | NoAnswer::Withdrawn), _) => {
+                format!("The user could not be asked for a restart: {NO_ANSWER_IN_TIME}.")
+            }
         };
-        let mut outcome = Arc::unwrap_or_clone(outcome);
-        outcome.notices.push(format!("The user could not be asked for a restart: {reason}."));
-        outcome.held &= is_held(call.session(), &outcome);
-        call.reply(outcome);
+        answer_as_it_is_now(call, outcome, Some(notice));
     });
+    if let Some(end) = withdrawn.get() {
+        // The hold ended before the request was sent.
+        pending.withdraw_question(withdrawal_reason(*end));
+    }
+}
+
+/// Returns the reason why a question is withdrawn when its hold ends.
+fn withdrawal_reason(end: HoldEnd) -> &'static str {
+    match end {
+        HoldEnd::Resumed => "another request resumed the evaluation",
+        HoldEnd::Aborted => "another request aborted the evaluation",
+        HoldEnd::TimedOut => NO_ANSWER_IN_TIME,
+        HoldEnd::Released => "the session was reset or restored",
+    }
+}
+
+/// Answers a call whose question to the user had no effect, with the present outcome of the evaluation, which failed with
+/// the outcome `before`: another request may have resumed or aborted the evaluation. While another request resumes the
+/// evaluation, the answer waits for the evaluation's end or next error.
+fn answer_as_it_is_now(call: Call, before: Arc<Outcome>, notice: Option<String>) {
+    let mut before = Arc::unwrap_or_clone(before);
+    before.notices.extend(notice);
+    let id_of = |outcome: &Outcome| outcome.result.as_ref().err().map(|error| error.id);
+    let evaluation = before.result.as_ref().err().map_or(0, |error| error.evaluation);
+    let (session, shared) = (call.session().clone(), call.shared());
+    let answer = {
+        let (before, shared) = (before.clone(), shared.clone());
+        move |now: Arc<Outcome>| {
+            let Some(call) = shared.take() else { return };
+            // Another client may have taken over the evaluation.
+            let held = now.held && call.session().held_evaluation() == Some(evaluation);
+            call.reply(if id_of(&now) == id_of(&before) {
+                Outcome { held, ..before }
+            } else {
+                // The notices and the output of other threads since were sent with another answer.
+                let Outcome { notices, background, .. } = before;
+                Outcome { notices, background, held, ..Arc::unwrap_or_clone(now) }
+            });
+        }
+    };
+    if session.await_outcome(evaluation, answer).is_err()
+        && let Some(call) = shared.take()
+    {
+        // The later outcome was too large to keep.
+        let held = is_held(&session, &before);
+        call.reply(Outcome { held, ..before });
+    }
 }
 
 fn parse_choice(result: &ElicitResult) -> Option<Choice> {
@@ -241,30 +319,26 @@ fn apply_choice(
     result: &ElicitResult,
     user_question: UserQuestion,
 ) {
-    let (session, pending) = (call.session().clone(), call.pending());
-    let mut before = Arc::unwrap_or_clone(before);
-    let job = match parse_choice(result) {
-        None => {
-            // Asking again would get the same answer.
-            before.notices.push("The client's answer names no restart.".to_owned());
-            return call.reply(before);
-        }
-        Some(Choice::Decline) => session.abort_held(move |result| {
-            drop(user_question);
-            before.notices.push(match result {
+    match parse_choice(result) {
+        // Asking again would get the same answer.
+        None => answer_as_it_is_now(call, before, Some("The client's answer names no restart.".to_owned())),
+        Some(Choice::Decline) => user_question.abort(move |result| {
+            let notice = match result {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
+                Err(HoldError::NothingHeld) => format!("The user chose no restart. {HOLD_HAD_ENDED}"),
                 Err(error) => format!("The user chose no restart. {error}"),
-            });
-            call.reply(Outcome { held: false, ..before });
+            };
+            answer_as_it_is_now(call, before, Some(notice));
         }),
         Some(Choice::Restart { number, values }) => {
-            session.invoke_restart(&RestartDesignator::Number(number), &values, move |after| {
-                drop(user_question);
+            let (session, pending) = (call.session().clone(), call.pending());
+            let before = Arc::unwrap_or_clone(before);
+            let job = user_question.invoke_restart(number, &values, move |after| {
                 continue_after_restart(call, ask_state, before, number, after);
-            })
+            });
+            pending.on_cancel(move || session.cancel(job));
         }
-    };
-    pending.on_cancel(move || session.cancel(job));
+    }
 }
 
 /// Asks again if the evaluation is still held after the chosen restart, otherwise answers the call.
@@ -286,9 +360,9 @@ fn continue_after_restart(
             return call.reply(Outcome { held: false, ..before });
         }
         Err(error) => {
-            before.held &= error != HoldError::NothingHeld;
-            before.notices.push(format!("The user chose restart {number}. {error}"));
-            return call.reply(before);
+            let reason = if error == HoldError::NothingHeld { HOLD_HAD_ENDED.to_owned() } else { error.to_string() };
+            let notice = format!("The user chose restart {number}. {reason}");
+            return answer_as_it_is_now(call, Arc::new(before), Some(notice));
         }
     };
     if is_held(call.session(), &before) {

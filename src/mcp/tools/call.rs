@@ -237,4 +237,9 @@ impl PendingCall {
     ) {
         self.inflight.ask(self.request, method, params, time, Box::new(reply));
     }
+
+    /// Withdraws the question to the client, if it is open, and sends `reason` to the client.
+    pub(super) fn withdraw_question(&self, reason: &str) {
+        self.inflight.withdraw_for(self.request, reason);
+    }
 }

@@ -13,9 +13,6 @@ use crate::recovery::text;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
 
-/// The reason given when questions to the user are withdrawn.
-const WITHDRAWAL_REASON: &str = "a checkpoint was restored";
-
 /// The tool checkpoint.
 pub(super) struct CheckpointTool;
 
@@ -237,10 +234,8 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
         Some(Err(reason)) => refuse(call, reason.clone()),
         None => {
             // The next worker answers the call.
-            let inflight = call.context.inflight.clone();
             call.leave_unanswered();
             session.cancel_and_answer_all();
-            inflight.withdraw_all(WITHDRAWAL_REASON);
             recovery.request_restore(number, checkpoint, &session);
         }
     }

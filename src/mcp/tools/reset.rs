@@ -5,13 +5,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, ask, handle_with};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with};
 use crate::report;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
-
-/// The reason given when questions to the user are withdrawn.
-const WITHDRAWAL_REASON: &str = "the session was reset";
 
 /// The tool reset-session.
 pub(super) struct ResetSession;
@@ -45,23 +42,16 @@ impl ToolSpec for ResetSession {
                     return answer(call, Vec::new());
                 }
                 // The next worker answers the call.
-                let context = call.context.clone();
                 call.leave_unanswered();
                 recovery.abandon_replay(&session);
                 session.cancel_and_answer_all();
-                ask::withdraw(&context, WITHDRAWAL_REASON);
                 return recovery.request_reset(number, &session);
             }
             let ended = session.cancel_all();
-            ask::withdraw(&call.context, WITHDRAWAL_REASON);
             // The reset has no cancellation handler: an incomplete reset is worse than a reset that nobody waits for.
-            session.reset(move |result| {
-                // An evaluation that failed meanwhile may have asked the user.
-                ask::withdraw(&call.context, WITHDRAWAL_REASON);
-                match result {
-                    Ok(()) => answer(call, ended),
-                    Err(error) => call.refuse(error),
-                }
+            session.reset(move |result| match result {
+                Ok(()) => answer(call, ended),
+                Err(error) => call.refuse(error),
             });
         })
     }
