@@ -153,7 +153,7 @@ impl<'m> Deserializer<'_, 'm> {
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
         self.0.check_stack_room()?;
-        visitor.visit_map(Elements { reader: self.0, left: count, names, keys: Some(HashSet::new()) })
+        visitor.visit_map(Elements { reader: self.0, left: count, names, keys: Some(Default::default()) })
     }
 
     /// Deserializes the object that begins with `token`.
@@ -321,9 +321,9 @@ struct Elements<'r, 'm> {
     reader: &'r mut Reader<'m>,
     left: usize,
     names: &'static [&'static str],
-    /// The keys of a property list that have been read, in the message's encoding. A later entry with such a key does not
-    /// count, as for `getf`.
-    keys: Option<HashSet<&'m [u64]>>,
+    /// The keys of a property list that have been read: symbols, and other keys in the message's encoding. A later entry with
+    /// such a key does not count, as for `getf`.
+    keys: Option<(HashSet<Symbol>, HashSet<&'m [u64]>)>,
 }
 
 impl Elements<'_, '_> {
@@ -368,18 +368,25 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, SerdeError> {
         while self.left >= 2 {
-            if let Some(keys) = &mut self.keys
-                && !keys.insert(self.reader.peek())
-            {
-                self.skip(2);
-                continue;
-            }
             if !self.reader.is_at_name() {
+                if let Some((_, keys)) = &mut self.keys
+                    && !keys.insert(self.reader.peek())
+                {
+                    self.skip(2);
+                    continue;
+                }
                 return self.deserialize_next(seed).map(Some);
             }
             self.left -= 1;
-            let text = self.reader.read::<Symbol>()?.name;
-            return seed.deserialize(KeyDeserializer { text, names: self.names }).map(Some);
+            // A symbol that occurs again in a message is encoded in another way.
+            let symbol = self.reader.read::<Symbol>()?;
+            if let Some((symbols, _)) = &mut self.keys
+                && !symbols.insert(symbol.clone())
+            {
+                self.skip(1);
+                continue;
+            }
+            return seed.deserialize(KeyDeserializer { text: symbol.name, names: self.names }).map(Some);
         }
         Ok(None)
     }
