@@ -253,7 +253,7 @@ mod tests {
         Request,
         Withdraw,
         EndGrace,
-        NextAction,
+        Ask,
         /// The thread takes the interruption that was sent to it, and unwinds or not.
         Take {
             unwinds: bool,
@@ -265,7 +265,7 @@ mod tests {
             Just(Action::Request),
             Just(Action::Withdraw),
             Just(Action::EndGrace),
-            Just(Action::NextAction),
+            Just(Action::Ask),
             any::<bool>().prop_map(|unwinds| Action::Take { unwinds }),
         ]
     }
@@ -292,7 +292,7 @@ mod tests {
                         interruption.end_grace(now);
                         undisturbed = None;
                     }
-                    Action::NextAction => match interruption.next_action(now) {
+                    Action::Ask => match interruption.next_action(now) {
                         InterruptionAction::Send => {
                             pending += 1;
                             prop_assert!(undisturbed.is_none_or(|end| end <= now));

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::attach::RuntimeDirectory;
-use crate::client::{BINARY, DEADLINE, Scratch, Server, call_ok, outcome};
+use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, outcome};
 use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, wait_until, worker};
 use crate::server_mode::Mode;
 use serde_json::{Value, json};
@@ -593,32 +593,23 @@ fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate(
 }
 
 #[test]
-fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
-    let directory = Scratch::new();
-    // Searching these files takes longer than the watchdog waits with this short interval.
-    let text = "defsystem a\n".repeat((1 << 20) / 12);
-    for n in 0..8 {
-        directory.write(&format!("{n}.asd"), &text);
-    }
+fn request_at_which_two_workers_stopped_is_answered_and_not_repeated() {
     let mut server = Server::start_with(&["--watch-interval", "20"]);
     server.initialize("2025-11-25");
-    server.evaluate("(defun f () 42)");
-    // Each call is refused after its search, so that no evaluation runs meanwhile.
-    let arguments = json!({"system": "s", "directory": &*directory, "background": true, "on-error": "debug"});
-    let params = json!({"name": "load-system", "arguments": arguments});
-    let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
-    server.send(&(0..100).map(call).collect());
-    let answer = server.receive().expect("an answer");
-    let answers = answer.as_array().unwrap_or_else(|| panic!("{answer}"));
-    assert_eq!(answers.len(), 100);
-    for answer in answers {
-        let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
-        assert!(message.contains("The request will not be retried."), "{message}");
-    }
+    // SIGSTOP. Reading the definition again stops nothing; expanding the macro stops the worker.
+    server.evaluate(
+        "(defun f () 42)
+         (defmacro stop ()
+           (sb-alien:alien-funcall (sb-alien:extern-alien \"kill\" (function sb-alien:int sb-alien:int sb-alien:int))
+                                   (sb-posix:getpid) 19)
+           1)",
+    );
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(stop)"}));
+    assert!(failed.contains("The image was lost twice while it answered this request."), "{failed}");
     let text = server.evaluate("(f)");
-    assert!(text.contains("stopped answering") && text.ends_with("=> 42"), "{text}");
+    assert!(text.contains("was stopped by a signal") && text.ends_with("=> 42"), "{text}");
     let end = server.finish();
-    assert_eq!(end.stderr.matches("the Lisp image stopped answering").count(), 2, "{}", end.stderr);
+    assert_eq!(end.stderr.matches("the Lisp image was stopped by a signal").count(), 2, "{}", end.stderr);
 }
 
 #[test]

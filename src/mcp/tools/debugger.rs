@@ -29,7 +29,7 @@ pub(super) struct InvokeRestart;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct RestartArguments {
-    /// The restart's number in the report, or its name.
+    /// Restart number in the report, or name.
     restart: Text,
     /// Lisp expressions for the restart's arguments: `1 (list 2)`.
     values: Option<Text>,
@@ -90,7 +90,7 @@ pub(super) struct EvalInFrame;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct EvalArguments {
-    /// The frame's number in the backtrace.
+    /// Frame number in the backtrace.
     frame: FrameNumber,
     /// Lisp code; sees the frame's variables.
     code: Text,
@@ -125,9 +125,9 @@ pub(super) struct ResumeFromFrame;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct ResumeArguments {
-    /// The frame's number in the backtrace.
+    /// Frame number in the backtrace.
     frame: FrameNumber,
-    /// Lisp code, which sees the frame's variables: the frame returns its values.
+    /// Lisp code that sees the frame's variables; the frame returns its values.
     r#return: Option<Text>,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct FindReferences;
 pub(super) struct Arguments {
     /// Name, such as my-app:run or (setf slot).
     name: Text,
-    /// callees: functions that NAME calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: those of a generic function or class. tests: those that call NAME, also indirectly. Default: callers.
+    /// callees: functions that NAME calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: of a generic function or class. tests: that call NAME, also indirectly. Default: callers.
     relation: Option<Relation>,
     /// Maximum number of references.
     #[serde(default)]

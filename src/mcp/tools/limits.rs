@@ -18,7 +18,7 @@ pub(super) struct ConfigureLimits;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
-    /// Seconds for an evaluation; 0 for no limit.
+    /// Seconds for an evaluation; 0: no limit.
     #[serde(default)]
     #[schemars(extend("maximum" = Limits::MAX_TIMEOUT_SECONDS))]
     timeout: Timeout,
