@@ -187,8 +187,7 @@ fn reply_with(reply: impl Into<Reply>) -> Result<CallHandler, Fault> {
 fn inspect(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<CallHandler, Fault> {
     handle_with(move |call| {
         let (session, pending) = (call.session().clone(), call.pending());
-        let job = submit(&session, call);
-        pending.on_cancel(move || session.cancel(job));
+        pending.submit(&session, || submit(&session, call));
     })
 }
 
