@@ -25,7 +25,8 @@ enum sbcl_lane {
 };
 
 enum sbcl_job_kind {
-  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the evaluator, or empty for the default */
+  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the operation to run with the code, or empty
+                               to evaluate the code; flags: SBCL_EVALUATE_… */
   SBCL_JOB_RESET = 2,       /* remove the session's definitions */
   SBCL_JOB_DEFINITIONS = 3, /* list the session's definitions; flags: the sbcl_item to list, or 0 for all; argument:
                                maximum number of definitions; name: the package to list, or empty for all */
@@ -124,8 +125,7 @@ enum sbcl_event {
   SBCL_EVENT_LOCAL_TEXT = 27,    /* continue */
   SBCL_EVENT_HELD = 28,          /* the evaluation is held when this job has ended; number: 0 if it stopped during this
                                     job, 1 if it was held before this job and still is */
-  SBCL_EVENT_REFUSED = 29,       /* text: why the job's request cannot be fulfilled; of job 0: why sbcl_host_start cannot
-                                    start */
+  SBCL_EVENT_REFUSED = 29,       /* text: why the job's request cannot be fulfilled; of job 0: why Lisp could not start */
   SBCL_EVENT_RELEASED = 30,      /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
   SBCL_EVENT_HEAP = 31,          /* asked after a garbage collection; returns 1 if the job keeps more of the heap than it
                                     may and must be abandoned; 0 if the job may continue, even if it was interrupted
@@ -151,10 +151,10 @@ enum sbcl_event {
                                     number: milliseconds after which the job is interrupted if the step still runs; no
                                     limit if the text is empty */
   SBCL_EVENT_INTERRUPTED = 44,   /* the last interruption sent to the job's thread begins to run there, or the thread does
-                                    not exist, so that the next interruption may be sent. Of SBCL_JOB_PROGRAM, number:
-                                    the call that the interruption was to end */
-  SBCL_EVENT_UNWINDING = 45,     /* the job begins to unwind because it was interrupted. Of SBCL_JOB_PROGRAM, number: the
-                                    call that begins to unwind */
+                                    not exist, so that the next interruption may be sent. If the job is
+                                    SBCL_JOB_PROGRAM, number: the call that the interruption was to end */
+  SBCL_EVENT_UNWINDING = 45,     /* the job begins to unwind because it was interrupted. If the job is SBCL_JOB_PROGRAM,
+                                    number: the call that begins to unwind */
   SBCL_EVENT_BLOCKED = 46,       /* of job 0, answers SBCL_JOB_LOOK; text: the lock of SBCL's own that an abandoned thread
                                     holds while other threads wait for it, as in "the lock \"PCL global mutex\"", or
                                     empty if there is no such lock */
@@ -251,9 +251,9 @@ struct sbcl_library {
    * valid until the next call on this thread whose count does not include it. */
   int32_t (*call)(uint64_t function, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
   /* Set by Lisp before its first call. Calls a Lisp function by its handle, with the objects in a message of COUNT words,
-   * on a Lisp thread that has called the program. SHAPE says how far Lisp writes out the values (Shape in
-   * src/embedding/convert.rs). Returns an sbcl_call_status; the answer stays valid until the next call in either
-   * direction on this thread. */
+   * on a Lisp thread that has called the program. SHAPE says to which depth the answer contains the values themselves
+   * rather than handles (Shape in src/embedding/convert.rs). Returns an sbcl_call_status; the answer stays valid until the
+   * next call in either direction on this thread. */
   int32_t (*gate)(uint64_t function, uint64_t shape, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
 };
 
@@ -291,8 +291,8 @@ enum sbcl_stack {
   SBCL_STACK_ALIEN
 };
 
-/* Also exported by the core: unwinds the evaluation, or the thread, whose STACK, an sbcl_stack, is exhausted. Does not
- * return. */
+/* Also exported by the core. Called on a Lisp thread whose STACK, an sbcl_stack, is exhausted: unwinds the thread's
+ * evaluation, or the thread itself if it runs none. Does not return. */
 extern void (*sbcl_host_stack_lost)(uint32_t stack);
 
 /* In the shim, for the handler of SIGSEGV. ADDRESS is the address of the fault, and CONTEXT the handler's ucontext_t. If

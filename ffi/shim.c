@@ -41,23 +41,23 @@ static int is_in_page(void *address, os_vm_address_t page) {
   return (char *)address >= (char *)page && (char *)address < (char *)page + os_vm_page_size;
 }
 
-/* Abandons all code whose frames are below ROOM on the control stack, including its cleanup forms. */
-static void abandon_frames(struct thread *thread, char *room) {
+/* Abandons all code whose frames are below BOUNDARY on the control stack, including its cleanup forms. */
+static void abandon_frames(struct thread *thread, char *boundary) {
   struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
-  while (cleanup && (char *)cleanup < room)
+  while (cleanup && (char *)cleanup < boundary)
     cleanup = cleanup->uwp;
   thread->current_unwind_protect_block = (lispobj)cleanup;
   struct catch_block *catcher = (struct catch_block *)thread->current_catch_block;
-  while (catcher && (char *)catcher < room)
+  while (catcher && (char *)catcher < boundary)
     catcher = catcher->previous_catch;
   thread->current_catch_block = (lispobj)catcher;
 }
 
-/* Undoes the bindings from ROOM on, and abandons all code that runs within them, including its cleanup forms. SBCL's
+/* Undoes the bindings from BOUNDARY on, and abandons all code that runs within them, including its cleanup forms. SBCL's
  * unbind_to_here does not restore the words through which Lisp code reads variables (TLS_LOAD_INDIRECT). */
-static void abandon_bindings(struct thread *thread, lispobj *room) {
+static void abandon_bindings(struct thread *thread, lispobj *boundary) {
   struct binding *binding = (struct binding *)get_binding_stack_pointer(thread);
-  while ((lispobj *)binding > room) {
+  while ((lispobj *)binding > boundary) {
     binding--;
     uint32_t index = (uint32_t)binding->symbol;
     if (!index)
@@ -72,20 +72,20 @@ static void abandon_bindings(struct thread *thread, lispobj *room) {
   }
   set_binding_stack_pointer(thread, binding);
   struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
-  while (cleanup && (lispobj *)cleanup->bsp > room)
+  while (cleanup && (lispobj *)cleanup->bsp > boundary)
     cleanup = cleanup->uwp;
   thread->current_unwind_protect_block = (lispobj)cleanup;
   struct catch_block *catcher = (struct catch_block *)thread->current_catch_block;
-  while (catcher && (lispobj *)catcher->bsp > room)
+  while (catcher && (lispobj *)catcher->bsp > boundary)
     catcher = catcher->previous_catch;
   thread->current_catch_block = (lispobj)catcher;
 }
 
-/* Returns the oldest of the bindings of *ALIEN-STACK-POINTER* after which the alien stack extends below ROOM. */
-static lispobj *binding_of_alien_stack(struct thread *thread, char *room) {
+/* Returns the oldest of the bindings of *ALIEN-STACK-POINTER* after which the alien stack extends below BOUNDARY. */
+static lispobj *find_alien_stack_binding(struct thread *thread, char *boundary) {
   struct binding *binding = (struct binding *)get_binding_stack_pointer(thread);
   char *pointer = (char *)thread->alien_stack_pointer;
-  while (pointer < room && binding > (struct binding *)thread->binding_stack_start) {
+  while (pointer < boundary && binding > (struct binding *)thread->binding_stack_start) {
     binding--;
     if (binding->symbol == offsetof(struct thread, alien_stack_pointer))
       pointer = (char *)binding->value;
@@ -116,7 +116,7 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
     abandon_bindings(thread, (lispobj *)BINDING_STACK_GUARD_PAGE(thread));
   } else if (is_in_page(address, ALIEN_STACK_HARD_GUARD_PAGE(thread))) {
     stack = SBCL_STACK_ALIEN;
-    abandon_bindings(thread, binding_of_alien_stack(thread, (char *)ALIEN_STACK_RETURN_GUARD_PAGE(thread)));
+    abandon_bindings(thread, find_alien_stack_binding(thread, (char *)ALIEN_STACK_RETURN_GUARD_PAGE(thread)));
   } else {
     return 0;
   }
@@ -211,7 +211,7 @@ bool __wrap_maybe_gc(os_context_t *context) {
 /* Forking the process for a checkpoint: see lisp/core/checkpoint.lisp. This code must run with glibc 2.31, whatever version
  * it is built with. */
 
-#define SBCL_HOST_IN_THE_WAY (-0x10000)
+#define SBCL_HOST_FORK_BLOCKED (-0x10000)
 /* Maximum duration of a thread's pause. */
 #define SBCL_HOST_PAUSE_MILLISECONDS 3000
 
@@ -263,12 +263,12 @@ int32_t sbcl_host_pause(uint32_t number) {
 
 /* Forks this process while the world is stopped. The child lacks the other threads, so they are cut off at their current
  * positions, and nothing is forked if a thread must not be cut off there. Such a thread is in Lisp code with interrupts
- * disabled: the code may be changing data that the collector or another thread needs. With CALM, a thread in C code that
- * Lisp has called with interrupts enabled must not be cut off either, since it may hold a lock of malloc. Returns the result
- * of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY if there is a thread that must not be cut off. In the latter case THREADS, an
+ * disabled: the code may be changing data that the collector or another thread needs. With WAIT_FOR_C, a thread in C code
+ * that Lisp has called with interrupts enabled must not be cut off either: it may hold a lock of malloc. Returns the result
+ * of sbcl_host_fork, or SBCL_HOST_FORK_BLOCKED if there is a thread that must not be cut off. In the latter case THREADS, an
  * array of COUNT words, receives two lists of Lisp thread objects, each followed by a 0: first the threads that must not be
  * cut off, then all threads in Lisp code and those in C code that must not be cut off. */
-int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
+int32_t sbcl_host_fork_stopped(int32_t wait_for_c, lispobj *threads, uint32_t count) {
   struct thread *self = get_sb_vm_thread(), *thread;
   lispobj *last = threads + count - 1;
   for (int all = 0; all < 2; all++) {
@@ -277,7 +277,7 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
       if (thread == self || thread->state_word.state != STATE_STOPPED)
         continue;
       int lisp = is_in_lisp(thread), enabled = read_TLS(INTERRUPTS_ENABLED, thread) != NIL;
-      if (lisp ? all || !enabled : calm && enabled) {
+      if (lisp ? all || !enabled : wait_for_c && enabled) {
         if (threads < last - 1)
           *threads++ = thread->lisp_thread ? thread->lisp_thread : NIL;
       }
@@ -286,7 +286,7 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
       break;
     *threads++ = 0;
     if (all)
-      return SBCL_HOST_IN_THE_WAY;
+      return SBCL_HOST_FORK_BLOCKED;
   }
   int32_t process = sbcl_host_fork();
   if (process == 0) {

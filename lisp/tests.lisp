@@ -15,14 +15,14 @@
 (defvar *events* '()
   "The events of the running job, newest first: lists of kind, number and text.")
 
-(sb-alien:define-alien-callable recorded-event (signed 32)
+(sb-alien:define-alien-callable record-event (signed 32)
     ((job (unsigned 64)) (kind (unsigned 32)) (number (signed 64)) (text system-area-pointer) (length (unsigned 64)))
   (push (list kind number (copy-text (sap-int text) length)) *events*)
   0)
 
 (defun perform (kind text &key (name "") (flags 0) (argument 0))
-  "Perform a job of KIND with TEXT in a thread of its own, as a thread of a lane does, and return the job's events,
-oldest first."
+  "Perform a job of KIND with TEXT in a new thread, as a thread of a lane would perform it. Return the job's events, oldest
+first."
   (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
                        :text (coerce text 'text) :name (coerce name 'text))))
     (sb-thread:join-thread
@@ -36,12 +36,12 @@ oldest first."
                                 (reverse *events*)))))))
 
 (defun texts (kind events)
-  "Return the texts of those EVENTS whose kind is KIND, an event code."
+  "Return the texts of the events in EVENTS whose kind is KIND, an event code."
   (loop for (code nil text) in events
         when (eql code kind)
           collect text))
 
-(defun evaluation-of (code &rest options)
+(defun evaluation-results (code &rest options)
   "Return a plist of the results of evaluating CODE: the success, value, error, message, standard output and error
 output as text, the warnings, and the number of forms that defined something. OPTIONS are further arguments for PERFORM."
   (let ((events (apply #'perform :evaluate code options)))
@@ -68,60 +68,62 @@ output as text, the warnings, and the number of forms that defined something. OP
   (unless (equal expected actual)
     (error "expected ~S, got ~S" expected actual)))
 
-(defun changes-of (code)
-  "Return the lines that the host receives for the last form in CODE that defined something."
+(defun reported-changes (code)
+  "Return the lines that tell the host what was changed by the last form in CODE that defined something."
   (let ((text (first (last (texts (event-code :defined) (perform :evaluate code))))))
     (rest (uiop:split-string (subseq text 0 (search (format nil "~%@") text)) :separator '(#\Newline)))))
 
 (define-test a-form-is-reported-with-what-it-defines-and-removes
-  (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED") (changes-of "(defun changed (x) `(1 ,x))"))
-  (expect '("=defun" "+FUNCTION (COMMON-LISP:SETF COMMON-LISP-USER::CHANGED)") (changes-of "(defun (setf changed) (x) x)"))
-  (expect '("=other" "+MACRO COMMON-LISP-USER::CHANGED-MACRO") (changes-of "(defmacro changed-macro () 1)"))
+  (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED") (reported-changes "(defun changed (x) `(1 ,x))"))
+  (expect '("=defun" "+FUNCTION (COMMON-LISP:SETF COMMON-LISP-USER::CHANGED)")
+          (reported-changes "(defun (setf changed) (x) x)"))
+  (expect '("=other" "+MACRO COMMON-LISP-USER::CHANGED-MACRO") (reported-changes "(defmacro changed-macro () 1)"))
   (expect '("=other" "+FUNCTION COMMON-LISP-USER::|a b|" "+VARIABLE COMMON-LISP-USER::*CHANGED*")
-          (changes-of "(progn (defun |a
+          (reported-changes "(progn (defun |a
 b| ()) (defvar *changed* 1))"))
   (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED")
-          (changes-of "(fmakunbound 'changed)"))
-  (expect '("=other" "+PACKAGE CHANGED-PACKAGE") (changes-of "(defpackage :changed-package (:use :cl))"))
-  (expect '("=in-package") (changes-of "(in-package :changed-package)"))
-  (expect '("=other" "-PACKAGE CHANGED-PACKAGE") (changes-of "(in-package :cl-user) (delete-package :changed-package)"))
+          (reported-changes "(fmakunbound 'changed)"))
+  (expect '("=other" "+PACKAGE CHANGED-PACKAGE") (reported-changes "(defpackage :changed-package (:use :cl))"))
+  (expect '("=in-package") (reported-changes "(in-package :changed-package)"))
+  (expect '("=other" "-PACKAGE CHANGED-PACKAGE")
+          (reported-changes "(in-package :cl-user) (delete-package :changed-package)"))
   (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED"
             "-VARIABLE COMMON-LISP-USER::CHANGED" "-CLASS COMMON-LISP-USER::CHANGED" "-TYPE COMMON-LISP-USER::CHANGED")
-          (changes-of "(unintern 'changed)")))
+          (reported-changes "(unintern 'changed)")))
 
-(define-test a-form-that-changes-more-than-is-reported-is-reported-without-names
-  (expect '("=other") (changes-of (format nil "(progn ~{(defun changed-~D ())~})" (loop for i below 60 collect i))))
-  (expect 1000 (length (second (changes-of (format nil "(defun ~A ())" (make-string 5000 :initial-element #\x)))))))
+(define-test a-form-with-too-many-changes-is-reported-without-names
+  (expect '("=other") (reported-changes (format nil "(progn ~{(defun changed-~D ())~})" (loop for i below 60 collect i))))
+  (expect 1000 (length (second (reported-changes (format nil "(defun ~A ())" (make-string 5000 :initial-element #\x)))))))
 
 (define-test a-defun-that-runs-code-at-load-time-is-not-a-plain-function
   (dolist (body '("(load-time-value 1)" "(macrolet ((m () 1)) (m))" "#.(+ 1 2)" "\"#.\""))
-    (expect "=other" (first (changes-of (format nil "(defun changed () ~A)" body))))))
+    (expect "=other" (first (reported-changes (format nil "(defun changed () ~A)" body))))))
 
 (define-test a-form-is-reported-with-the-modules-that-its-symbols-need
   (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED" "?sb-posix" "?asdf")
-          (changes-of "(defun changed () `(,(uiop:getcwd) ,(sb-posix:getpid) asdf:load-system))"))
-  (expect '("=other" "+VARIABLE COMMON-LISP-USER::*CHANGED*") (changes-of "(defvar *changed* '#1=(a . #1#))")))
+          (reported-changes "(defun changed () `(,(uiop:getcwd) ,(sb-posix:getpid) asdf:load-system))"))
+  (expect '("=other" "+VARIABLE COMMON-LISP-USER::*CHANGED*") (reported-changes "(defvar *changed* '#1=(a . #1#))")))
 
 (define-test evaluating-a-form-pushes-its-value
-  (expect "3" (getf (evaluation-of "(+ 1 2)") :value)))
+  (expect "3" (getf (evaluation-results "(+ 1 2)") :value)))
 
-(define-test output-keeps-its-stream
-  (let ((result (evaluation-of "(progn (princ :out) (princ :err *error-output*) (terpri) 1)")))
+(define-test standard-output-and-error-output-are-reported-separately
+  (let ((result (evaluation-results "(progn (princ :out) (princ :err *error-output*) (terpri) 1)")))
     (expect (format nil "OUT~%") (getf result :stdout))
     (expect "ERR" (getf result :stderr))))
 
 (define-test an-error-fails-the-evaluation
-  (let ((result (evaluation-of "(error \"boom ~A\" 1)")))
+  (let ((result (evaluation-results "(error \"boom ~A\" 1)")))
     (expect nil (getf result :success))
     (expect "SIMPLE-ERROR" (getf result :error))
     (expect "boom 1" (getf result :message))))
 
 (define-test a-non-local-exit-from-a-cleanup-form-does-not-hide-the-error
-  (expect nil (getf (evaluation-of "(block nil (unwind-protect (error \"x\") (return)))") :success)))
+  (expect nil (getf (evaluation-results "(block nil (unwind-protect (error \"x\") (return)))") :success)))
 
 (define-test warnings-are-recorded-once
   (expect '("The variable X is defined but never used.")
-          (getf (evaluation-of "(defun unused-parameter (x) 1)") :warnings)))
+          (getf (evaluation-results "(defun unused-parameter (x) 1)") :warnings)))
 
 (define-test a-test-that-never-ends-gets-less-time-than-others
   (flet ((limit (milliseconds title)
@@ -129,66 +131,67 @@ b| ()) (defvar *changed* 1))"))
     (expect '(10000 60000 500) (list (limit 60000 "spins") (limit 60000 "returns") (limit 500 "spins")))))
 
 (define-test compile-returns-its-own-warning-and-failure-flags
-  (expect "(T T)" (getf (evaluation-of "(rest (multiple-value-list (compile nil '(lambda () (car 1 2)))))") :value)))
+  (expect "(T T)" (getf (evaluation-results "(rest (multiple-value-list (compile nil '(lambda () (car 1 2)))))") :value)))
 
 (define-test only-defining-forms-are-reported
-  (expect 1 (getf (evaluation-of "(+ 1 2) (defun defined-by-test () 1)") :defined))
-  (expect 0 (getf (evaluation-of "(defined-by-test)") :defined)))
+  (expect 1 (getf (evaluation-results "(+ 1 2) (defun defined-by-test () 1)") :defined))
+  (expect 0 (getf (evaluation-results "(defined-by-test)") :defined)))
 
 (define-test an-unknown-package-is-an-error
-  (expect "SB-KERNEL:SIMPLE-PACKAGE-ERROR" (getf (evaluation-of "1" :name "NO-SUCH-PACKAGE") :error)))
+  (expect "SB-KERNEL:SIMPLE-PACKAGE-ERROR" (getf (evaluation-results "1" :name "NO-SUCH-PACKAGE") :error)))
 
 (define-test a-kept-stream-prints-into-the-evaluation-that-uses-it
-  (evaluation-of "(defvar *kept-stream* *standard-output*)")
-  (expect "kept" (getf (evaluation-of "(write-string \"kept\" *kept-stream*)") :stdout)))
+  (evaluation-results "(defvar *kept-stream* *standard-output*)")
+  (expect "kept" (getf (evaluation-results "(write-string \"kept\" *kept-stream*)") :stdout)))
 
 (define-test a-timeout-in-the-code-fails-the-evaluation
-  (let ((result (evaluation-of "(sb-ext:with-timeout 0.01 (loop))")))
+  (let ((result (evaluation-results "(sb-ext:with-timeout 0.01 (loop))")))
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
 
-;;; The assumptions about SBCL: each test breaks an assumption and expects the check to detect this
+;;; The assumptions about SBCL: each test violates one assumption, and passes if the check detects the violation
 
-(defun probe (beginning)
-  "Return the problem of the assumption whose name begins with BEGINNING, or NIL if the assumption holds."
+(defun named-assumption-problem (beginning)
+  "Check the assumption whose name begins with BEGINNING. Return NIL if the assumption holds, or a string that describes the
+problem."
   (loop for (name holds-p) in *assumptions*
         when (eql 0 (search beginning name))
           return (assumption-problem name holds-p)
         finally (error "no assumption ~S" beginning)))
 
-(defun probe-with (beginning function wrapper)
-  "Return true when the assumption whose name begins with BEGINNING holds, but no longer holds once WRAPPER encapsulates
-FUNCTION."
-  (and (null (probe beginning))
+(defun violation-detected-p (beginning function wrapper)
+  "Return true when an assumption holds as long as FUNCTION is unchanged, and fails while WRAPPER encapsulates FUNCTION.
+BEGINNING is the beginning of the assumption's name."
+  (and (null (named-assumption-problem beginning))
        (unwind-protect (progn (encapsulate function 'probe wrapper)
-                              (stringp (probe beginning)))
+                              (stringp (named-assumption-problem beginning)))
          (sb-int:unencapsulate function 'probe))))
 
 (define-test a-changed-lambda-list-of-byte-readers-is-detected
   ;; The byte readers of SBCL after 2.6.7 have no parameter for a size buffer.
-  (expect t (probe-with "the byte reader" 'read-no-octets
-                        (lambda (read stream buffer sizes start count &optional (eof-error-p t))
-                          (declare (type function read) (ignore sizes))
-                          (funcall read stream buffer start count eof-error-p)))))
+  (expect t (violation-detected-p "the byte reader" 'read-no-octets
+                                  (lambda (read stream buffer sizes start count &optional (eof-error-p t))
+                                    (declare (type function read) (ignore sizes))
+                                    (funcall read stream buffer start count eof-error-p)))))
 
 (define-test mutexes-that-are-not-released-are-detected
-  (expect t (probe-with "a mutex" 'sb-thread:grab-mutex
-                        (lambda (grab mutex &key (waitp t) timeout)
-                          (declare (type function grab) (ignore timeout))
-                          (and waitp (funcall grab mutex))))))
+  (expect t (violation-detected-p "a mutex" 'sb-thread:grab-mutex
+                                  (lambda (grab mutex &key (waitp t) timeout)
+                                    (declare (type function grab) (ignore timeout))
+                                    (and waitp (funcall grab mutex))))))
 
 #+x86-64
 (define-test a-changed-stack-layout-of-unwind-is-detected
-  (expect t (probe-with "UNWIND" 'read-pending-exit
-                        (lambda (stopped next count start frame)
-                          (declare (type function stopped))
-                          (funcall stopped next (sap+ count 8) (sap+ start 8) frame)))))
+  (expect t (violation-detected-p "UNWIND" 'read-pending-exit
+                                  (lambda (stopped next count start frame)
+                                    (declare (type function stopped))
+                                    (funcall stopped next (sap+ count 8) (sap+ start 8) frame)))))
 
 (define-test interruptions-that-bypass-the-handler-are-detected
-  (expect t (probe-with "an interruption" 'sb-thread:interrupt-thread
-                        (lambda (interrupt thread function)
-                          (declare (ignore interrupt thread))
-                          (funcall (the function function))))))
+  (expect t (violation-detected-p "an interruption" 'sb-thread:interrupt-thread
+                                  (lambda (interrupt thread function)
+                                    (declare (ignore interrupt thread))
+                                    (funcall (the function function))))))
 
 (defun run-test (function)
   "Call FUNCTION, a test. Return NIL if the test passes, or the error that it signalled."
@@ -206,7 +209,7 @@ the numbers of passed and failed tests, and return true if none failed."
          (progn
            (install-patches)
            (install-standard-streams)
-           (setf **event-function-address** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
+           (setf **event-function-address** (sap-int (alien-sap (alien-callable-function 'record-event))))
            (loop for (name function) in tests
                  for condition = (run-test function)
                  when condition

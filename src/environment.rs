@@ -29,7 +29,7 @@ pub struct Variable {
 pub const VARIABLES: [Variable; 11] = [
     Variable {
         name: LOG_FILTER,
-        effect: "Log filter for stderr, such as `debug`. `--log` has priority.",
+        effect: "Log filter for stderr, such as `debug`. `--log` overrides this variable.",
         default: "`warn`",
     },
     Variable {

@@ -49,7 +49,7 @@ fn format_size(bytes: u64) -> String {
 #[non_exhaustive]
 pub enum BootError {
     /// The only image that a process can have has been booted before, or is being booted now.
-    #[error("SBCL is already booted: a process has a single image (Lisp::get_or_boot returns it)")]
+    #[error("SBCL is already booted, and a process has a single image: to use this image, call Lisp::get_or_boot")]
     AlreadyBooted,
     /// An earlier boot failed; SBCL's runtime cannot be initialised twice.
     #[error("an earlier boot of SBCL failed in this process; start a new process")]
@@ -230,8 +230,8 @@ pub enum EvaluationError {
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "No evaluation is held: an evaluation that fails with on-error \"debug\" is held until it is resumed or aborted, or \
-         the next evaluation begins."
+        "No evaluation is held: an evaluation that fails with on-error \"debug\" is held until it is resumed or aborted, \
+         its hold times out, or the next evaluation begins."
     )]
     NothingHeld,
     /// The request was refused. The field is the reason, for instance that the restart or frame does not exist.

@@ -210,7 +210,7 @@
                                 (sb-int:encapsulate 'sb-sys:find-foreign-symbol-address 'moved
                                                     (lambda (function symbol)
                                                       (unless (string= symbol name) (funcall function symbol)))))))
-        (let ((symbol (find-internal package name)))
+        (let ((symbol (find-named-symbol package name)))
           (cons (list "is gone" (lambda () (unintern symbol package)))
                 (loop for facet in facets append (changes symbol facet)))))))
 

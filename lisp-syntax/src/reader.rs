@@ -297,9 +297,9 @@ impl<'a> FormWalk<'a> {
             return self.refuse(at, "# at the end of a line");
         };
         match character {
-            '<' => self.refuse(at, "#< begins the printed form of an object that cannot be read"),
+            '<' => self.refuse(at, "#< begins the printed form of an unreadable object"),
             ')' => self.refuse(at, "#) cannot be read"),
-            _ if character.is_ascii_whitespace() => self.refuse(at, "# before a blank cannot be read"),
+            _ if character.is_ascii_whitespace() => self.refuse(at, "# before whitespace cannot be read"),
             _ if DISPATCH_CHARACTERS.contains(character.to_ascii_uppercase()) => {}
             _ => self.problems.push((line, token.start, Problem::Macro(format!("#{character}")))),
         }

@@ -30,7 +30,7 @@
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
       (clean t))
   (proclaim '(optimize (debug 1) (safety 1) (speed 1)))
-  (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; each file is compiled, then loaded
+  (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; Loading redefines macros that compilation defined.
                  (sb-ext:compiler-note #'muffle-warning)
                  (warning (lambda (warning)
                             (setf clean nil)
@@ -59,13 +59,13 @@
           (load fasl)
           (push fasl compiled)))))
   (unless clean
-    (format *error-output* "~&The Lisp side compiled with warnings, see above: correct them.~%")
+    (format *error-output* "~&The Lisp side compiled with warnings: correct the warnings above.~%")
     (sb-ext:exit :code 1 :abort t))
   ;; A concatenation of fasls is itself a fasl.
   (uiop:concatenate-files (reverse compiled)
                           (sb-ext:parse-native-namestring (sb-posix:getenv "SBCL_MCP_HOST_OUTPUT"))))
 
-;;; The saved image must not contain the systems, which hold the paths of the sources.
+;;; The saved image must not contain ASDF's records of the systems, because they contain the paths of the sources.
 (mapc #'asdf:clear-system (list* "sbcl-host" "sbcl-host/tests" *systems*))
 (mapc #'unintern '(*systems* *contribs*))
 (funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))

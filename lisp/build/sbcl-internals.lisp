@@ -10,9 +10,10 @@
 
 ;;; The description of a name is a list of facets. Each facet describes one use of the name, such as a function or a type,
 ;;; and is a list of a kind and details. Most details are strings rather than symbols, because reading a string interns
-;;; nothing. For the kinds in *DETAILED-FACETS*, the last detail depends on the processor: a type or a number of values.
+;;; nothing. For the kinds in *PROCESSOR-DEPENDENT-FACETS*, the last detail, a type or a number of values, depends on the
+;;; processor.
 
-(defparameter *detailed-facets* '(:function :open-coded :slot :special :global :constant :type)
+(defparameter *processor-dependent-facets* '(:function :open-coded :slot :special :global :constant :type)
   "The kinds of facets whose last element is compared only on the kind of processor on which the table was written.
 COMPARABLE-PART treats :READ-ONLY-SLOT likewise.")
 
@@ -63,12 +64,12 @@ the functions do not return."
                                                     ,(specifier-text (cdr structure)))))
           ((fboundp name)
            `((:function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition name))) ,(value-count type))))
-          ;; This function has no definition: the compiler generates the code of its calls.
+          ;; For a function without a definition, the compiler generates code at each call.
           ((and (sb-int:info :function :info name) (typep type 'sb-kernel:fun-type))
            `((:open-coded ,(specifier-text (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
 
 (defun setf-facets (symbol)
-  "Return the facets of SYMBOL as a place for SETF. Structure slots are among FUNCTION-FACETS instead."
+  "Return the facets of SYMBOL as a place for SETF. If SYMBOL is a structure accessor, FUNCTION-FACETS describes it instead."
   (append (when (sb-int:info :setf :expander symbol) '((:setf-expander)))
           (when (and (fboundp `(setf ,symbol)) (not (consp (sb-int:info :function :source-transform symbol))))
             `((:setf-function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition `(setf ,symbol)))))))))
@@ -112,8 +113,8 @@ the functions do not return."
             (unless (eq :unknown (sb-int:info :alien-type :kind symbol)) '((:alien-type))))))
 
 (defun included-slot-facets (symbol slots)
-  "Return the facets of some slots of the structure SYMBOL. SLOTS are the names of the slots to which a structure of the
-Lisp side that includes SYMBOL gives other initial values."
+  "Return the facets of those slots of the structure SYMBOL whose names are in SLOTS. A structure of the Lisp side includes
+the structure SYMBOL, and gives these slots other initial values."
   (let ((description (sb-kernel:find-defstruct-description symbol nil)))
     (loop for name in slots
           for slot = (and description
@@ -154,13 +155,13 @@ keyword, or a slot name of conditions."
             (when conditions `((:slot-name ,@(sort (copy-list conditions) #'string<)))))))
 
 (defun describe-symbol (symbol included)
-  "Return the facets of SYMBOL. INCLUDED lists the names of some slots of the structure SYMBOL: those to which a
-structure of the Lisp side that includes SYMBOL gives other initial values."
+  "Return the facets of SYMBOL. If a structure of the Lisp side includes the structure SYMBOL, INCLUDED lists the names of
+the slots to which the including structure gives other initial values."
   (or (append (function-facets symbol) (setf-facets symbol) (variable-facets symbol) (type-facets symbol)
               (included-slot-facets symbol included) (other-facets symbol))
       '((:symbol))))
 
-(defun find-internal (package name)
+(defun find-named-symbol (package name)
   "Return the symbol called NAME in PACKAGE, and true if there is such a symbol. NAME and PACKAGE are strings."
   (if (find-package package)
       (multiple-value-bind (symbol status) (find-symbol name package)
@@ -172,7 +173,7 @@ structure of the Lisp side that includes SYMBOL gives other initial values."
 there is no such name. INCLUDED is as for DESCRIBE-SYMBOL."
   (if (string= package "C")
       (when (sb-sys:find-foreign-symbol-address name) '((:foreign)))
-      (multiple-value-bind (symbol found) (find-internal package name)
+      (multiple-value-bind (symbol found) (find-named-symbol package name)
         (when found
           (describe-symbol symbol included)))))
 
@@ -198,19 +199,19 @@ package, a name, the feature expression under which the sources use the name, an
                                (:any "any number of values")
                                (:none "nowhere")
                                (t (format nil "~D value~:P" (second details))))))
-          (:open-coded (format nil "a function of ~A argument~:P that only the compiler knows" (first details)))
+          (:open-coded (format nil "a function of ~A argument~:P that the compiler open-codes" (first details)))
           (:macro (format nil "a macro of ~A" (first details)))
           ((:slot :read-only-slot)
            (format nil "the~@[ ~A~] slot ~A of ~A, a ~A" (when (eq kind :read-only-slot) "read-only")
                    (second details) (first details) (third details)))
           (:foreign "a symbol of the C runtime")
-          (:symbol "a symbol with no meaning of its own")
+          (:symbol "a symbol that names nothing")
           (:included-slot (format nil "the included slot ~A, a ~A" (first details) (second details)))
           (t (format nil "~(~A~)~@[ (~{~A~^, ~})~]" (substitute #\Space #\- (string kind)) details))))))
 
 (defun facet-category (facet)
-  "Return the aspect of a name that FACET describes: in another SBCL, a different facet of the same category may have
-taken the place of FACET."
+  "Return the category of FACET, such as :OPERATOR. NAME-PROBLEMS compares a facet in the table with the facet of the same
+category that the name has in this SBCL."
   (case (first facet)
     ((:function :open-coded :macro :special-operator :slot :read-only-slot :structure-function) :operator)
     ((:special :global :constant :symbol-macro) :variable)
@@ -219,8 +220,9 @@ taken the place of FACET."
     (t (first facet))))
 
 (defun comparable-part (facet same-machine)
-  "Return the part of FACET to compare: the whole facet when SAME-MACHINE is true, else the facet without its detail."
-  (if (and (not same-machine) (or (member (first facet) *detailed-facets*) (eq :read-only-slot (first facet))))
+  "Return the part of FACET to compare with another facet. SAME-MACHINE is false if the table was written on another kind of
+processor. In this case, omit the last element of FACET if it depends on the processor (see *PROCESSOR-DEPENDENT-FACETS*)."
+  (if (and (not same-machine) (or (member (first facet) *processor-dependent-facets*) (eq :read-only-slot (first facet))))
       (butlast facet)
       facet))
 

@@ -7,7 +7,7 @@
  `(:output-translations (t ,(concatenate 'string (sb-ext:posix-getenv "SBCL_MCP_FASL_DIR") "/"))
                         :ignore-inherited-configuration))
 (asdf:load-asd (merge-pathnames "../sbcl-host.asd" *load-truename*))
-;; Load the systems first: the sources are read in the packages that they define.
+;; Load the systems first: the sources are read in the packages that these systems define.
 (handler-bind ((sb-ext:compiler-note #'muffle-warning))
   (asdf:load-system "sbcl-host"))
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
@@ -72,7 +72,8 @@ the expression does not hold in this SBCL and the form cannot be read, skip the 
            (equal (probe-file (sb-ext:parse-native-namestring file)) (probe-file sb-ext:*runtime-pathname*))))))
 
 (defun note-name-use (package name features)
-  "Record that the sources use NAME of PACKAGE, both strings, under the feature expression FEATURES."
+  "Record that the sources use a name under the feature expression FEATURES. NAME is the name, and PACKAGE is the name of its
+package, or \"C\" for a symbol of the C runtime."
   (pushnew features (gethash (list package name) *name-uses*) :test #'equal))
 
 (defun note-included-slots (form)
@@ -129,7 +130,7 @@ initial values."
         (t (first features))))
 
 (defun table-entries (directory)
-  "Return the table's entries for the sources below DIRECTORY. The sources must be loaded."
+  "Return the entries of the table (see READ-TABLE) for the sources below DIRECTORY, which must be loaded."
   (let ((*name-uses* (make-hash-table :test #'equal))
         (*included-slots* (make-hash-table))
         (*condition-slots* (condition-slots)))
@@ -137,15 +138,15 @@ initial values."
       (unless (member (pathname-name file) '("tests" "write-internals") :test #'string=)
         (scan-file file)))
     (sort (loop for (package name) being the hash-keys of *name-uses* using (hash-value features)
-                for included = (sort (copy-list (gethash (find-internal package name) *included-slots*)) #'string<)
+                for included = (sort (copy-list (gethash (find-named-symbol package name) *included-slots*)) #'string<)
                 collect `(,package ,name ,(features-disjunction features) ,@(describe-name package name included)))
           (lambda (one other)
             (or (string< (first one) (first other))
                 (and (string= (first one) (first other)) (string< (second one) (second other))))))))
 
 (defun write-table (directory file)
-  "Write a table to FILE. It describes the internal names that the sources below DIRECTORY use, as they are in this
-SBCL."
+  "Write to FILE a table that describes the internal names that the sources below DIRECTORY use. The descriptions hold for
+the SBCL that runs this function."
   (with-open-file (stream file :direction :output :if-exists :supersede)
     (let ((entries (table-entries directory)))
       (with-standard-io-syntax

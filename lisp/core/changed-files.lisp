@@ -1,5 +1,5 @@
-;;;; Changes on disk. ASDF compares only dates, in whole seconds. ASDF therefore misses an edit within the second in
-;;;; which the fasl was made, and a file that was restored with an older date. The code below compares dates
+;;;; Detects changes of files for ASDF, which compares only dates, in whole seconds. ASDF therefore misses an edit within
+;;;; the second in which the fasl was made, and a file that was restored with an older date. The code below compares dates
 ;;;; to the nanosecond, and compares files with their state when this image compiled or loaded them.
 
 (in-package "SBCL-HOST")
@@ -8,8 +8,8 @@
 
 (defstruct (file-state (:copier nil) (:predicate nil))
   "A file's dates, size and inode at a certain time."
-  ;; MTIME is the date of the last change of the content. CTIME is the date of the last change of the content or the
-  ;; inode; unlike MTIME, programs cannot set it. The dates are in nanoseconds of universal time.
+  ;; MTIME is the date of the last change of the content; programs can set it. CTIME is the date of the last change of the
+  ;; content or the inode; programs cannot set it. Both dates are in nanoseconds of universal time.
   (mtime 0 :type integer :read-only t)
   (ctime 0 :type integer :read-only t)
   (size 0 :type integer :read-only t)
@@ -62,8 +62,8 @@ than necessary."
               (= (file-state-size before) (file-state-size now))))))
 
 (defconstant +clock-tick+ 11000000
-  "The number of nanoseconds after a write to a file before another write is certain to give the file a later date.
-Kernels take file dates from a clock whose ticks last 10 ms or less.")
+  "The time, in nanoseconds, after which a second write to a file is certain to give the file a later date. Kernels take
+file dates from a clock whose ticks last 10 ms or less.")
 
 (defun await-clock-tick (state)
   "If the file whose FILE-STATE is STATE was written within the last clock tick, wait until another write would give the
@@ -78,8 +78,8 @@ file a later date, but no longer than some 20 ms."
 ;;; Source files as this image loaded them
 
 (defglobal **loaded-file-states** (make-hash-table :test 'equal :synchronized t)
-  "The FILE-STATE of each source file that was compiled or loaded, by native namestring: the state when the file was
-last compiled or loaded or, for a file loaded as a fasl, the state from which the fasl was made.")
+  "A table from the native namestrings of source files that were compiled or loaded to FILE-STATEs. The state is that of
+the source file when it was last compiled or loaded; or, if its fasl was loaded, when the fasl was made.")
 
 (defun note-loaded-file-state (namestring state)
   "Record STATE, a FILE-STATE or NIL, as the state in which this image loads the source file whose native namestring is
@@ -99,8 +99,8 @@ NAMESTRING."
 (defun source-changed-p (namestring created date)
   "Return true when the source file whose native namestring is NAMESTRING has changed since it was compiled. CREATED is
 the write date of the version that was compiled, and DATE is the write date of the file now; both are universal times.
-If the dates are equal, the file may have been edited again within that second, and the state that this image recorded
-when it compiled or loaded the file decides."
+If the dates are equal, the file may have been edited again within that second. In this case, compare it with the state
+that this image recorded when it compiled or loaded the file, if any."
   (or (not (eql created date))
       (let ((loaded (gethash namestring **loaded-file-states**)))
         (and loaded
@@ -118,7 +118,7 @@ Values are alists from the class name of an operation to an alist from native na
 namestrings of the files to their FILE-STATEs before the action.")
 
 (defun native-namestrings (pathnames)
-  "Return the native namestrings of PATHNAMES."
+  "Return the native namestrings of PATHNAMES, a list of pathnames. Elements that are NIL are skipped."
   (loop for pathname in pathnames
         when pathname
           collect (sb-ext:native-namestring (merge-pathnames (translate-logical-pathname pathname)))))

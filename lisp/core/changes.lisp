@@ -14,7 +14,7 @@ no names.")
 (defconstant +max-change-line-length+ 1000
   "The maximum length, in characters, of a line that reports a change. Symbol names may be longer.")
 
-(defun change-line (sign kind name)
+(defun format-change-line (sign kind name)
   "Return the line that reports that NAME was defined (SIGN is #\\+) or removed (SIGN is #\\-) as KIND, a keyword such
 as :FUNCTION."
   (with-server-syntax (:length nil)
@@ -30,7 +30,7 @@ recorded: the form that loads the system stands for all of them."
        (<= (length (evaluation-changes *evaluation*)) +max-reported-changes+)))
 
 (defun note-change (line)
-  "Record LINE, a value of CHANGE-LINE, as a change that the form that is being evaluated makes."
+  "Record LINE, a value of FORMAT-CHANGE-LINE, as a change that the form that is being evaluated makes."
   ;; Several threads of an evaluation may define something at the same time.
   (sb-ext:atomic-update (evaluation-changes *evaluation*)
                         (lambda (changes)
@@ -91,8 +91,8 @@ the form's code runs before the function is called; or \"other\"."
     ("SB-CONCURRENCY" . "sb-concurrency") ("SB-COVER" . "sb-cover") ("SB-GRAPH" . "sb-graph") ("SB-GROVEL" . "sb-grovel")
     ("SB-INTROSPECT" . "sb-introspect") ("SB-MANUAL" . "sb-manual") ("SB-MD5" . "sb-md5") ("SB-POSIX" . "sb-posix")
     ("SB-ROTATE-BYTE" . "sb-rotate-byte") ("SB-RT" . "sb-rt") ("SB-SPROF" . "sb-sprof"))
-  "An alist from package names to modules. A plain SBCL has these packages only after it has loaded the module with
-REQUIRE. ASDF's other packages have names such as ASDF/PLAN, with one of these names before the slash.")
+  "An alist from package names to names of modules. A plain SBCL has these packages only after it has loaded the module
+with REQUIRE. ASDF's other packages have names such as ASDF/PLAN, with one of these names before the slash.")
 
 (defun symbol-module (symbol)
   "Return the module that defines SYMBOL's package or, if SYMBOL is a keyword, the package that SYMBOL names. Return NIL
@@ -113,9 +113,9 @@ if there is no such module."
     modules))
 
 (defun changes-text (form role)
-  "Return the lines that describe the changes that FORM has just made. A line with a = begins the text and contains
-ROLE, which is a value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Lines with a + contain
-defined names, lines with a - removed names, and lines with a ? modules."
+  "Return a string of lines that describe the changes that FORM has just made. The first line is = and ROLE, which is a
+value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Each other line begins with + for a
+defined name, - for a removed name, or ? for a module of FORM's symbols."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
             role

@@ -6,8 +6,8 @@
   "True in the process that saves the image. That process has a single thread and serves no host.")
 
 (defglobal **saved-repl-state** '()
-  "The values that saving removes from the image and booting restores: the values of * ** *** + ++ +++ / // /// - and
-*SAVE-HOOKS*.")
+  "A list of the values of * ** *** + ++ +++ / // /// - and *SAVE-HOOKS*, which saving removes from the image and booting
+restores.")
 
 (defglobal **missing-shared-objects** '()
   "The names of the shared objects that could not be reopened when this image was booted.")
@@ -17,8 +17,8 @@
 image started.")
 
 (defglobal **saved-settings** '()
-  "The process settings that the session had changed when this image was saved: a property list of :DIRECTORY, :DEFAULTS
-and :NURSERY.")
+  "The process settings that the session had changed when this image was saved: a property list of :DIRECTORY and
+:DEFAULTS, values as in **START-DIRECTORIES**, and :NURSERY, the number of bytes between two garbage collections.")
 
 (defglobal **checkpoint-name** nil
   "The name of the checkpoint that was saved last, or that this image was booted from; or NIL.")
@@ -91,7 +91,7 @@ does not exist in this process. A process that saves needs no other locks.")
 
 (defconstant +fork-blocked+ (- #x10000)
   "The result of FORK-STOPPED-PROCESS when a thread must not be cut off at its current position. Equal to
-SBCL_HOST_IN_THE_WAY of ffi/shim.c.")
+SBCL_HOST_FORK_BLOCKED of ffi/shim.c.")
 
 (defun fork-image (mutexes &optional wait-for-c)
   "Stop all other threads and fork. The fork is blocked if one of MUTEXES is held or if a thread must not be cut off at
@@ -169,8 +169,8 @@ that stays in C code; then cut the thread off there."
 
 (defun child-ready-p (descriptor process)
   "Return true once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return false when PROCESS
-sleeps twice in succession, because it then waits for a lock that a missing thread holds, or when it has written nothing
-for five seconds."
+sleeps at two checks in succession, because it then waits for a lock whose holder does not exist in it; or when it has
+written nothing for five seconds."
   (loop repeat 250
         for slept = nil then sleeps
         for ready = (sb-unix:unix-simple-poll descriptor :input 20)
@@ -190,7 +190,8 @@ for five seconds."
   "Call TRY-FORK until it succeeds or fails with an error, but not after SECONDS have passed. Call WAIT between
 attempts. Return the child's process number, 0 in the child, a negated error number, or NIL if each attempt was blocked;
 the milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a
-mutex, a thread, or :C-LOCK if a missing thread holds a lock of the C library in the child. Interrupts must be off."
+mutex, a thread, or :C-LOCK if the child waits for a lock of the C library whose holder does not exist in the child.
+Interrupts must be off."
   (declare (type function wait))
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
@@ -201,7 +202,7 @@ mutex, a thread, or :C-LOCK if a missing thread holds a lock of the C library in
         do (funcall wait)))
 
 (defun try-fork (mutexes wait-for-c)
-  "Make an attempt to fork for FORK-WHEN-UNBLOCKED, and return the values that FORK-WHEN-UNBLOCKED documents. MUTEXES
+  "Make one attempt to fork for FORK-WHEN-UNBLOCKED, and return the three values that FORK-WHEN-UNBLOCKED returns. MUTEXES
 and WAIT-FOR-C are as for FORK-IMAGE."
   (multiple-value-bind (in out) (sb-unix:unix-pipe)
     (unless in
@@ -234,11 +235,11 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
            (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
           (process)
           ((typep obstacle 'sb-thread:mutex)
-           (error "The process cannot be copied: for ~D seconds, other threads have compiled, interned symbols or defined ~
-                   classes without a pause; the last was ~A."
+           (error "The process cannot be copied: for ~D seconds, other threads kept compiling, interning symbols ~
+                   or defining classes; the last was ~A."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
-           (error "The process cannot be copied: for ~D seconds, threads that are in C code have held locks of malloc, ~
+           (error "The process cannot be copied: for ~D seconds, threads in C code held locks of malloc, ~
                    stdio or the loader at each attempt."
                   seconds))
           (t
@@ -283,8 +284,8 @@ in reverse order, and the handler that this function adds ends the process at on
   "The maximum number of seconds that saving an image may take.")
 
 (defun set-save-alarm ()
-  "Make the kernel end this process after **SAVING-SECONDS**. If this process hangs in C code that waits for a missing
-thread, no other process might be left to end it."
+  "Make the kernel end this process after **SAVING-SECONDS**. This process may hang in C code that waits for a thread that
+was not forked, and no other process may be left to end it."
   (let ((signals (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     ;; 14 is SIGALRM. Its action becomes SIG_DFL (0), and SIG_UNBLOCK (1) unblocks it.
     (setf (aref signals 1) #x20)
@@ -338,7 +339,7 @@ reason on the process's standard error and end with status 9. Only a forked chil
   ;; The core contains everything in memory, so only its owner may read it.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (skip-exit-handlers)
-  (let ((failure "a non-local exit stopped the saving"))
+  (let ((failure "a non-local exit ended the save"))
     (unwind-protect
          (handler-case
              (progn
@@ -355,7 +356,7 @@ reason on the process's standard error and end with status 9. Only a forked chil
                (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
                                          :callable-exports *exported-functions*))
            (serious-condition (condition)
-             (setf failure (guarded (princ-to-string condition) (failure) "its report failed"))))
+             (setf failure (guarded (princ-to-string condition) (failure) "the error's report failed"))))
       (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%" failure))))
         (with-pinned-objects (octets)
           (sb-unix:unix-write 2 octets 0 (length octets))))
@@ -437,9 +438,9 @@ while it evaluates nothing. With FINISHER, the child outlives this process: it b
   "The maximum number of seconds to wait until nothing blocks a fork of the program's image.")
 
 (defun reset-signals ()
-  "In the child, where the program's handlers are of no use, reset signals to their default actions and unblock all
-signals. The actions of the signals that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and
-SIGURG."
+  "In a forked child, which must not run the program's signal handlers, reset signals to their default actions and unblock
+all signals. Keep the actions of the signals that SBCL needs: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2
+and SIGURG."
   (loop for number from 1 to 64
         unless (member number '(4 5 6 7 8 11 12 23))
           ;; 0 is SIG_DFL. The call fails for some signals, such as SIGKILL, whose action cannot be set.
@@ -460,8 +461,8 @@ SIGURG."
   (save-image path))
 
 (defun save-and-report (path report)
-  "Called in a forked child: fork another process that saves the image to PATH, wait for this saving process, and end.
-The descriptor REPORT receives the output of the saving process, followed by its wait status (waitpid(2)) in four
+  "In a forked child, fork a second process, which saves the image to PATH; wait for this saving process, and end. The
+descriptor REPORT receives the output of the saving process, followed by its wait status (waitpid(2)) in four
 octets. The program cannot rely on waitpid(2) itself, because it may wait for all its children elsewhere. Killing the
 child, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too."
   (unwind-protect
@@ -552,7 +553,7 @@ and skip it, because otherwise the image could not be booted."
   (dolist (name (reverse (shiftf **missing-shared-objects** '())))
     (event 0 (event-code :notice) 0
            (with-server-syntax ()
-             (format nil "The shared object ~A no longer exists: its functions cannot be called."
+             (format nil "The shared object ~A could not be loaded again: its functions cannot be called."
                      name)))))
 
 (defun resume-from-checkpoint ()

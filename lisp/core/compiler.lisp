@@ -23,7 +23,7 @@ any thread made.")
 
 (defun speed-exceeds-debug-p (policy debug)
   "Return true when the speed quality of POLICY is higher than DEBUG, the debug quality that the user's own declarations
-give."
+request."
   (> (sb-c::policy-quality policy 'speed) debug))
 
 (defun make-evaluation-lexenv ()
@@ -42,9 +42,10 @@ SUBMITTED-CODE-LEXENV-P recognises this environment and environments derived fro
                                         policy)))))
 
 (defun policy-as-declared (process declaration policy)
-  "Call PROCESS, which is SB-C::PROCESS-OPTIMIZE-DECL, with DECLARATION, from the user's code, and POLICY. Return its
-two values, the new policy and the declared qualities. If POLICY has the debug quality of MAKE-EVALUATION-LEXENV and the
-declaration asks for more speed than debugging, the new policy has the debug quality that it would have under bare SBCL."
+  "Call PROCESS, SBCL's PROCESS-OPTIMIZE-DECL, with DECLARATION and POLICY, and return its two values: the new policy and
+the declared qualities. DECLARATION is a declaration in the user's code. If POLICY has the debug quality that
+MAKE-EVALUATION-LEXENV set, and DECLARATION asks for more speed than debugging, the new policy has the debug quality that
+it would have under bare SBCL. If DECLARATION sets the debug quality itself, later declarations do not change it here."
   (declare (type function process))
   (flet ((quality (name) (sb-c::policy-quality policy name)))
     (multiple-value-bind (declared qualities) (funcall process declaration policy)
@@ -100,8 +101,8 @@ ASDF's summaries of the files with warnings are then omitted, because the warnin
 
 (defvar *compile-failures* nil
   "The conditions that make the compilation of the current file fail, newest first: lists of the reported type, the
-condition or its report, file, line, column and form. While such conditions are recorded, NIL follows as the last
-element, so that the value is never NIL. When they are not recorded, the value is NIL.")
+condition or its report, file, line, column and form. While such conditions are recorded, the list has NIL as an
+additional last element, so that it is never empty. When they are not recorded, the value is NIL.")
 
 (defconstant +max-compile-failures+ 5
   "The maximum number of conditions in *COMPILE-FAILURES*.")
@@ -130,9 +131,9 @@ column and form. Style warnings do not count."
 
 (defun record-warning (condition)
   "Push CONDITION, a warning that the user's handlers have declined, while warnings are recorded. Do not push it if it
-was pushed before, SBCL muffles it, it only reports a redefinition, or it is an ASDF summary to be omitted
-(*REPORT-SEVERITIES*). Muffle only direct warnings (MUFFLE-DIRECT-WARNING): SBCL's handlers signal other warnings again
-before they count them, and the compiler's verdict is based on that count."
+was pushed before, if SBCL muffles it, if it only reports a redefinition, or if it is one of the ASDF summaries that are
+omitted (see *REPORT-SEVERITIES*). Muffle only direct warnings (see MUFFLE-DIRECT-WARNING): SBCL's handlers signal other
+warnings again before they count them, and the compiler's verdict is based on that count."
   (unless (or (not *recording-warnings*)
               (eq condition *last-recorded-condition*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
@@ -143,8 +144,8 @@ before they count them, and the compiler's verdict is based on that count."
     (muffle-direct-warning condition)))
 
 (defun muffle-direct-warning (condition)
-  "Muffle CONDITION if it comes from one of SBCL's direct calls of the function behind the name WARN. Direct calls
-bypass SIGNAL-RECORDED-WARNING, which omits the text on *ERROR-OUTPUT*."
+  "Muffle CONDITION if SBCL's original function WARN signalled it, so that WARN does not print it to *ERROR-OUTPUT*. Some
+of SBCL's own calls of WARN are direct: they bypass the patch of WARN, which calls SIGNAL-RECORDED-WARNING."
   (let ((restart (and (error-output-is-stderr-p)
                       ;; While compiling, the compiler signals the warning again and muffles it itself.
                       (not (boundp 'sb-c::*compiler-error-bailout*))
@@ -182,7 +183,7 @@ control."
         (event *job-id* (event-code :warning-form) 0 form)))
     (push-report (event-code :warning-text) condition)))
 
-(define-hook hint (condition)
+(define-hook compiler-error-hint (condition)
   "Return the hint that the report of CONDITION adds to the condition's own text, or NIL.")
 
 (defun record-compiler-error (condition)
@@ -192,7 +193,7 @@ control."
       (setf *last-recorded-condition* cause)
       (push-warning "COMPILE-TIME-ERROR" cause)
       (when (typep cause 'sb-int:encapsulated-condition)
-        (let ((hint (guarded (hint (sb-int:encapsulated-condition cause)) (failure) nil)))
+        (let ((hint (guarded (compiler-error-hint (sb-int:encapsulated-condition cause)) (failure) nil)))
           (when hint
             (event *job-id* (event-code :warning-text) 0 (format nil " ~A" hint))))))))
 

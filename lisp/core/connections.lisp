@@ -1,11 +1,11 @@
 ;;;; The state of each connection: *PACKAGE* and the variables of the REPL, the printer and the reader. The session's own
-;;;; connection uses the global values. The values of another connection are bound while a thread works for
-;;;; that connection.
+;;;; connection uses the global values. While a thread works for another connection, it binds the variables to the values
+;;;; of that connection.
 
 (in-package "SBCL-HOST")
 
 (defparameter *repl-variables* '(*package* * ** *** + ++ +++ / // /// -)
-  "The variables that an evaluation binds to copies of their values if it may move to the background.")
+  "The variables that an evaluation binds to their current values if it may move to the background.")
 
 (defparameter *connection-variables*
   (append *repl-variables*
@@ -35,7 +35,7 @@ no entry.")
     (t (cdr (assoc variable **initial-variable-values**)))))
 
 (defun connection-values (number)
-  "Return the vector of values of the connection NUMBER, which is created if the connection is new."
+  "Return the vector of values of the connection NUMBER. Create the vector if the connection is new."
   (or (gethash number **connections**)
       (setf (gethash number **connections**)
             (map 'simple-vector #'initial-connection-value *connection-variables*))))
@@ -51,8 +51,8 @@ connection, has the global values."
           (funcall function)))))
 
 (defun store-connection-variables ()
-  "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection, unless that is the
-session's own connection."
+  "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection. Do nothing for the session's
+own connection, which uses the global values."
   (when *connection-values*
     (map-into *connection-values* #'symbol-value *connection-variables*)))
 

@@ -4,8 +4,8 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun header-tokens (text)
-    "Return the tokens of TEXT, a C header whose only directives are #define, as strings. A directive's newline becomes
-the token \";\"."
+    "Return the tokens of TEXT, a C header, as strings, without comments. The newline that ends a preprocessor directive
+becomes the token \";\"."
     (let ((tokens '()) (directive nil) (position 0))
       (flet ((token (end)
                (push (subseq text position end) tokens)

@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 (defglobal **contribs** '()
-  "The names of the contribs in the core, as ASDF names systems.")
+  "The names of the contribs in the core, which are also the names of their ASDF systems.")
 
 (defglobal **omitted-contribs**
     '(("sb-aclrepl" . "it is a REPL for a terminal")
@@ -18,8 +18,8 @@
   "The contribs that the core does not contain, each with the reason.")
 
 (defun omitted-contrib-reason (name)
-  "Return a sentence that says why this image lacks the system NAME, a string designator, if NAME is the name of an
-omitted contrib or begins with SB-; else NIL."
+  "Return two sentences that say why this image lacks the system NAME and which contribs it contains. Return NIL unless
+NAME, a string designator, is the name of an omitted contrib or begins with SB-."
   (when (typep name '(or string symbol character))
     (let ((reason (cdr (assoc name **omitted-contribs** :test #'string-equal))))
       (when (or reason (eql 3 (mismatch "sb-" (string name) :test #'char-equal)))
@@ -55,8 +55,8 @@ member of SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
                                             (asdf:registered-systems))
                              #'string<))
     (dolist (name **contribs**)
-      ;; The contrib itself has provided only its upper-case name. ASDF, also through the .asd file of another SBCL's
-      ;; contrib, calls REQUIRE with the lower-case name.
+      ;; The contrib itself has provided only its upper-case name. ASDF calls REQUIRE with the lower-case name, even if it
+      ;; finds the contrib's .asd file in another SBCL.
       (provide name)
       (asdf:clear-system name)
       (asdf:register-preloaded-system name :version version)))

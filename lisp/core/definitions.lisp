@@ -46,16 +46,17 @@ that has this name."
   "The maximum number of definitions of one evaluation that are announced to other connections.")
 
 (defun note-definition-to-announce (kind name)
-  "Record that this evaluation defines NAME as KIND, to announce it to other connections."
-  (let* ((told (or *loading-system* name))
+  "Record that this evaluation defines NAME as KIND, to announce the definition to other connections. While a system is
+being loaded, record the system instead, once for all its definitions."
+  (let* ((announced-name (or *loading-system* name))
          (entry (if *loading-system*
-                    (list :system told nil)
-                    (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))))
+                    (list :system announced-name nil)
+                    (list kind announced-name (nth-value 1 (gethash (list kind name) **definitions**))))))
     ;; Several threads of an evaluation may make definitions at the same time.
     (sb-ext:atomic-update (evaluation-unannounced-definitions *evaluation*)
                           (lambda (defined)
                             (if (or (>= (length defined) +max-announced-definitions+)
-                                    (member told defined :key #'second :test #'equal))
+                                    (member announced-name defined :key #'second :test #'equal))
                                 defined
                                 (cons entry defined))))))
 
@@ -73,7 +74,7 @@ whose symbols belong to the system are not recorded."
       (note-file-definition file-kind name))
     (unless (eq kind :other)
       (when (recording-changes-p)
-        (note-change (change-line #\+ kind name)))
+        (note-change (format-change-line #\+ kind name)))
       (when *evaluation*
         (note-definition-to-announce kind name))
       (setf (gethash (list kind name) **definitions**) *loading-system*))))
@@ -82,7 +83,7 @@ whose symbols belong to the system are not recorded."
   "Return a list of the lines that describe the removal of NAME as each of KINDS, a list; NIL when changes are not
 recorded."
   (and (recording-changes-p)
-       (mapcar (lambda (kind) (change-line #\- kind (definition-name kind name))) kinds)))
+       (mapcar (lambda (kind) (format-change-line #\- kind (definition-name kind name))) kinds)))
 
 (defun note-removal (lines)
   "Record the removals that LINES, a value of REMOVAL-LINES, describe."

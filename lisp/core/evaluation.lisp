@@ -9,7 +9,7 @@
   (number 0 :type sb-ext:word)
   ;; The number of changes that the evaluation has made: definitions, removals, and others such as exports.
   (change-count 0 :type sb-ext:word)
-  ;; The changes that the current form has made, newest first, as lines that CHANGE-LINE returned.
+  ;; The changes that the current form has made, newest first, as lines that FORMAT-CHANGE-LINE returned.
   (changes '() :type list)
   ;; The definitions to report to other connections, newest first, as lists of three elements: the kind, the name, and
   ;; true if the name was defined before. A system that is loaded has one list for all its definitions: :SYSTEM, its
@@ -96,7 +96,7 @@ process when nine interruptions are pending for one thread."
             (and (< shown (length threads)) (- (length threads) shown)))))
 
 (defun await-threads (threads)
-  "Wait for at most one second until THREADS, which are being ended, have unwound."
+  "Wait until THREADS, which END-THREADS has interrupted, have unwound, but no longer than one second."
   (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
     (dolist (thread threads)
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))

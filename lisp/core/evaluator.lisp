@@ -225,13 +225,13 @@ which redirects the standard streams, is active."
 variables that hold no usable stream. Notify the user once of each variable that the user's code has set to another
 stream."
   (dolist (own **system-streams**)
-    (destructuring-bind (symbol stream told) own
+    (destructuring-bind (symbol stream reported) own
       (let ((held (symbol-value symbol)))
         (cond ((eq held stream))
               ((not (usable-stream-p symbol symbol))
                (setf (symbol-value symbol) stream)
                (notify-stream-reset symbol))
-              ((not (eq held told))
+              ((not (eq held reported))
                (setf (third own) held)
                (push-notice "~S stays set to another stream, ~
                              ~:[so answers do not show its output~;so input is read from there~]. ~
@@ -239,8 +239,9 @@ stream."
                             symbol (eq 'sb-sys:*stdin* symbol))))))))
 
 (defun check-standard-streams ()
-  "Check the standard stream variables, and SBCL's own with CHECK-SYSTEM-STREAMS. Reset the variables that hold no usable
-stream. Notify the user once of each variable that the user's code has redirected, and leave it redirected."
+  "Check SBCL's own stream variables with CHECK-SYSTEM-STREAMS, and then the standard stream variables. Reset the variables
+that hold no usable stream. Notify the user once of each variable that the user's code has redirected, and leave the
+variable redirected."
   (check-system-streams)
   (dolist (variable **standard-variables**)
     (unless (standard-variable-unchanged-p variable)
@@ -259,15 +260,15 @@ stream. Notify the user once of each variable that the user's code has redirecte
 (defun evaluate-and-print (code package operation)
   "Evaluate CODE and push its values. Return true when nothing failed. PACKAGE is the name of the package to evaluate in;
 if it is empty, use the current package. OPERATION, if not empty, is the text of the operation to run with CODE."
-  (labels ((values-of-code ()
+  (labels ((push-code-values ()
              (let ((values (if (zerop (length operation))
                                (evaluate-forms code)
                                (run-operation operation code))))
                (current-package)
                (with-user-code-boundary ()
                  (mapc #'push-value values))))
-           (in-its-package ()
-             (call-with-user-package package #'values-of-code))
+           (push-values-in-package ()
+             (call-with-user-package package #'push-code-values))
            (evaluate ()
              (let ((*submitted-code* code)
                    (*evaluated-forms* '())
@@ -277,8 +278,8 @@ if it is empty, use the current package. OPERATION, if not empty, is the text of
                ;; Enable interrupts only inside CALL-UNTIL-ABANDONED: an interrupt needs a point to unwind to.
                (with-interrupts
                  (check-standard-streams)
-                 (call-with-recorded-warnings #'in-its-package)))))
-    (declare (dynamic-extent #'values-of-code #'in-its-package #'evaluate))
+                 (call-with-recorded-warnings #'push-values-in-package)))))
+    (declare (dynamic-extent #'push-code-values #'push-values-in-package #'evaluate))
     (nth-value 1 (call-until-abandoned #'evaluate))))
 
 (defun monotonic-milliseconds ()

@@ -1,4 +1,4 @@
-;;;; Evaluations that fail: because an error reaches the debugger, or because of an interruption.
+;;;; Ends or holds an evaluation that fails because an error reaches the debugger or because it is interrupted.
 
 (in-package "SBCL-HOST")
 
@@ -24,7 +24,8 @@ evaluation. FRAMES are the frames that CAPTURE-ERROR returned. Return when the h
 
 (define-hook hold-interruption (reason hook)
   "Hold this evaluation, which was interrupted for REASON, a value of the C enum sbcl_interrupt. HOOK is the frame pointer
-of the function that the interruption called. Return true if the evaluation should continue, and NIL if it cannot be held.")
+of the function that the interruption called. Return true if the evaluation should continue, and NIL if it cannot be held.
+If the host releases the evaluation, unwind it instead of returning.")
 
 (defun report-thread-error (condition hook)
   "Print CONDITION, an error that no handler in this thread handled, and up to 20 frames to *ERROR-OUTPUT*. For a
@@ -41,10 +42,10 @@ STORAGE-CONDITION, print no frames. HOOK is the frame pointer of the function th
                  (terpri stream)
                  (unless (typep condition 'storage-condition)
                    (loop for (number . frame) in (user-frames frame)
-                         for call = (frame-call number frame condition)
+                         for call = (capture-frame number frame condition)
                          repeat 20
-                         do (format stream "~D: (~S~{ ~S~})~%" number (call-name call)
-                                    (sb-int:ensure-list (call-arguments call))))))
+                         do (format stream "~D: (~S~{ ~S~})~%" number (reported-frame-name call)
+                                    (sb-int:ensure-list (reported-frame-arguments call))))))
           (failure)
         (format stream "~&(the condition's report failed)~%")))))
 
@@ -102,7 +103,7 @@ does (RUN-HOOK in src/code/debug.lisp). If the called function fails in turn, no
       (progv (list variable) '(nil)
         (block contained
           (let ((*on-debugger* (lambda (failure)
-                                 (push-notice "The function in ~A failed with ~A."
+                                 (push-notice "The function in the variable ~A failed with ~A."
                                                       variable (type-name-text (class-name-of failure)))
                                  (return-from contained))))
             (funcall hook condition hook)))))))

@@ -4,8 +4,8 @@
 
 (declaim (type (unsigned-byte 64) *user-code-boundary*))
 (defvar *user-code-boundary* 0
-  "The frame pointer of the function that called the user's code, or 0 if no function did so on this thread. Frames at this
-or a higher address are the server's.")
+  "The frame pointer of the function that called the user's code, or 0 if no user code was called on this thread. Frames at
+this address or a higher address are the server's.")
 
 (defconstant +max-full-stack-depth+ 1000
   "The maximum depth of a stack that is captured in full. Of a deeper stack, the innermost and the outermost frames are
@@ -69,7 +69,8 @@ functions of SBCL's. DISPLAYED-CALL returns the call to show instead."
   (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger signal-recorded-warning)))
 
 (defun shown-frame-p (frame)
-  "Return true when FRAME is not the Lisp side's own, or is shown as the call of the SBCL function that it replaces."
+  "Return true when backtraces show FRAME: it does not belong to the Lisp side, or it is a STAND-IN-FRAME-P, shown as a call
+of the SBCL function that its function replaces."
   (or (not (host-frame-p frame))
       (stand-in-frame-p frame)))
 
@@ -128,11 +129,11 @@ found among FRAME and its callers."
           ((and hint (symbolp hint)) (named-frame hint frame)))))
 
 (defun error-frame (hook)
-  "Return the frame of the error that was reported to the function with frame pointer HOOK. An error in a handler
-inherits the stack top hint of the first error, so a user frame inside the hinted frame is preferred."
+  "Return the frame of the error that was reported to the function with frame pointer HOOK. Prefer a user frame inside the
+frame of SBCL's stack top hint, because an error in a handler inherits the hint of the error that is being handled."
   (let* ((frame (if sb-debug:*stack-top-hint*
                     (caller-frame hook)
-                    ;; The code called the debugger itself. The frame at HOOK represents that call.
+                    ;; Without a hint, the code called the debugger itself, and the frame at HOOK represents this call.
                     (return-from error-frame (frame-at hook))))
          (hint (and frame (resolve-stack-top-hint frame)))
          (limit (and hint (frame-address hint)))
@@ -263,8 +264,8 @@ frame; and the total number of frames. The middle of a stack deeper than +MAX-FU
 
 ;;; Describing frames
 
-(defstruct (call (:copier nil) (:predicate nil))
-  "A frame in the form in which it is reported: as a call, with its arguments, source location and local variables."
+(defstruct (reported-frame (:copier nil) (:predicate nil))
+  "The description of a frame as reports show it: a call with its arguments, its source location and its local variables."
   (number 0 :type index)
   name
   arguments
@@ -375,8 +376,8 @@ there or if the comment does not end."
                      (t (setf last character)))))))
 
 (defvar *machinery-directories* '()
-  "The directories of further machinery, such as a test framework: conses of a directory's native namestring and the phrase
-that FRAME-MACHINERY returns for code from that directory.")
+  "The directories of machinery that is not part of SBCL, such as a test framework: conses of a directory's native
+namestring and the phrase that FRAME-MACHINERY returns for code from that directory.")
 
 (defun containing-function-name (name)
   "Return the name of the function that contains the local function NAME, as in (FLET F :IN G). If NAME, the function name
@@ -387,51 +388,51 @@ of a frame, names no local function, return NAME if it is a symbol and NIL if it
   "Return the phrase that names the machinery to which FRAME belongs, such as the reader, the compiler or the loader; or
 NIL."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
-    (flet ((of-p (prefix) (and file (begins-with-p prefix file))))
-      (cond ((assoc-if #'of-p *machinery-directories*)
-             (cdr (assoc-if #'of-p *machinery-directories*)))
-            ((not (of-p "SYS:")) nil)
-            ((or (of-p "SYS:SRC;CODE;TARGET-SIGNAL") (of-p "SYS:SRC;CODE;FLOAT-TRAP.") (of-p "SYS:SRC;CODE;INTERR.")
-                 (of-p "SYS:SRC;CODE;TIMER.")
+    (flet ((under-p (prefix) (and file (begins-with-p prefix file))))
+      (cond ((assoc-if #'under-p *machinery-directories*)
+             (cdr (assoc-if #'under-p *machinery-directories*)))
+            ((not (under-p "SYS:")) nil)
+            ((or (under-p "SYS:SRC;CODE;TARGET-SIGNAL") (under-p "SYS:SRC;CODE;FLOAT-TRAP.") (under-p "SYS:SRC;CODE;INTERR.")
+                 (under-p "SYS:SRC;CODE;TIMER.")
                  (eq 'sb-thread::run-interruption
                      (containing-function-name (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
              "signal handling")
-            ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
-            ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
-            ((of-p "SYS:SRC;COMPILER;") "the compiler")
-            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
+            ((or (under-p "SYS:SRC;CODE;READER.") (under-p "SYS:SRC;CODE;SHARPM.")) "the reader")
+            ((or (under-p "SYS:SRC;CODE;TARGET-LOAD.") (under-p "SYS:SRC;CODE;LOAD.")) "the loader")
+            ((under-p "SYS:SRC;COMPILER;") "the compiler")
+            ((under-p "SYS:CONTRIB;ASDF;") "ASDF")))))
 
 (defun reporting-call-p (call machinery)
   "Return true when CALL only reports an error that MACHINERY found. MACHINERY is a value of FRAME-MACHINERY, such as \"the
 reader\", and CALL is inside the innermost frame of this machinery."
-  (or (member (call-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
+  (or (member (reported-frame-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
       ;; The reader calls functions of the stream from which it reads. Their errors count as the reader's.
       (and (string= machinery "the reader")
-           (call-system call)
-           (not (member (call-name call) '(eval sb-int:simple-eval-in-lexenv))))))
+           (reported-frame-system call)
+           (not (member (reported-frame-name call) '(eval sb-int:simple-eval-in-lexenv))))))
 
 (defun dispatching-call-p (call)
   "Return true when CALL is a call that SBCL inserts between two functions, such as FUNCALL or the dispatch to a method."
-  (or (member (call-name call)
+  (or (member (reported-frame-name call)
               '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
                 sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
-      (eq 'sb-thread::call-with-recursive-lock (containing-function-name (call-name call)))
-      (and (consp (call-name call))
-           (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
+      (eq 'sb-thread::call-with-recursive-lock (containing-function-name (reported-frame-name call)))
+      (and (consp (reported-frame-name call))
+           (or (member (first (reported-frame-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
                (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
                                                                    '#.(mapcar #'find-package '("SB-C" "SB-PCL")))))
-                        (call-name call))))))
+                        (reported-frame-name call))))))
 
 (defun mark-signal-handling-frames (calls)
-  "Also mark as signal handling the frames in CALLS in which the C runtime handles a signal. These are the foreign frames
-that follow SBCL's own frames of signal handling, up to and including the frame without a name that the kernel called."
+  "Mark further frames in CALLS as signal handling: the foreign frames in which the C runtime handles a signal. They lie
+just outside SBCL's own frames that are marked so already, and end with a frame without a name, which the kernel called."
   (loop with within = nil
         for call in calls
-        for name = (call-name call)
-        do (cond ((equal "signal handling" (call-machinery call))
+        for name = (reported-frame-name call)
+        do (cond ((equal "signal handling" (reported-frame-machinery call))
                   (setf within t))
                  ((and within (stringp name))
-                  (setf (call-machinery call) "signal handling"
+                  (setf (reported-frame-machinery call) "signal handling"
                         within (begins-with-p "foreign function: " name))
                   (when (begins-with-p "foreign function: #x" name)
                     (setf within nil)))
@@ -442,30 +443,32 @@ that follow SBCL's own frames of signal handling, up to and including the frame 
 are marked already, if they only dispatch calls; and the innermost frames, if they only report an error that the
 machinery outside them found."
   (mark-signal-handling-frames calls)
-  (let* ((front (or (position-if #'call-machinery calls) 0))
-         (machinery (and calls (call-machinery (nth front calls)))))
+  (let* ((front (or (position-if #'reported-frame-machinery calls) 0))
+         (machinery (and calls (reported-frame-machinery (nth front calls)))))
     (when (and machinery (every (lambda (call) (reporting-call-p call machinery)) (subseq calls 0 front)))
       (loop for call in calls
             repeat front
-            do (setf (call-machinery call) machinery))))
+            do (setf (reported-frame-machinery call) machinery))))
   (loop for (call . rest) on calls
-        when (call-machinery call)
-          do (let ((next (member-if-not (lambda (call) (and (null (call-machinery call)) (dispatching-call-p call))) rest)))
-               (when (and next (call-machinery (first next)))
+        when (reported-frame-machinery call)
+          do (let ((next (member-if-not (lambda (call)
+                                          (and (null (reported-frame-machinery call)) (dispatching-call-p call)))
+                                        rest)))
+               (when (and next (reported-frame-machinery (first next)))
                  (loop for between on rest
                        until (eq between next)
-                       do (setf (call-machinery (first between)) (call-machinery (first next)))))))
+                       do (setf (reported-frame-machinery (first between)) (reported-frame-machinery (first next)))))))
   ;; If the loader or the compiler calls the reader, the reader's frames count as the caller's. If ASDF calls the loader or
   ;; the compiler, their frames count as ASDF's.
   (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
     (loop for (caller call) on (reverse calls)
           while call
-          do (when (and (call-machinery call) (call-machinery caller)
-                        (< (or (position (call-machinery call) order :test #'string=) (length order))
-                           (or (position (call-machinery caller) order :test #'string=) 0)))
-               (setf (call-machinery call) (call-machinery caller))))))
+          do (when (and (reported-frame-machinery call) (reported-frame-machinery caller)
+                        (< (or (position (reported-frame-machinery call) order :test #'string=) (length order))
+                           (or (position (reported-frame-machinery caller) order :test #'string=) 0)))
+               (setf (reported-frame-machinery call) (reported-frame-machinery caller))))))
 
-(defun heap-argument (argument)
+(defun replace-stack-argument (argument)
   "Return ARGUMENT, an argument of a call. If ARGUMENT is allocated on the stack and so does not outlive the call, return a
 placeholder that names its class instead."
   (if (sb-debug::stack-allocated-p argument)
@@ -473,25 +476,25 @@ placeholder that names its class instead."
        (format nil "dynamic-extent ~A" (type-name-text (class-name-of argument))))
       argument))
 
-(defun frame-call (number frame condition &key outlives)
-  "Return the CALL structure for FRAME, which has NUMBER in the backtrace of CONDITION. If OUTLIVES is true, the arguments in
+(defun capture-frame (number frame condition &key outlives)
+  "Return the REPORTED-FRAME for FRAME, which has NUMBER in the backtrace of CONDITION. If OUTLIVES is true, the arguments in
 the structure stay valid when FRAME no longer exists."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
         (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
-    (make-call :number number
-               :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
-                         (cell-error-name condition)
-                         name)
-               :arguments (if (and outlives (listp arguments))
-                              (mapcar #'heap-argument arguments)
-                              arguments)
-               :code-location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
-               :system (system-frame-p frame)
-               :machinery (guarded (frame-machinery frame) (failure) nil)
-               :locals (when (< number +frames-with-locals+)
-                         (guarded (locals frame) (failure) '())))))
+    (make-reported-frame :number number
+                         :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
+                                   (cell-error-name condition)
+                                   name)
+                         :arguments (if (and outlives (listp arguments))
+                                        (mapcar #'replace-stack-argument arguments)
+                                        arguments)
+                         :code-location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
+                         :system (system-frame-p frame)
+                         :machinery (guarded (frame-machinery frame) (failure) nil)
+                         :locals (when (< number +frames-with-locals+)
+                                   (guarded (locals frame) (failure) '())))))
 
 (defun print-argument (argument stream)
   "Print ARGUMENT, an argument of a call, to STREAM."
@@ -509,16 +512,16 @@ the structure stay valid when FRAME no longer exists."
          (write-string (type-name-text (class-name-of argument)) stream)
          (write-string ">" stream))))))
 
-(defun push-call (call)
+(defun push-reported-frame (call)
   "Push CALL, the description of a frame: the text of the call, the machinery, the source location and the local variables."
-  (event *job-id* (event-code :frame) (call-number call))
+  (event *job-id* (event-code :frame) (reported-frame-number call))
   (with-server-syntax (:length 20 :level 5)
     (push-text (event-code :frame-text)
                (lambda (stream)
                  (write-char #\( stream)
                  (let ((*print-length* nil) (*print-level* nil))
-                   (write (call-name call) :stream stream :pretty (equal '(lambda ()) (call-name call))))
-                 (let ((arguments (call-arguments call)))
+                   (write (reported-frame-name call) :stream stream :pretty (equal '(lambda ()) (reported-frame-name call))))
+                 (let ((arguments (reported-frame-arguments call)))
                    (loop while (consp arguments)
                          do (write-char #\Space stream)
                             (print-argument (pop arguments) stream))
@@ -526,18 +529,18 @@ the structure stay valid when FRAME no longer exists."
                      (write-char #\Space stream)
                      (print-argument arguments stream)))
                  (write-char #\) stream))))
-  (when (call-machinery call)
-    (event *job-id* (event-code :frame-machinery) 0 (call-machinery call)))
-  (let ((location (and (call-code-location call)
-                       (guarded (code-location-source-location (call-code-location call)) (failure) nil))))
+  (when (reported-frame-machinery call)
+    (event *job-id* (event-code :frame-machinery) 0 (reported-frame-machinery call)))
+  (let ((location (and (reported-frame-code-location call)
+                       (guarded (code-location-source-location (reported-frame-code-location call)) (failure) nil))))
     (when location
       (event *job-id* (event-code :frame-source) (source-location-line location) (source-location-source-name location))
       (when (source-location-line-text location)
         (event *job-id* (event-code :frame-code) 0 (source-location-line-text location))))
     (with-server-syntax (:length 20 :level 5)
-      (loop for (symbol validity value) in (guarded (sort-locals (call-locals call) location)
-                                               (failure) (call-locals call))
-            do (let ((known (and (eq validity :valid) (shown-value-reference value (call-number call) symbol))))
+      (loop for (symbol validity value) in (guarded (sort-locals (reported-frame-locals call) location)
+                                               (failure) (reported-frame-locals call))
+            do (let ((known (and (eq validity :valid) (shown-value-reference value (reported-frame-number call) symbol))))
                  (if known
                      (push-local (event-code :local) (event-code :local-text) symbol :same known)
                      (push-local (event-code :local) (event-code :local-text) symbol validity value)))))))
@@ -566,11 +569,11 @@ shown for the first time. SYMBOL is the variable that holds VALUE, and FRAME is 
                      (cons frame (guarded (prin1-to-string symbol) (failure) (symbol-name symbol))))
                nil)))))
 
-(defun push-calls (calls)
+(defun push-reported-frames (calls)
   "Push CALLS, the descriptions of frames."
   (with-source-files ()
     (let ((*shown-values* :none))
-      (mapc #'push-call calls))))
+      (mapc #'push-reported-frame calls))))
 
 (defun push-local (begin continue symbol validity value)
   "Push the local variable SYMBOL with VALUE. BEGIN is the kind of the event with the name, and CONTINUE the kind of the
@@ -673,13 +676,13 @@ pushed before the stack has been unwound, a function that pushes them, else NIL.
             (let ((*incomplete-frames* (typep condition 'storage-condition)))
               (guarded (user-frames frame) (failure) (values '() 0)))
           (event *job-id* (event-code :frames) total)
-          (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+          (let ((calls (loop for (number . frame) in frames collect (capture-frame number frame condition))))
             (mark-machinery-frames calls)
             ;; Printing calls the user's methods, which may need more stack than is left.
             (cond ((typep condition 'storage-condition)
                    (values frames (lambda ()
                                     (let ((*capturing-error* t))
-                                      (push-calls calls))
+                                      (push-reported-frames calls))
                                     nil)))
-                  (t (push-calls calls)
+                  (t (push-reported-frames calls)
                      (values frames nil)))))))))

@@ -1,6 +1,6 @@
 ;;;; Limits on heap use. Threads and evaluations that fill the heap are ended, and their garbage is collected. After each
-;;;; garbage collection, the thread that caused it checks the heap. While evaluations run, the host checks the heap, too:
-;;;; between collections, and when threads do not accept interrupts.
+;;;; garbage collection, the thread that caused it checks the heap. While evaluations run, the host checks the heap, too,
+;;;; because a thread may fill the heap between collections or accept no interrupts.
 
 (in-package "SBCL-HOST")
 
@@ -23,7 +23,7 @@ this after each collection."
         (sb-ext:bytes-consed-between-gcs) **nursery-size**))
 
 (defconstant +minimum-nursery-size+ (* 1024 1024)
-  "The minimum number of bytes between two collections, even if the user sets fewer. SBCL uses the same minimum in
+  "The minimum number of bytes between two collections, even if the user requests fewer. SBCL uses the same minimum in
 coreparse.c. With fewer bytes, the code that handles an exhausted stack would trigger a collection at every step, on the
 little stack that is left.")
 
@@ -78,8 +78,8 @@ has just finished a collection.")
 (defun collect-recent-garbage (kept)
   "Collect the garbage that was allocated since KEPT bytes were in use. Always collect the two youngest generations, which
 contain most garbage. Earlier collections may have promoted garbage to older generations. Collect these generations one by
-one, while the bytes in use exceed KEPT by a twentieth of the heap but fill less than half of the heap: such a
-collection needs room to copy everything that the session keeps."
+one while the bytes in use exceed KEPT by more than a twentieth of the heap. Stop when half of the heap is in use, because
+such a collection needs room to copy everything that the session keeps."
   (sb-thread:with-mutex (**collection-lock**)
     (sb-ext:gc :gen 2)
     (let ((size (sb-ext:dynamic-space-size)))
@@ -101,9 +101,9 @@ heap.")
 (defun next-nursery-size (kept)
   "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. If KEPT is
 less than +SMALL-NURSERY-SIZE+, the number is +SMALL-NURSERY-SIZE+ or SBCL's default, whichever is less. Otherwise it is
-SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads that fill the heap are
-being ended, it is the whole rest of the heap: until they have unwound, there may be no room to copy their objects, and a
-collection without room ends the process."
+SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads are being ended and
+KEPT exceeds HEAP-LIMIT, it is the whole rest of the heap: until these threads have unwound, there may be no room to copy
+their objects, and a collection without room ends the process."
   (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery-size+ (- (sb-ext:dynamic-space-size) kept)))
         ((< kept +small-nursery-size+) (min +small-nursery-size+ **default-nursery-size**))
         (t **default-nursery-size**)))
@@ -150,8 +150,8 @@ user."
   (event *job-id* (event-code :heap)))
 
 (defun heap-cleared-p ()
-  "Return true when the heap does not require the end of this thread's evaluation: the heap is not full, or ended threads
-had filled it and collecting their garbage here makes room. From the evaluation's third collection on, do not collect
+  "Return true when this thread's evaluation need not end to free heap: it keeps no more than its heap limit, or collecting
+the garbage of ended threads here brings it below the limit. From the evaluation's third collection on, do not collect
 here: an evaluation that fills the heap itself must end before its garbage is collected, because there may be no room to
 copy its objects."
   (or (not (heap-full-p))

@@ -31,7 +31,7 @@
          (kinds (make-array (1+ (loop for (nil number) on codes by #'cddr maximize number)) :initial-element nil)))
     (loop for (kind number) on codes by #'cddr do (setf (svref kinds number) kind))
     kinds)
-  "The job kinds, keywords, indexed by their numbers in the C enum sbcl_job_kind.")
+  "A vector of the job kinds, keywords, indexed by their numbers in the C enum sbcl_job_kind.")
 
 (defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
   "The flag of an :EVALUATE job that must measure time and allocation.")

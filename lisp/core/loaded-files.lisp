@@ -23,8 +23,8 @@ or NIL.")
   "The native namestring of the source file being loaded, or NIL.")
 
 (defvar *reloaded-files* nil
-  "A cons whose car lists the files that were loaded again, or NIL when reloads are not recorded. Each file is a list of
-four elements: its namestring, the previous LOADED-FILE, the new LOADED-FILE, and the variables of the previous
+  "A cons whose car is a list of the files that were loaded again, or NIL when reloads are not recorded. Each file is a list
+of four elements: its namestring, the previous LOADED-FILE, the new LOADED-FILE, and the variables of the previous
 LOADED-FILE that were bound before the load.")
 
 (defstruct (class-part (:copier nil))
@@ -197,9 +197,9 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
         now)))
 
 (defun call-recording-definitions (namestring function)
-  "Call FUNCTION, record the definitions that it makes as the file's, and return its values. FUNCTION loads a source file
-or its fasl. NAMESTRING is the native namestring of the source file. If FUNCTION unwinds, record the definitions made so
-far in addition to those of the previous load."
+  "Call FUNCTION, which loads a source file or its fasl, and return its values. Record the definitions that FUNCTION makes
+as the definitions of the source file with the native namestring NAMESTRING. If FUNCTION unwinds, keep the recorded
+definitions of the previous load, and add those made so far."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))

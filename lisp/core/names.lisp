@@ -28,13 +28,13 @@ into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance tab
         (let ((distance (aref row (length b))))
           (and (<= distance limit) distance))))))
 
-(defconstant +max-near-name-length+ 100
+(defconstant +max-compared-name-length+ 100
   "The maximum length of a name for which similar names are looked for.")
 
-(defun near-names (name candidates)
+(defun similar-names (name candidates)
   "Return up to five strings of CANDIDATES that are similar to NAME, most similar first."
   (let* ((limit (case (length name) ((0 1 2) 0) ((3 4 5) 1) (t 2)))
-         (near (when (<= (length name) +max-near-name-length+)
+         (near (when (<= (length name) +max-compared-name-length+)
                  (loop for candidate in candidates
                        for distance = (edit-distance name candidate limit)
                        when distance collect (cons distance candidate)))))
@@ -47,7 +47,7 @@ into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance tab
           collect candidate)))
 
 (defconstant +max-compared-symbols+ 20000
-  "The number of accessible symbols in a package above which NEAR-SYMBOL-NAMES compares only some of them with a name.")
+  "The maximum number of accessible symbols in a package for SIMILAR-SYMBOL-NAMES to compare all of them with a name.")
 
 (defun many-symbols-p (package)
   "Return true when more than +MAX-COMPARED-SYMBOLS+ symbols are accessible in PACKAGE."
@@ -56,20 +56,20 @@ into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance tab
       (when (> (incf count) +max-compared-symbols+)
         (return t)))))
 
-(defun near-symbol-names (name package test)
+(defun similar-symbol-names (name package test)
   "Return the names of up to five symbols that are accessible in PACKAGE, satisfy TEST, and have names similar to the string
 NAME, most similar first. To save time in a package with many symbols, consider only names that begin with NAME."
   (declare (type function test))
   (let ((candidates '())
         (many (many-symbols-p package)))
-    (when (<= (length name) +max-near-name-length+)
+    (when (<= (length name) +max-compared-name-length+)
       (do-symbols (symbol package)
         (let ((candidate (symbol-name symbol)))
           (when (and (<= (abs (- (length candidate) (length name))) 2)
                      (or (not many) (eql (length name) (or (mismatch name candidate) (length name))))
                      (funcall test symbol))
             (push candidate candidates)))))
-    (near-names name candidates)))
+    (similar-names name candidates)))
 
 (defun package-names ()
   "Return the names and nicknames of all packages."
@@ -104,7 +104,7 @@ similar names."
       (error 'sb-kernel:simple-package-error
              :package name
              :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"
-             :format-arguments (list name (near-names (string-upcase name) (package-names))))))
+             :format-arguments (list name (similar-names (string-upcase name) (package-names))))))
 
 (defmacro with-inspection-syntax (() &body body)
   "Evaluate BODY with the printer and reader variables of WITH-SERVER-SYNTAX, detection of circles, and COMMON-LISP-USER as

@@ -5,13 +5,13 @@
 (in-package "SBCL-HOST")
 
 (defglobal **queries** (make-hash-table :test 'eq)
-  "The functions that answer queries, by name, a keyword.")
+  "A table from the names of queries, keywords, to the functions that answer the queries.")
 
 (defglobal **operations** (make-hash-table :test 'eq)
-  "The functions that run operations, by name, a keyword.")
+  "A table from the names of operations, keywords, to the functions that run the operations.")
 
 (defglobal **job-functions** (make-hash-table :test 'eq)
-  "The functions that run jobs, by kind, a keyword.")
+  "A table from the kinds of jobs, keywords, to the functions that run jobs of the kind.")
 
 (defmacro define-job (kind (job) documentation &body body)
   "Define the function that runs jobs of KIND. JOB is the name of its parameter. BODY returns true on success. BODY runs with
@@ -61,9 +61,9 @@ user has set, because the host wrote TEXT."
     (values name arguments)))
 
 (defun push-field (name value)
-  "Push a field of the record begun last. NAME is the field's name, a keyword. VALUE is a 64-bit integer; a string; a
-function that prints the text to its argument, a stream; a keyword, whose name in lower case is pushed; T, for which 1 is
-pushed; or NIL, for which nothing is pushed."
+  "Push a field of the record that was begun last. NAME is the field's name, a keyword. VALUE is a 64-bit integer; a string;
+a function that prints the field's text to its argument, a stream; a keyword, whose name in lower case is pushed; T, for
+which 1 is pushed; or NIL, for which nothing is pushed."
   (flet ((begin (number)
            (event *job-id* (event-code :field) number (symbol-name name))))
     (etypecase value
@@ -80,8 +80,8 @@ pushed; or NIL, for which nothing is pushed."
                  (with-open-file (stream (merge-pathnames "../build/records.sexp" (or *compile-file-truename* *load-truename*)))
                    `'(,@(loop for entry = (read stream nil nil)
                               while entry
-                              collect (destructuring-bind (kind name says . fields) entry
-                                        (declare (ignore name says))
+                              collect (destructuring-bind (kind name description . fields) entry
+                                        (declare (ignore name description))
                                         (cons kind (mapcar #'first fields))))))))
       (table))
     "The kinds of records: lists of a kind and the names of its fields, all symbols."))

@@ -6,15 +6,15 @@
 
 ;;; Declaring and checking assumptions
 (defvar *assumptions* '()
-  "The assumptions about SBCL, newest first, as lists of three elements: a name; a function that returns true where the
-assumption holds; and true if calling the function may corrupt memory where the assumption does not hold.")
+  "The assumptions about SBCL, newest first, as lists of three elements: a name; a function that returns true if the
+assumption holds; and true if the function may corrupt memory when the assumption does not hold.")
 
 (defmacro define-assumption (name &body body)
   "Make the build check that BODY returns true. NAME is a string that describes the assumption."
   `(push (list ,name (lambda () ,@body) nil) *assumptions*))
 
 (defmacro define-dangerous-assumption (name &body body)
-  "Make the build check that BODY returns true, as DEFINE-ASSUMPTION does. BODY may corrupt memory where the assumption does
+  "Make the build check that BODY returns true, as DEFINE-ASSUMPTION does. BODY may corrupt memory if the assumption does
 not hold, so the build tests dangerous assumptions after all others."
   `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
@@ -190,7 +190,7 @@ count as the file's, because SBCL does not make them every time."
     (or (exact-file-stamp namestring)
         (funcall compute namestring))))
 
-(define-assumption "the dates and sizes of files, to the nanosecond"
+(define-assumption "the sizes of files, and their dates to the nanosecond"
   (let* ((file sb-ext:*core-pathname*)
          (state (file-state (sb-ext:native-namestring file))))
     (and (eql (file-write-date file) (floor (file-state-mtime state) 1000000000))
@@ -361,7 +361,7 @@ count as the file's, because SBCL does not make them every time."
                       (eq (standard-variable-target variable) (synonym-stream-symbol stream))))))
          **standard-variables**))
 
-(define-assumption "the function with which a readtable reads"
+(define-assumption "the reader function of a readtable"
   (eq #'sb-impl::read-object? (sb-impl::%readtable-read (copy-readtable nil))))
 
 (define-assumption "the compiler's handlers signal a condition again and then count it"
@@ -461,7 +461,7 @@ frames at the error; and the value of the stack top hint there."
 (define-assumption "the main thread"
   (eq (sb-thread:main-thread) sb-thread::*initial-thread*))
 
-(define-assumption "the report of the restart of a failed ASSERT with places"
+(define-assumption "the report of the restart CONTINUE of a failed ASSERT with places"
   (let ((report (block probe
                   (handler-bind ((error (lambda (condition)
                                           (return-from probe

@@ -112,7 +112,7 @@
 
 ;;; Frames
 
-(define-assumption "the places of the caller's frame pointer and return address in a frame"
+(define-assumption "the offsets of the caller's frame pointer and return address in a frame"
   (let* ((frame (sb-di:top-frame))
          (caller (sb-di:frame-down frame)))
     (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
@@ -128,4 +128,4 @@
       (compile nil '(lambda () (list (car 1 2)))))
     (member '(car 1 2) forms :test #'equal)))
 
-;;; The probe of unwinding is in embedding/patches.lisp. It may corrupt memory where SBCL's behaviour has changed.
+;;; The probe of unwinding is in lisp/embedding/patches.lisp. It may corrupt memory if SBCL's behaviour has changed.

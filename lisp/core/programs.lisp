@@ -15,7 +15,7 @@ the process ID of the program and also the number of its group."
                             (cons process-id (remove-if-not #'process-group-p groups))))))
 
 (defun child-process-p (process-id)
-  "Return true when the process with this ID is a child of this process that nothing has waited for."
+  "Return true when the process PROCESS-ID is a child of this process, running or ended, that has not been waited for."
   (with-alien ((information (array char 128)))
     ;; 1 is P_PID. The options are WEXITED, WNOHANG and WNOWAIT: the call neither blocks nor removes a child that has ended.
     (zerop (alien-funcall (extern-alien "waitid" (function int int unsigned-int (* t) int))
@@ -24,16 +24,18 @@ the process ID of the program and also the number of its group."
 (defun end-programs ()
   "Kill the programs that this evaluation started, and all other processes in their process groups."
   (when *evaluation*
-    ;; First count, then look: a program that is being started is either found here, or SPAWN-IN-GROUP sees the new count.
+    ;; Increment the count before looking for programs. If a program that is being started is not found here, SPAWN-IN-GROUP
+    ;; sees the new count and kills the program.
     (sb-ext:atomic-incf (evaluation-program-kills *evaluation*))
     (dolist (group (evaluation-process-groups *evaluation*))
-      ;; A group has the process ID of its first process as its number, and may outlive this process. If a process with
-      ;; this ID exists and is not a child of this process, then the group has ended and its number was reused.
+      ;; A group's number is the process ID of its first process, and the group may outlive its first process. If the ID
+      ;; now belongs to a process that this process did not start, the group has ended and its number was reused.
       (when (or (child-process-p group) (minusp (sb-unix:unix-kill group 0)))
         (kill-group group)))))
 
 (defun kill-group (group)
-  "Kill the processes of the process group GROUP and the process with this ID, which may not have made its group yet."
+  "Kill the processes of the process group numbered GROUP, and the process whose ID is GROUP, because this process may not
+have created its group yet."
   (sb-unix:unix-kill group 9)
   (sb-unix:unix-killpg group 9))
 

@@ -351,9 +351,9 @@ innermost first, each as (CONS . REST), where REST is the path from CONS to the 
         (setf form (and (consp tail) (car tail)))))))
 
 (defun path-to-conses (conses form)
-  "CONSES is a list that CONSES-ALONG-PATH returned. Return two values: the path in FORM to the target of CONSES, and true.
-The target may be a part of a macro expansion and not of FORM, so the path leads through the innermost cons in CONSES that
-is a part of FORM. If no cons in CONSES is a part of FORM, return NIL and NIL."
+  "Return two values: the path in FORM to the target of CONSES, a list that CONSES-ALONG-PATH returned; and true. The target
+may be a part of a macro expansion and not of FORM, so the path leads through the innermost cons in CONSES that is a part
+of FORM. If no cons in CONSES is a part of FORM, return NIL and NIL."
   (let ((best nil) (best-path '()) (steps 0))
     (labels ((visit (form path depth)
                (when (sb-int:comma-p form)
@@ -422,8 +422,7 @@ write date; and its entry in *SOURCE-FILES*, or NIL outside a report. Return NIL
              (values octets date (and *known-source-locations* (first *source-files*))))))))
 
 (defun balanced-p (text position)
-  "Return true when there is no unmatched closing parenthesis before or after any of the next 20 forms of TEXT from POSITION
-on."
+  "Return true when no unmatched closing parenthesis stands among the next 20 forms of TEXT, from POSITION on."
   (loop repeat 20
         for next = (catch 'scan-failed (form-start text position 0))
         while (and next (< next (length text)))
@@ -433,8 +432,8 @@ on."
         finally (return t)))
 
 (defun toplevel-form-p (before text map end whole)
-  "Return true when TEXT, a part of a file, can begin with a top-level form. If TEXT begins at a position that SBCL recorded,
-it does, unless the file has changed. The text of a top-level form begins right after the previous form. BEFORE is the
+  "Return true when TEXT, a part of a file, can begin with a top-level form. TEXT begins at a position that SBCL recorded,
+right after the previous top-level form, so a false result means that the file has changed. BEFORE is the
 character before TEXT, or NIL at the beginning of the file. MAP is the map of the first form in TEXT (see FORM-MAP), or NIL,
 and END is the end of this form. WHOLE is true when TEXT must contain nothing but this form."
   (declare (type source-text text))
@@ -496,9 +495,9 @@ since the code was compiled or loaded."
   "Return the source location of a subform in the file with the native namestring NAMESTRING. START and END are the offsets,
 in octets, between which the subform's top-level form lies, or NIL if unknown. FIND is a function that is called with the map
 of the top-level form (see FORM-MAP) and returns the position of the subform, or NIL. CREATED is the write date of the
-version of the file to which START and END refer, or NIL when the file certainly is this version. NAME is the name of the
-function that contains the subform, a string, or NIL. The file may have changed although its write date is CREATED, within
-the same second, so also check that a form at START can define NAME."
+version of the file to which START and END refer, or NIL when the file certainly still has this version. NAME is the name
+of the function that contains the subform, a string, or NIL. The file may have changed although its write date is CREATED,
+within the same second, so also check that a form at START can define NAME."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
@@ -801,7 +800,8 @@ understood."
       (form-start text position 0))))
 
 (defun toplevel-starts (text)
-  "Return a vector of the positions of the top-level forms of TEXT, up to the first form whose syntax is not understood."
+  "Return a vector of the positions of the top-level forms of TEXT, up to and including the first form whose syntax is not
+understood."
   (let ((starts '())
         (position 0))
     (catch 'scan-failed
@@ -863,7 +863,7 @@ date is unknown, only a form that defines exactly NAME counts."
 (defun heading-word (text position)
   "Return the word that FORM-HEADING shows for the form at or after POSITION in TEXT, and the position at which to look for
 the next word. The word is a token, a string, or the heading of a quoted list, after which no other word is shown. Return
-NIL for other forms, and for tokens and strings of 50 or more characters."
+NIL for other forms, and for tokens and strings that contain a newline or have 50 or more characters."
   (let ((start (catch 'scan-failed (form-start text position 0))))
     (flet ((char-at (position) (and (< position (length text)) (schar text position))))
       (cond ((null start) nil)

@@ -54,7 +54,7 @@ so their output is pushed in the order in which it was printed."
   (stream nil :type (or null standard-stream))
   ;; The octets of a character that WRITE-BYTE has written only in part, newest first.
   (octets '() :type list)
-  ;; The column of each standard stream, indexed by STANDARD-STREAM-PLACE.
+  ;; The column of each standard stream, indexed by STANDARD-STREAM-COLUMN-INDEX.
   (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2))))
 
 (declaim (type (or null thread-output) *thread-output*))
@@ -66,14 +66,14 @@ so their output is pushed in the order in which it was printed."
                              (sout #'print-string)
                              (bout #'print-octet)
                              (misc #'operate-standard-stream))
-                            (:constructor make-standard-stream (event-kind place))
+                            (:constructor make-standard-stream (event-kind column-index))
                             (:copier nil)
                             (:predicate nil))
   "An output stream that pushes events of EVENT-KIND for the job of the thread that prints. As SBCL's own standard streams
 do, it accepts octets as well as characters."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
   ;; The index of this stream's column in the slot COLUMNS of a THREAD-OUTPUT.
-  (place 0 :type (integer 0 1) :read-only t)
+  (column-index 0 :type (integer 0 1) :read-only t)
   ;; The column of this stream for all threads without a THREAD-OUTPUT.
   (column 0 :type index))
 
@@ -112,10 +112,10 @@ job's output starts a new line."
 (declaim (inline column))
 (defun column (output stream)
   "Return the column at which the thread of OUTPUT, a THREAD-OUTPUT, prints to STREAM."
-  (aref (thread-output-columns output) (standard-stream-place stream)))
+  (aref (thread-output-columns output) (standard-stream-column-index stream)))
 
 (defun (setf column) (column output stream)
-  (setf (aref (thread-output-columns output) (standard-stream-place stream)) column))
+  (setf (aref (thread-output-columns output) (standard-stream-column-index stream)) column))
 
 (declaim (inline prepare-output))
 (defun prepare-output (output stream count)

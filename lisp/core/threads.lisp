@@ -65,7 +65,7 @@ in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
     (when (zerop count)
       (setf **kept-bytes-before-user-threads** (sb-kernel:dynamic-usage)))
     (when (>= count (thread-limit))
-      (error "There are ~D threads already. Join or end some of them first~:[~;; reset-session ends them all~]."
+      (error "Thread limit reached: ~D threads. Join or end some of them first~:[~;; reset-session ends all threads~]."
              count **resets-available**))))
 
 (defglobal **thread-start-hooks** '()
@@ -125,10 +125,10 @@ NIL, so that SBCL waits for the thread."
   (progn thread nil))
 
 (defun join-ended-thread (join thread dispose)
-  "Join THREAD, whose Lisp code has finished. JOIN is SBCL's PRIMITIVE-JOIN: it frees the thread's memory if DISPOSE is true,
-and otherwise returns the memory. JOIN waits for the thread to exit in C, and no thread can be started meanwhile.
-Thread-local destructors of a program may keep the thread from ever exiting. So if THREAD takes too long, return NIL and
-leave the join to a later call of this function."
+  "Join THREAD, whose Lisp code has finished, and the threads that earlier calls have left unjoined. JOIN is SBCL's
+PRIMITIVE-JOIN: it frees the thread's memory if DISPOSE is true, and otherwise returns the memory. JOIN waits for the thread
+to exit in C, and no thread can be started meanwhile. Thread-local destructors of a program may keep the thread from ever
+exiting. So if THREAD takes too long, return NIL and leave the join to a later call of this function."
   (declare (type function join))
   (let ((unjoined **unjoined-threads**))
     (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))

@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun symbol-text (symbol)
-  "Return SYMBOL as source text for the current package."
+  "Return SYMBOL as source text, with a package prefix if it needs one in the current package."
   (with-server-syntax () (prin1-to-string symbol)))
 
 (defun near-symbols (name package test)
@@ -20,33 +20,34 @@ string, then symbols with similar names that are accessible in PACKAGE."
     (let ((near (remove-duplicates
                  (append (sort (mapcar #'symbol-text elsewhere) #'string<)
                          (mapcar (lambda (name) (symbol-text (find-symbol name package)))
-                                 (near-symbol-names name package test)))
+                                 (similar-symbol-names name package test)))
                  :test #'string= :from-end t)))
       (subseq near 0 (min 5 (length near))))))
 
 (defun suggestion (near)
-  "Return the question that suggests NEAR, a list of strings, or NIL if NEAR is empty."
+  "Return a question that suggests the names in NEAR, a list of strings. Return NIL if NEAR is empty."
   (and near (format nil "Did you mean ~{~A~^, ~}?" near)))
 
 (defun symbol-suggestion (symbol test)
-  "Return a question that suggests other symbols like SYMBOL that satisfy TEST, or NIL if there are none."
+  "Return a question that suggests symbols that satisfy TEST and have names similar to that of SYMBOL. Return NIL if there
+are no such symbols, or if SYMBOL is not a symbol."
   (and (symbolp symbol)
        (suggestion (remove (symbol-text symbol)
                            (near-symbols (symbol-name symbol) (or (symbol-package symbol) (current-package)) test)
                            :test #'string=))))
 
 (defun class-suggestion (name)
-  "Return a question that suggests classes with names like NAME, or NIL if there are none."
+  "Return a question that suggests classes with names similar to NAME, or NIL if there are none."
   (symbol-suggestion name (lambda (symbol) (find-class symbol nil))))
 
 (defun package-error-hint (condition)
-  "Return the hint for CONDITION, a package error, or NIL."
+  "Return a question that suggests similar symbols or packages for CONDITION, a package error, or NIL."
   (let ((package (package-error-package condition))
         (arguments (and (typep condition 'simple-condition) (simple-condition-format-arguments condition)))
         (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
     (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
                 (stringp (first arguments)))
-           ;; The package has no symbol of this name, or only an internal symbol, or the package is locked.
+           ;; The name is the first argument. The package is locked, or has no symbol or only an internal one with this name.
            (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
                                (near-symbols (first arguments) package
                                              (lambda (symbol)
@@ -58,10 +59,10 @@ string, then symbols with similar names that are accessible in PACKAGE."
           ((and (typep package '(or string symbol character))
                 (not (find-package package))
                 (not (and (stringp control) (search "Did you mean" control))))
-           (suggestion (near-names (string package) (package-names)))))))
+           (suggestion (similar-names (string package) (package-names)))))))
 
 (defun old-layout-p (object)
-  "Return true when OBJECT is an instance of a structure that was redefined after OBJECT was made."
+  "Return true when OBJECT is an instance of a structure class that was redefined after OBJECT was made."
   (and (sb-kernel:%instancep object)
        (not (typep object 'standard-object))
        (sb-kernel::layout-invalid (sb-kernel:%instance-layout object))
@@ -74,7 +75,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
                         (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
 
 (defun redefined-structure (condition)
-  "Return the name of the structure if CONDITION reports an attempt to redefine a structure incompatibly; else NIL."
+  "If CONDITION reports an attempt to redefine a structure class incompatibly, return the name of the class; else NIL."
   (and (typep condition 'simple-error)
        (let ((control (simple-condition-format-control condition)))
          (and (stringp control)
@@ -166,5 +167,5 @@ NIL."
       (when hint
         (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint))))))
 
-(provide-hook hint #'condition-hint)
+(provide-hook compiler-error-hint #'condition-hint)
 (add-error-details 'push-hints)

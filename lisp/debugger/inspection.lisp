@@ -8,7 +8,7 @@ called."
   (event *job-id* (event-code :item) kind label)
   (push-text (event-code :item-text) function))
 
-;;; list-definitions
+;;; The list of definitions, for the tool list-definitions
 
 (defun lambda-list-of (name)
   "Return the lambda list of the function or macro NAME. The second value is true if the lambda list is unknown."
@@ -94,15 +94,15 @@ function."
                (sb-mop:generic-function-methods function)))))
 
 (defun print-class-definition (name accessors stream)
-  "Print the line for the class NAME to STREAM. The line ends with the symbols among ACCESSORS, a list of function
-names."
+  "Print the line for the class NAME to STREAM. The line ends with a list in parentheses of the symbols among ACCESSORS,
+which are function names. Names such as (SETF FOO) are omitted."
   (prin1 name stream)
   (let ((names (remove-if #'consp accessors)))
     (when names
       (let ((*print-length* nil))
         (format stream " (~{~S~^, ~})" (sort (remove-duplicates names) #'string< :key #'symbol-name))))))
 
-(defun definition-item (kind)
+(defun definition-item-code (kind)
   "Return the item code for definitions of KIND, or NIL for kinds that are not listed."
   (case kind
     (:function (item-code :function))
@@ -120,17 +120,18 @@ called NAME if KIND is :PACKAGE."
 
 (defun definition-sort-key (kind name)
   "Return the key by which the definition of NAME as KIND is sorted: a cons of the item code and the printed name."
-  (cons (definition-item kind) (if (stringp name) name (prin1-to-string name))))
+  (cons (definition-item-code kind) (if (stringp name) name (prin1-to-string name))))
 
 (defun listed-definitions (package)
-  "Return the definitions in PACKAGE or, if PACKAGE is NIL, the definitions that the session made other than by loading
-a system, as lists of kind and name. The second value, for PACKAGE NIL, is a list of the systems that made definitions:
-each system's name, the number of its definitions, and the number of packages that they are in."
+  "Return a list of the session's definitions, each a list of kind and name. These are the definitions in PACKAGE or, if
+PACKAGE is NIL, all definitions except those that loading a system made. If PACKAGE is NIL, the second value has an entry for
+each system that made definitions: a list of the system's name, the number of its definitions, and the number of packages
+that contain them."
   (let ((wanted '())
         (systems (make-hash-table :test 'equal)))
     (map-definitions
      (lambda (kind name system)
-       (cond ((not (definition-item kind)))
+       (cond ((not (definition-item-code kind)))
              (package
               (when (eq package (definition-package kind name))
                 (push (list kind name) wanted)))
@@ -146,8 +147,9 @@ each system's name, the number of its definitions, and the number of packages th
 
 (defun push-definitions (item limit package-name)
   "Push the session's definitions whose item code is ITEM, or definitions of all kinds if ITEM is 0. Unless PACKAGE-NAME
-is empty, push only definitions in that package. Push no more than LIMIT definitions, and the number of further ones.
-Accessors are listed with their class, and the definitions of each system are only counted."
+is empty, push only definitions in that package. Push no more than LIMIT definitions, and then the number of
+omitted definitions. Accessors are listed with their class. If ITEM is 0 and PACKAGE-NAME is empty, push also the loaded
+systems, each with the number of its definitions."
   (let* ((package (and (plusp (length package-name)) (find-package-or-suggest package-name)))
          (accessors (make-hash-table :test 'equal)))
     (with-inspection-syntax ()
@@ -158,7 +160,7 @@ Accessors are listed with their class, and the definitions of each system are on
                      (setf (gethash accessor accessors) name)))
         (let* ((own (remove-if (lambda (entry)
                                  (or (and (eq (first entry) :function) (gethash (second entry) accessors))
-                                     (not (or (zerop item) (eql item (definition-item (first entry)))))))
+                                     (not (or (zerop item) (eql item (definition-item-code (first entry)))))))
                                definitions))
                (sorted (sort (mapcar (lambda (entry)
                                        (cons (definition-sort-key (first entry) (second entry)) entry))
@@ -169,7 +171,7 @@ Accessors are listed with their class, and the definitions of each system are on
           (loop for (nil kind name) in sorted
                 repeat limit
                 do (let ((kind kind) (name name))
-                     (push-item (definition-item kind) (if (eq kind :variable) (variable-label name) "")
+                     (push-item (definition-item-code kind) (if (eq kind :variable) (variable-label name) "")
                                 (lambda (stream)
                                   (if (eq kind :class)
                                       (print-class-definition
@@ -197,7 +199,7 @@ of the primary system."
                              (set-difference (already-loaded-systems) **core-systems** :test #'equal))
                      :test #'string=))
 
-;;; describe-symbol
+;;; Descriptions of symbols and packages, for the tool describe-symbol
 
 (defun bare-name (text)
   "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all become F."
@@ -227,7 +229,7 @@ name and package that were searched. Signal a package error if the package does 
                 (values symbol (and status t) name package))))))))
 
 (defun push-detail (label function)
-  "Push a detail of the role that was pushed last. LABEL and FUNCTION are as for PUSH-ITEM."
+  "Push a detail of the meaning that PUSH-ROLE pushed last. LABEL and FUNCTION are as for PUSH-ITEM."
   (push-item (item-code :detail) label function))
 
 (defun push-text-detail (label text)
@@ -236,8 +238,8 @@ name and package that were searched. Signal a package error if the package does 
     (push-detail label (lambda (stream) (write-string text stream)))))
 
 (defun push-role (symbol role &optional setf)
-  "Push a role of SYMBOL, as the title of the details that follow; if SETF is true, a role of (SETF SYMBOL). ROLE is a
-string such as \"MACRO\"."
+  "Push the title of the details that follow. The title says what SYMBOL means or, if SETF is true, what (SETF SYMBOL)
+means. ROLE is the meaning, a string such as \"MACRO\"."
   (push-item (item-code :role) ""
              (lambda (stream)
                (let ((package (symbol-package symbol)))
@@ -265,7 +267,7 @@ definition type of SB-INTROSPECT, such as :MACRO."
       (push-source-location location))))
 
 (defun location-form-text (location)
-  "Return the text of the form at LOCATION, or NIL."
+  "Return the text of the form at LOCATION, or NIL if the text cannot be read."
   (guarded (form-text (source-location-text location) (source-location-position location)) (failure) nil))
 
 (defun push-source-location (location)
@@ -279,7 +281,7 @@ definition type of SB-INTROSPECT, such as :MACRO."
   "Push NAME's documentation string of TYPE, a doc-type of DOCUMENTATION, if there is one."
   (push-text-detail "Documentation" (guarded (documentation name type) (failure) nil)))
 
-(defun push-arglist (name)
+(defun push-lambda-list (name)
   "Push the lambda list of the function or macro NAME, if it is known."
   (multiple-value-bind (lambda-list unknown) (lambda-list-of name)
     (unless (eq unknown t)
@@ -387,7 +389,7 @@ class that defines the slot."
          t)
         ((macro-function symbol)
          (push-role symbol "MACRO")
-         (push-arglist symbol)
+         (push-lambda-list symbol)
          (push-documentation symbol 'function)
          (push-source symbol :macro)
          t)
@@ -399,7 +401,7 @@ class that defines the slot."
   "Push a description of the function NAME. The title of the description is SYMBOL or, if SETF is true, (SETF SYMBOL)."
   (let ((generic (typep (fdefinition name) 'generic-function)))
     (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
-    (push-arglist name)
+    (push-lambda-list name)
     (let ((type (guarded (sb-introspect:function-type name) (failure) nil)))
       (when (consp type)
         (push-detail "Type" (lambda (stream)
@@ -524,8 +526,8 @@ Return NIL for other values."
 (defun not-found-text (name package)
   "Return the text that says that PACKAGE has no symbol NAME. It lists other packages that export a symbol of this name,
 similar names in PACKAGE, and packages with similar names."
-  (let ((near (near-symbol-names name package #'symbolp))
-        (packages (near-names name (package-names)))
+  (let ((near (similar-symbol-names name package #'symbolp))
+        (packages (similar-names name (package-names)))
         (elsewhere (let ((packages '()))
                      (dolist (other (remove (find-package "KEYWORD") (list-all-packages)) (sort packages #'string<))
                        (when (eq :external (nth-value 1 (find-symbol name other)))
@@ -562,7 +564,7 @@ documentation and the location of its definition."
       (when location
         (push-source-location location)))))
 
-(defun package-called (text)
+(defun find-package-by-text (text)
   "Return the package that TEXT, a name with or without quotes and in any case, designates; or NIL."
   (let ((name (string-left-trim ":#'" (string-trim '(#\Space #\Tab #\Newline) text))))
     (or (find-package name)
@@ -577,7 +579,7 @@ names. If WITH-SOURCE is true, include the source text of definitions."
           (push-item (item-code :not-found) "" (lambda (stream) (princ condition stream)))
           (return-from push-description)))
     (let ((*include-source* with-source)
-          (called (package-called text)))
+          (called (find-package-by-text text)))
       (with-source-files ()
         (with-inspection-syntax ()
           (cond (found

@@ -5,10 +5,10 @@
   (:import-from "SB-EXT" "DEFGLOBAL")
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
   (:export
-   ;; signalled-errors
+   ;; Exports of signalled-errors.lisp:
    "+CAPTURE-TIME-LIMIT+" "+REPORT-TIME-LIMIT+" "CALL-WITH-SIGNAL-OBSERVER" "CALL-WITH-TIME-LIMIT" "PUSH-BOUNDED-REPORT"
-   ;; inspection
+   ;; Exports of inspection.lisp:
    "LAMBDA-LIST-OF" "LOCATE-SYMBOL" "NOT-FOUND-TEXT" "PRINT-LAMBDA-LIST"
-   ;; hints
+   ;; Exports of hints.lisp:
    "FILE-HINT" "SUGGESTION" "SYMBOL-TEXT")
   (:documentation "Reports of errors and frames, descriptions of the image, and held evaluations."))

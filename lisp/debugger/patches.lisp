@@ -5,7 +5,7 @@
 (define-patch sb-kernel::%signal (condition)
   #'observe-signal)
 
-;; Frames of submitted code keep the closures that they are calls of.
+;; Mark submitted code: a frame of such code keeps the closure that was called.
 (define-patch sb-c:compile-in-lexenv (form *lexenv* name source-info tlf ephemeral errorp)
   (lambda (compile form lexenv &rest arguments)
     (declare (type function compile))
@@ -28,15 +28,15 @@
   (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
     (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 
-(defun compiled-as-submitted (form)
-  "Return the value of FORM, compiled like submitted code."
+(defun evaluate-as-submitted (form)
+  "Compile FORM like submitted code, and return its value."
   (let* ((*evaluation-lexenv* nil)
          (lexenv (cached-lexenv-lexenv (evaluation-lexenv))))
     (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv)))))
 
 (define-assumption "code compiled as submitted code keeps its closures in its frames, and the value of *SOURCE-PLIST*"
   (let* ((sb-c::*source-plist* '(:probe 1))
-         (closure (compiled-as-submitted '(flet ((make (n) (lambda () (incf n) (error "probe ~D" n))))
+         (closure (evaluate-as-submitted '(flet ((make (n) (lambda () (incf n) (error "probe ~D" n))))
                                            (declare (notinline make))
                                            (make 1)))))
     (and (sb-kernel:closurep closure)
@@ -47,7 +47,7 @@
 (define-assumption "the names of the frames of methods"
   (flet ((name-of (function) (sb-kernel:%fun-name (sb-kernel:%fun-fun function))))
     (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
-      (and (method-name-p (name-of (method-fast-function method)))
+      (and (method-frame-name-p (name-of (method-fast-function method)))
            (eq 'sb-pcl::fast-method (first (name-of (sb-pcl::safe-method-fast-function method))))
            (eq method (frame-method (name-of (method-fast-function method))))))))
 

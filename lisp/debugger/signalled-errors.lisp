@@ -4,8 +4,8 @@
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun observe-signal (signal condition)
-  "Call SIGNAL, SBCL's %SIGNAL (src/code/cold-error.lisp), with CONDITION. If CONDITION is an error, call the thread's
-observer first."
+  "Call SIGNAL, SBCL's %SIGNAL (src/code/cold-error.lisp), with CONDITION. If CONDITION is an error
+other than a storage condition, call the thread's observer first."
   (let ((observer *signal-observer*))
     (when (and observer
                (typep condition '(and error (not storage-condition)))
@@ -30,9 +30,9 @@ of the server's Lisp side."
                    do (return-from system-handles-p (system-function-p (sb-kernel:%coerce-callable-to-fun handler))))))
 
 (defun call-observer (observer condition hook)
-  "Call OBSERVER with CONDITION, the frame pointer HOOK and the active handlers. The code that signals CONDITION must
-not notice the call: its handlers do not run for conditions that OBSERVER signals, no observer is called for these
-conditions, and an error in OBSERVER only ends OBSERVER."
+  "Call OBSERVER with CONDITION, HOOK (a frame pointer for ERROR-FRAME) and the active handlers. The code that signals
+CONDITION must not notice the call: its handlers do not run for conditions that OBSERVER signals, no observer is called
+for these conditions, and an error in OBSERVER only ends OBSERVER."
   (declare (type function observer))
   (let* ((clusters sb-kernel:*handler-clusters*)
          (sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
@@ -42,19 +42,20 @@ conditions, and an error in OBSERVER only ends OBSERVER."
 
 (defun call-with-signal-observer (observer function)
   "Return the values of FUNCTION. Before any handler runs, call OBSERVER for each error that is signalled meanwhile in
-this thread, or in a thread that the evaluation starts. OBSERVER receives the condition, a frame pointer for
-ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may call OBSERVER at once. Errors
-in OBSERVER are discarded. Observing a signal costs about as much as a function call."
+this thread, or in a thread that the evaluation starts. Storage conditions are not observed. OBSERVER receives the
+condition, a frame pointer for ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may
+call OBSERVER at once. Errors in OBSERVER are discarded. Observing a signal costs about as much as a function call."
   (declare (type function observer function))
   (let ((*signal-observer* observer))
     (funcall function)))
 
 (defun call-with-time-limit (seconds function)
-  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real, unwind it and return NIL."
+  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL."
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
-         ;; The timer may fire after FUNCTION has returned. Its function runs in this thread, which has then cleared RUNNING.
+         ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
+         ;; then finds that RUNNING is NIL.
          (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
                                    :thread sb-thread:*current-thread*)))
     (catch tag
@@ -93,13 +94,14 @@ code."
   "The time limit, in seconds, for capturing one error with its frames.")
 
 (defstruct (error-recorder (:copier nil) (:predicate nil))
-  "The record of the errors that an evaluation signals."
+  "The errors that were recorded and the number that were examined for one evaluation."
   (lock (sb-thread:make-mutex :name "recorded errors") :read-only t)
-  ;; The recorded errors, newest first: lists of condition, class and code location (SIGNALLING-LOCATION).
+  ;; ENTRIES contains the recorded errors, newest first, as lists of condition, class and code location (a value of
+  ;; SIGNALLING-LOCATION). COUNT is the number of entries.
   (entries '() :type list)
   (count 0 :type index)
   ;; The number of errors that were examined, recorded or not.
-  (observed 0 :type sb-ext:word)
+  (observed-count 0 :type sb-ext:word)
   ;; True once the client was notified that no more errors are recorded.
   (limit-reported nil))
 
@@ -113,17 +115,18 @@ value of SIGNALLING-LOCATION."
            (error-recorder-entries recorder)))
 
 (defun record-signalled-error (recorder condition hook)
-  "Push CONDITION, unless RECORDER holds an error of the same class from the same code location, or a limit is reached.
-HOOK is the frame pointer with which the observer was called."
+  "Record CONDITION in RECORDER and push it, unless RECORDER holds an error of the same class from the same code location,
+or a limit is reached. The first time that a limit is reached, push a notice. HOOK is the frame pointer with which the
+observer was called."
   (cond ((error-recorder-limit-reported recorder))
         ((or (= (error-recorder-count recorder) +max-recorded-errors+)
-             (= (error-recorder-observed recorder) +max-observed-errors+))
+             (= (error-recorder-observed-count recorder) +max-observed-errors+))
          (setf (error-recorder-limit-reported recorder) t)
          (push-notice "Only some of the signalled errors were recorded: the first ~D that differ in type or place, among ~
                        the first ~D."
                       +max-recorded-errors+ +max-observed-errors+))
         (t
-         (incf (error-recorder-observed recorder))
+         (incf (error-recorder-observed-count recorder))
          (let ((location (signalling-location hook)))
            (unless (known-error-p recorder condition location)
              (push (list condition (class-of condition) location) (error-recorder-entries recorder))
@@ -136,7 +139,8 @@ HOOK is the frame pointer with which the observer was called."
     (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
 
 (defun push-signalled-error (condition hook)
-  "Push CONDITION as an error that the code may handle. HOOK is the frame pointer with which the observer was called."
+  "Push CONDITION as an error that the evaluated code may still handle. HOOK is the frame pointer with which the
+observer was called."
   ;; The output that precedes the error must reach the host first.
   (flush-output)
   (let ((*job-id* (logior *job-id* +job-signalled+)))
@@ -152,7 +156,7 @@ HOOK is the frame pointer with which the observer was called."
   "The ERROR-RECORDER of this evaluation, or NIL when handled errors are not recorded.")
 
 (defun call-with-recorded-errors (function)
-  "Return the values of FUNCTION, and push the errors that it signals at the time when they are signalled. Only the
+  "Return the values of FUNCTION. Push the errors that FUNCTION signals, each before any handler runs. Only the
 first error of each class and code location is pushed. Errors that SBCL, a contrib such as ASDF, or the server's Lisp side
 handles itself are not pushed."
   (let* ((recorder (make-error-recorder))
@@ -165,8 +169,8 @@ handles itself are not pushed."
      function)))
 
 (defun push-unhandled-error (condition)
-  "Push an event that marks CONDITION, if it was recorded, as unhandled: CONDITION is reported separately as the error
-that ended the evaluation."
+  "If CONDITION was recorded, push an event that marks it as unhandled, because CONDITION is reported separately as the
+error that ended the evaluation."
   (when *error-recorder*
     (let ((position (position condition (reverse (error-recorder-entries *error-recorder*)) :key #'first :test #'eq)))
       (when position

@@ -58,9 +58,9 @@ values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion
 of the stack.")
 (defconstant +program-other-stack-bytes+ (* 128 1024)
-  "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. This is more than the
-three pages that SBCL reserves for handling exhaustion. When code exhausts this reserve, too, all code that runs in it is
-abandoned (ffi/shim.c), so the program's frames must not be there.")
+  "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. SBCL reserves the last
+three pages of each stack for handling exhaustion. When code exhausts these pages, too, ffi/shim.c abandons all code that
+runs in them. This number is larger than three pages, so that the program is not called there.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
@@ -90,9 +90,9 @@ Some of SBCL's functions allocate such a list and pass it on."
 #+x86-64
 (defmacro stopping-unwind (form (frame) &body body)
   "Return the values of FORM. If a non-local exit unwinds FORM, stop the exit, set *PENDING-EXIT*, and return the values of
-BODY. FRAME is the frame pointer of the enclosing function. The expansion is that of UNWIND-PROTECT, defined in
-src/compiler/ir1-translators.lisp, except that the cleanup code does not return to its caller, UNWIND, defined in
-src/assembly/x86-64/assem-rtns.lisp, but reads the words that UNWIND pushed on the stack."
+BODY. FRAME is the frame pointer of the enclosing function. The expansion is that of UNWIND-PROTECT in SBCL's
+src/compiler/ir1-translators.lisp, except that the cleanup code does not return to its caller, the assembly routine UNWIND
+in src/assembly/x86-64/assem-rtns.lisp. Instead it reads the words that UNWIND pushed on the stack."
   (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
     `(block ,drop-through
        (let ((,next (block ,exit
@@ -107,7 +107,8 @@ src/assembly/x86-64/assem-rtns.lisp, but reads the words that UNWIND pushed on t
 
 #-x86-64
 (defmacro stopping-unwind (form (frame) &body body)
-  "Return the values of FORM, or the values of BODY if a non-local exit unwinds FORM. The exit cannot be resumed then."
+  "Return the values of FORM, or the values of BODY if a non-local exit unwinds FORM. On this processor, an exit that was
+stopped cannot be resumed."
   (declare (ignore frame))
   (let ((finished (gensym "FINISHED")) (stop (gensym "STOP")))
     `(block ,stop
@@ -170,7 +171,7 @@ above the first value, and the values follow downwards. FRAME is the frame point
             (format nil "~A(the condition's report failed: ~A)" text (type-name-text (class-name-of result)))
             text)))))
 
-(defun class-text (name)
+(defun class-name-text (name)
   "Return NAME, the name of a class, as source text in lower case."
   (string-downcase
    ;; This is a shortcut: printing is the slowest step here, and most classes of conditions are standard classes.
@@ -181,11 +182,11 @@ above the first value, and the values follow downwards. FRAME is the frame point
        (type-name-text name))))
 
 (defun condition-classes (condition)
-  "Return the names of CONDITION's class and its superclasses, most specific first, as CLASS-TEXT returns them."
+  "Return the names of CONDITION's class and its superclasses, most specific first, as CLASS-NAME-TEXT returns them."
   (loop for class in (sb-mop:class-precedence-list (class-of condition))
         for name = (class-name class)
         until (eq name 'sb-pcl::slot-object)
-        collect (class-text name)))
+        collect (class-name-text name)))
 
 (defun frame-text (frame condition)
   "Return FRAME's call as source text. CONDITION, the reported error, supplies the name if FRAME is a call of an
@@ -219,11 +220,11 @@ undefined function."
 
 (defvar *thread-restarts* '()
   "The restart clusters that were active when this thread began to work for the program. The program does not see the
-restarts in these clusters, because they end the thread.")
+restarts in these clusters, because each of these restarts would end the thread.")
 
 (defun restart-descriptions (condition)
-  "Return up to 20 restarts for CONDITION that the program may invoke, innermost first, as lists of a name and a
-description."
+  "Return the restarts for CONDITION that the program may invoke, innermost first and up to 20, as lists of a name and a
+description. The list ends before the first restart that has no name or is among *THREAD-RESTARTS*."
   (let ((*print-escape* nil))
     (loop for restart in (applicable-restarts condition)
           repeat 20
@@ -233,11 +234,12 @@ description."
                         (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
 
 (defconstant +max-examined-elements+ 1000
-  "The number of elements of a list that HEAP-VALUE examines.")
+  "Maximum number of elements of a list that HEAP-VALUE examines.")
 
 (defun heap-value (value)
-  "Return VALUE, the value of a condition's slot, or a replacement that the program can keep: objects on a control stack, and
-such elements of a list, are replaced by their printed text."
+  "Return VALUE, the value of a condition's slot, or a replacement that the program can keep. If VALUE is on a control stack,
+the replacement is its printed text. If VALUE is a list with conses or elements on a control stack, the replacement is a copy
+in which the printed text replaces each element on a control stack."
   (flet ((replacement (object)
            (if (stack-allocated-p object)
                (with-server-syntax () (bounded-prin1-text object 1000))
@@ -252,7 +254,8 @@ such elements of a list, are replaced by their printed text."
         (replacement value))))
 
 (defun detach-from-stack (condition)
-  "Replace the slot values of CONDITION by their HEAP-VALUE, because the program may keep CONDITION after the unwinding."
+  "Replace each slot value of CONDITION by what HEAP-VALUE returns for it: the program may keep CONDITION, but objects on a
+control stack do not outlive their frames."
   ;; The words of a condition are an alist of assigned slots, then the names and values of the initialization arguments.
   (dolist (assigned (sb-kernel::condition-assigned-slots condition))
     (setf (cdr assigned) (heap-value (cdr assigned))))
@@ -307,14 +310,14 @@ answer in the first word and the answer's number of words in the second. Interru
                    function (buffer-address buffer) (buffer-fill buffer) reply)))
 
 (defun exchange-messages (function write)
-  "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes. Return the call's status
-(an sbcl_call_status: 0 for an answer, 1 for an error, 2 for a panic, 3 if a non-local exit is pending, 4 if the function no
-longer exists), and the answer."
+  "Call WRITE with a message buffer, into which WRITE writes a message. Then call the program's FUNCTION, a number, with this
+message. Return the call's status (an sbcl_call_status: 0 for an answer, 1 for an error, 2 for a panic, 3 if a non-local
+exit is pending, 4 if the function no longer exists), and the answer, or NIL if there is none."
   (declare (type function write))
   (let ((buffer *message-buffer*)
         (interruptible *interrupts-enabled*)
-        ;; Under ALLOW-WITH-INTERRUPTS, in which timer functions run, interruption is allowed too, as in SBCL's own
-        ;; blocking functions.
+        ;; SBCL calls timer functions under ALLOW-WITH-INTERRUPTS. A call from a timer function may also be interrupted, as
+        ;; SBCL's own blocking functions may be.
         (allowed (or *interrupts-enabled* *allow-with-interrupts*))
         (reply (make-array 2 :element-type '(unsigned-byte 64))))
     (declare (dynamic-extent reply) (type message-buffer buffer))
@@ -358,7 +361,7 @@ is made."
   "Signal that the program does not have the called function."
   (fail-program-call 'rust:host-error '("the program" "the called function is not defined")))
 
-(defun call-and-finish (function write missing)
+(defun perform-program-call (function write missing)
   "Call the program's FUNCTION as EXCHANGE-MESSAGES does. Then return its values, signal its error, or resume the pending
 non-local exit. If the program no longer has FUNCTION, return the values of the function MISSING."
   (declare (type (unsigned-byte 62) function) (type function write missing))
@@ -374,16 +377,17 @@ non-local exit. If the program no longer has FUNCTION, return the values of the 
         (#.(declared-number "SBCL_CALL_MISSING") (funcall missing))))))
 
 (defun call-program (function write &optional (missing #'fail-unknown-function))
-  "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes, and return its values.
-If the program no longer has FUNCTION, return the values of the function MISSING."
+  "Call the program's FUNCTION, a number, and return its values. WRITE is a function that writes the message with the
+arguments into the message buffer that it receives. If the program no longer has FUNCTION, return the values of the function
+MISSING."
   (declare (type function write missing) (dynamic-extent write missing))
   (check-stack-room)
   (when (zerop **program-call-address**)
     (error "The program that defined this function is not running."))
   (if *message-buffer*
-      (call-and-finish function write missing)
+      (perform-program-call function write missing)
       (let ((*message-buffer* (acquire-message-buffer)))
-        (unwind-protect (call-and-finish function write missing)
+        (unwind-protect (perform-program-call function write missing)
           (release-message-buffer *message-buffer*)))))
 
 ;;; From the program to Lisp
@@ -446,9 +450,9 @@ handler.")
 handles would be called for ever.")
 
 (defun ask-handler (report)
-  "Pass the condition in REPORT to the program's handler, and invoke the restart that the handler chooses, if any. An
-error in the handler goes only to handlers of the calls that the handler itself makes. If the handler returned an error,
-return it; else return NIL."
+  "Pass the condition in REPORT, a list that CONDITION-REPORT returned, to the program's handler, and invoke the restart that
+the handler chooses, if any. An error in the handler goes only to handlers of the calls that the handler itself makes. If
+the handler returned an error, return the error; else return NIL."
   (let* ((*handler-available* nil)
          (*handler-depth* (1+ *handler-depth*))
          (choice (guarded (call-program +program-ask+ (lambda (buffer) (put-report buffer report)))
@@ -460,7 +464,8 @@ return it; else return NIL."
       (apply #'invoke-restart restart (rest choice)))))
 
 (defun find-restart-named (name condition)
-  "Return the innermost restart for CONDITION whose name, in any package, is the string NAME; or NIL."
+  "Return the innermost restart for CONDITION whose name is the string NAME, or NIL. Ignore the case and the package of
+restart names."
   (find name (applicable-restarts condition)
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
@@ -533,8 +538,8 @@ the condition and return SBCL_CALL_FAILED."
 (defun call-from-program (function shape address count reply)
   "Call FUNCTION, a handle, with the arguments in the COUNT words at ADDRESS. Write the values in SHAPE, or a condition,
 as CALL-AND-WRITE-REPLY does. Store the answer's address and number of words in the struct sbcl_message at the address
-REPLY. Return an sbcl_call_status. SBCL_CALL_UNWINDING means that a non-local exit to a frame outside the program's is
-pending, so that the program must return."
+REPLY. Return an sbcl_call_status. SBCL_CALL_UNWINDING means that a non-local exit through the program's frames is pending,
+so that the program must return."
   (declare (type (unsigned-byte 62) function shape address count reply))
   (cond (*pending-exit* (declared-number "SBCL_CALL_UNWINDING"))
         (t

@@ -16,7 +16,7 @@
         (*thread-restarts* sb-kernel:*restart-clusters*)
         (*standard-input* **program-input**)
         (*package* **user-package**)
-        ;; Each thread binds the same readtable, because which thread serves a call is arbitrary.
+        ;; All threads of the program use the same readtable object, because any of these threads may serve a call.
         (*readtable* *readtable*)
         (*caller-interruptible* t)
         (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
@@ -27,7 +27,8 @@
 
 (defun serve-program (serve number)
   "Let the program use this thread, whose number is NUMBER, until the program no longer needs the thread. SERVE is the
-address of the program's function `serve', which returns 0 in that case, and 1 if a non-local exit is pending."
+address of the program's function `serve'. This function returns 0 when the program no longer needs the thread, and 1 when
+a non-local exit is pending."
   (declare (type (unsigned-byte 64) serve) (type (unsigned-byte 32) number))
   (loop while (plusp (the (signed-byte 32)
                           (calling-host
@@ -36,10 +37,10 @@ address of the program's function `serve', which returns 0 in that case, and 1 i
              (resume-unwinding))))
 
 (defun start-program-thread (serve number)
-  "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE. If user code ends the thread, a new thread
-replaces it."
+  "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE, the address of the program's function `serve'.
+If user code ends the thread, a new thread replaces it."
   (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore)))
-        ;; A call may start this thread, but the thread does not count as the user's.
+        ;; With the job number of a call, START-JOB-THREAD would apply the limit of user threads to the new thread.
         (*job-id* 0))
     (setf (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
@@ -80,8 +81,9 @@ the program's function `serve'."
                           (:constructor make-program-input ())
                           (:copier nil)
                           (:predicate nil))
-  "The program's standard input, which all threads share. TEXT is the part of the input that was read last, and POSITION
-is the index of the next character in TEXT. ENDED is true once the end of the input was reached."
+  "A stream for the program's standard input, which all threads of the program share. TEXT is the part of the input that
+was read last, and POSITION is the index of the next character in TEXT. ENDED is true once the end of the input has been
+reached."
   (text "" :type text)
   (position 0 :type index)
   (ended nil))
@@ -90,7 +92,7 @@ is the index of the next character in TEXT. ENDED is true once the end of the in
   "Read the next part of STREAM's text from the program. Return true unless STREAM is at its end."
   (declare (type program-input stream))
   (let ((text (and (not (program-input-ended stream))
-                   ;; An empty string means that the reading thread is being interrupted.
+                   ;; An empty string means that an interruption of the waiting code is pending. Then read again.
                    (loop for text = (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer))))
                          while (equal text "")
                          finally (return text)))))
@@ -128,7 +130,7 @@ query for the element type or the external format. Other operations do nothing."
 
 (defvar *program-calls* '()
   "The interruptible calls that this thread is in, innermost first: conses of a call's number and a function that ends
-the call. The argument of the function is the reason.")
+the call. The function's argument is the reason that RUN-PROGRAM-CLOSURE returns for the call.")
 
 (defun idle-program-thread-p (thread)
   "Return true when THREAD works for the program and is in no call."
@@ -139,8 +141,8 @@ the call. The argument of the function is the reason.")
 (defun run-program-closure (number closure &optional package ask variables values)
   "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE unless
 PACKAGE is NIL, pass errors to the program's handler if ASK is true, and bind VARIABLES, a list of symbols, to VALUES.
-NUMBER identifies the call for interruptions, which end it. Return NIL, or the reason why the call was ended: the
-integer that the interruption gave, or 0 for the restart ABORT."
+NUMBER is the number by which INTERRUPT-PROGRAM-CALL finds the call. Return NIL if the call was not ended early. Otherwise
+return the reason: the integer REASON of INTERRUPT-PROGRAM-CALL, or 0 if the restart ABORT was invoked."
   (block call
     (flet ((end (reason)
              (return-from call reason))
@@ -150,7 +152,7 @@ integer that the interruption gave, or 0 for the restart ABORT."
       (declare (dynamic-extent #'end #'run))
       (let ((*kept-bytes-before-call* (kept-bytes))
             (*program-calls* (acons number #'end *program-calls*))
-            ;; A call's own change of *PACKAGE* ends with the call: other calls run in the same thread.
+            ;; If the call changes *PACKAGE*, the change must not affect other calls that this thread serves.
             (*package* *package*)
             (sb-thread::*interrupt-handler* nil))
         (restart-case (if (or package ask variables)
@@ -166,9 +168,9 @@ integer that the interruption gave, or 0 for the restart ABORT."
         nil))))
 
 (defun interrupt-program-call (thread call reason)
-  "Interrupt THREAD, a thread or the number of one of the program's threads, and end CALL, the number of a call, if
-THREAD is still in it. REASON is the integer that RUN-PROGRAM-CLOSURE then returns. Notify the program when the thread
-takes the interruption, and when the call begins to unwind."
+  "Interrupt THREAD, a thread or the number of one of the program's threads. If THREAD is still in the call whose number is
+CALL, end this call, so that RUN-PROGRAM-CLOSURE returns the integer REASON. Notify the program when THREAD takes the
+interruption or turns out to have ended, and when the call begins to unwind."
   (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
     (guarded (interrupt-outside-foreign-code
               thread
@@ -179,14 +181,15 @@ takes the interruption, and when the call begins to unwind."
                     (event +program-job+ (event-code :unwinding) call)
                     (funcall (the function (cdr known)) reason)))))
         (failure)
-      ;; The thread has ended, so no interruption will notify the program.
+      ;; A thread that has ended cannot be interrupted, so notify the program here.
       (event +program-job+ (event-code :interrupted) call))
     nil))
 
 ;;; Evaluating and loading
 
 (defun call-reporting-warnings (function)
-  "Call FUNCTION, which compiles code. Report its warnings, except redefinitions, to the program. Muffle compiler notes."
+  "Return the values of FUNCTION, which compiles code. Report warnings that are signalled meanwhile to the program, as
+REPORT-WARNING does. Muffle compiler notes."
   (declare (type function function))
   (handler-bind ((warning #'report-warning)
                  (sb-ext:compiler-note #'muffle-warning))
@@ -194,7 +197,8 @@ takes the interruption, and when the call begins to unwind."
       (funcall function))))
 
 (defun report-warning (warning)
-  "Report WARNING to the program, unless it only reports a redefinition or SBCL muffles it. Print nothing."
+  "Report WARNING to the program, unless WARNING is about a redefinition or SBCL would muffle it. Then muffle WARNING, so
+that it is not printed."
   (let ((restart (find-restart 'muffle-warning warning)))
     (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
       (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
@@ -228,8 +232,8 @@ takes the interruption, and when the call begins to unwind."
 ;;; Functions by name
 
 (defun symbol-named (text &optional intern)
-  "Return the symbol that TEXT names, spelled as in source text: in any case, or between bars. Without a package prefix,
-look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; otherwise signal an error."
+  "Return the symbol that TEXT names. TEXT is spelled as in source text: in any case, or between vertical bars. If TEXT has
+no package prefix, look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; otherwise signal an error."
   (multiple-value-bind (name colon) (read-name text)
     (let ((package (cond ((null colon) *package*)
                          ((zerop colon) (find-package "KEYWORD"))
@@ -262,7 +266,8 @@ the function. Signal an error if TEXT names no function."
           (t (make-function-caller name)))))
 
 (defun make-function-caller (name)
-  "Return a function that calls the function that NAME, a list such as (SETF FOO), names at the time of the call."
+  "Return a function that passes its arguments to the function named NAME, a list such as (SETF FOO). The function named
+NAME is looked up at each call."
   (lambda (&rest arguments)
     (apply (fdefinition name) arguments)))
 
@@ -326,20 +331,20 @@ Lisp calls."
   "Signal that the program that booted this image does not have the function NAME, a string, although the program that
 saved the image had it."
   (fail-program-call 'rust:host-error
-                     (list name "the program that saved this image defined this function, but this program has not")))
+                     (list name "the program that saved this image defined this function, but this program does not")))
 
 (defun forget-program-functions ()
   "Clear the numbers of all program functions that were defined before this boot: in the current program, these numbers
-may belong to other functions."
+may belong to other functions. Set a new **BOOT-TOKEN**, so that local functions of earlier boots fail, too."
   (loop for function being the hash-values of **program-functions**
         do (setf (program-function-number function) nil))
   (setf **boot-token** (list nil)))
 
 (defun define-program-function (number name lambda-list documentation shapes)
-  "Define the symbol that NAME, a string, spells as the program's function NUMBER, with the lambda list in the string
-LAMBDA-LIST and the documentation string DOCUMENTATION. SHAPES has a shape (see PUT-OBJECT) for each variable of the
-lambda list. Create the package that NAME mentions if it does not exist, and export the symbol unless its package is
-COMMON-LISP-USER. Notify the program when the function is defined."
+  "Define a Lisp function that calls the program's function NUMBER. NAME, a string, spells the symbol that names the Lisp
+function. LAMBDA-LIST is a string with the lambda list, and DOCUMENTATION is the documentation string. SHAPES is a list with
+a shape (see PUT-OBJECT) for each variable of the lambda list. Create the package that NAME mentions if it does not exist,
+and export the symbol unless its package is COMMON-LISP-USER. Notify the program when the function is defined."
   (let* ((colon (nth-value 1 (read-name name)))
          (package (cond ((null colon) *package*)
                         ((zerop colon) (find-package "KEYWORD"))
@@ -350,7 +355,7 @@ COMMON-LISP-USER. Notify the program when the function is defined."
          (symbol (symbol-named name t))
          (cell (make-program-function :number number)))
     (unless (= (length variables) (length shapes))
-      (error "~A has ~D parameter~:P in its lambda list, ~:S, and ~D in Rust." name (length variables) lambda-list
+      (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
              (length shapes)))
     (setf (program-function-function cell)
           (compile-program-function symbol lambda-list documentation cell variables shapes name))
@@ -438,7 +443,8 @@ for the error message if the program no longer has the function."
 
 (defun make-local-function (number required shapes)
   "Return a function that calls the program's function NUMBER with its arguments, each in its shape from SHAPES. The
-function takes at least REQUIRED arguments and at most as many as there are shapes."
+function takes at least REQUIRED arguments and at most as many as there are shapes. If the image is saved and booted again,
+later calls of the function signal an error."
   (declare (type index required) (type list shapes))
   (let ((boot **boot-token**))
     (lambda (&rest arguments)
@@ -455,20 +461,20 @@ function takes at least REQUIRED arguments and at most as many as there are shap
 
 ;;; Operations on objects that the program refers to by handle
 
-(defun same-lists-p (test one other)
-  "Return true when ONE and OTHER are the same by TEST, which is EQUAL or EQUALP. These functions would compare two circular
-lists for ever: such lists are the same when all their elements are."
+(defun same-by-test-p (test one other)
+  "Return true when ONE and OTHER are the same by TEST, which is EQUAL or EQUALP. Two circular lists, which EQUAL and EQUALP
+would compare for ever, are the same when all their elements are the same."
   (declare (type function test))
   (let ((slow-one one)
         (slow-other other))
     (loop for count of-type index from 0
           while (and (consp one) (consp other) (not (eq one other)))
-          do (unless (same-lists-p test (pop one) (pop other))
+          do (unless (same-by-test-p test (pop one) (pop other))
                (return nil))
              (when (oddp count)
                (setf slow-one (cdr slow-one)
                      slow-other (cdr slow-other)))
-             ;; From here on, pairs of elements repeat that have been compared.
+             ;; Both lists are circular, and all pairs of their elements have been compared.
              (when (and (consp one) (eq one slow-one) (eq other slow-other))
                (return t))
           finally (return (funcall test one other)))))
@@ -477,8 +483,8 @@ lists for ever: such lists are the same when all their elements are."
   "Return true when ONE and OTHER are EQL (KIND 0), EQUAL (KIND 1) or EQUALP (KIND 2)."
   (ecase kind
     (0 (eql one other))
-    (1 (same-lists-p #'equal one other))
-    (2 (same-lists-p #'equalp one other))))
+    (1 (same-by-test-p #'equal one other))
+    (2 (same-by-test-p #'equalp one other))))
 
 (defun print-for-program (object limit escape)
   "Return OBJECT printed as by PRIN1 if ESCAPE is true, else as by PRINC, and cut at LIMIT characters."
@@ -542,8 +548,8 @@ return."
       (error 'type-error :datum list :expected-type '(satisfies list-length))))
 
 (defun slot-of-object (object name)
-  "Return the value of the slot of OBJECT whose name, in any package, is the string NAME. Signal an error if there is no
-such slot."
+  "Return the value of the slot of OBJECT whose name is the string NAME. Ignore the case and the package of slot names.
+Signal an error if there is no such slot."
   (let ((slot (find name (sb-mop:class-slots (class-of object))
                     :key #'sb-mop:slot-definition-name :test #'string-equal)))
     (unless slot
@@ -571,15 +577,16 @@ with the names of the slots."
           collect (intern (symbol-name name) "KEYWORD") and collect (slot-value object name)))
 
 (defun element-of-object (object key)
-  "Return the element of OBJECT under KEY and true, or NIL and NIL if there is none. OBJECT is a list or vector, for
-which KEY may be an index; a hash table; or a property list or an association list."
+  "Return the element of OBJECT under KEY and true, or NIL and NIL if there is no such element. If OBJECT is a vector, KEY
+is an index. If OBJECT is a list, KEY is an index, a key of an association list, or an indicator of a property list. OBJECT
+can also be a hash table. Signal an error for any other object."
   (typecase object
     (hash-table (gethash key object))
     (vector (if (and (typep key 'index) (< key (length object)))
                 (values (aref object key) t)
                 (values nil nil)))
     (list
-     ;; Searching a circular list would never end, and counting to a large index takes too long.
+     ;; In a circular list, a search for a key would never end, and counting to a large index would take too long.
      (unless (or (typep key '(integer 0 10000))
                  (list-extent object))
        (error 'message-too-large))
@@ -596,7 +603,8 @@ which KEY may be an index; a hash table; or a property list or an association li
     (t (error 'type-error :datum object :expected-type '(or list vector hash-table)))))
 
 (defun objects-as-values (&rest objects)
-  "Return OBJECTS as values. The program calls this function to receive the objects of some handles in another shape."
+  "Return OBJECTS as values. The program calls this function with handles to receive their objects in the shape that the
+call requests (see PUT-OBJECT)."
   (values-list objects))
 
 (defparameter *program-entries*
@@ -644,8 +652,8 @@ used.")
     (call-from-program (word function) (word shape) (word address) (word count) (word reply))))
 
 (defun forget-program ()
-  "Discard the state that belongs to an embedding program. This happens when the image is started, and before it is
-saved."
+  "Discard the state that belongs to an embedding program. This function is called when the image is started, and before
+the image is saved."
   (setf **program-call-address** 0
         **program-threads** (vector)
         **handle-table** (vector)

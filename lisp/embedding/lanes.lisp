@@ -44,8 +44,7 @@ thread that it runs in, and the threads that it made."
   t)
 
 (defun record-initial-variable-values ()
-  "Record the current values of variables, such as those of the printer and the reader, as the values with which a
-session begins."
+  "Record the current values of printer variables, reader variables and others as the values with which a session begins."
   (setf **initial-variable-values**
         (mapcar (lambda (variable) (cons variable (symbol-value variable)))
                 '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
@@ -75,9 +74,9 @@ the job may be about to begin."
            (sleep 0.001)))
 
 (defun run-interrupt (job)
-  "Perform an :INTERRUPT job: interrupt the thread of the job that JOB names, if any, and notify the host when that
-thread takes the interruption, or that there is no such thread. If the heap is nearly full, also end threads of the
-user."
+  "Perform an :INTERRUPT job. JOB's argument is the number of the job to interrupt, or 0 for none. Notify the host when the
+thread of that job takes the interruption, or at once if there is no such thread. JOB's flags are the reason for the
+interruption. If the reason is that the heap is nearly full, also end threads of the user."
   (let ((target (job-argument job))
         (reason (job-flags job)))
     (when (eql reason +interrupt-heap+)
@@ -101,8 +100,8 @@ user."
            (with-server-syntax () (format nil "No other thread could be started: ~A" failure)))))
 
 (defun run-abandon (job)
-  "Perform an :ABANDON job: withdraw the thread of the job that JOB names from its lane. If the lane is the inspection
-lane, start another thread for it."
+  "Perform an :ABANDON job. JOB's argument is the number of another job, whose thread no longer serves its lane from now on.
+JOB's flags are the lane's number. If the lane is the inspection lane, start another thread for it."
   (let ((thread (find-job-thread (job-argument job)))
         (lane (job-flags job)))
     (when thread
@@ -116,11 +115,12 @@ lane, start another thread for it."
                (with-server-syntax () (format nil "The inspection thread could not be replaced: ~A" failure)))))))
 
 (defun essential-mutexes ()
-  "Return the SBCL mutexes without which no code can be compiled, no definition made, and no thread started."
+  "Return the mutexes that threads need to compile code, to make definitions, to start threads, or to collect garbage."
   (list* sb-thread::*make-thread-lock* **collection-lock** (definition-mutexes)))
 
-(defun report-blocked-mutex ()
-  "Perform a :LOOK job: report which of SBCL's own mutexes an abandoned thread holds while other threads wait for it."
+(defun report-blocking-mutex ()
+  "Perform a :LOOK job: report one of ESSENTIAL-MUTEXES that an abandoned thread holds while other threads wait for the
+mutex. Report the empty string if there is no such mutex."
   (sb-ext:atomic-update **abandoned-threads** (lambda (threads) (remove-if-not #'sb-thread:thread-alive-p threads)))
   (let ((mutex (find-if (lambda (mutex)
                           ;; State 2 means that another thread waits for the mutex.
@@ -143,7 +143,7 @@ lane, start another thread for it."
                                (refuse "No evaluation is held."))))))
 
 (define-job :reset (job)
-  "Remove the session's definitions."
+  "End the user's threads, remove the session's definitions, and reset its variables."
   (with-interrupts (run-reset)))
 
 (define-job :interrupt (job)
@@ -152,7 +152,7 @@ lane, start another thread for it."
   t)
 
 (define-job :start-thread (job)
-  "Start a thread that evaluates."
+  "Start another evaluation thread."
   (run-start-thread)
   t)
 
@@ -162,8 +162,8 @@ lane, start another thread for it."
   t)
 
 (define-job :look (job)
-  "Report whether an abandoned thread holds one of SBCL's locks."
-  (report-blocked-mutex)
+  "Report a mutex that an abandoned thread holds while other threads wait for the mutex."
+  (report-blocking-mutex)
   t)
 
 (defun contain-interruption (function)
@@ -185,20 +185,21 @@ interruptions do not nest."
   (without-interrupts (contain-interruption function)))
 
 (defun next-lane-job (lane)
-  "Wait for the next job of LANE and return it, or NIL when this thread is to end. Pending interruptions of this thread
-run before this function returns: an interruption on the way out of NEXT-JOB would lose the job."
+  "Wait for the next job of LANE and return it, or NIL when this thread must end. Pending interruptions of this thread run
+just before this function returns: an interruption while NEXT-JOB returns the job could lose the job."
   (without-interrupts
     (prog1 (next-job lane)
       (allow-with-interrupts (with-interrupts nil)))))
 
 (defvar *thread-abandoned* nil
-  "True when this thread was abandoned and is to end.")
+  "True when the host has abandoned this thread, which must end.")
 
 (defun run-and-report-job (job)
-  "Perform JOB, and notify the host of its end and whether it succeeded."
+  "Perform JOB. Then notify the host that the job is over, and whether it succeeded."
   (let ((success nil)
         (*job-id* (job-id job)))
-    ;; If the evaluation was held, the job whose end is reported here is the job that resumed it: see CHANGE-JOB.
+    ;; If JOB is an evaluation that was held and resumed, the job that is reported here as over is the job that resumed the
+    ;; evaluation: see CHANGE-JOB.
     (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                       (setf success (run-job job)))
       (finish-job-output)
@@ -225,8 +226,8 @@ NEXT-LANE-JOB, so that no timer keeps it from reporting the end of a job and ask
                    (run-and-report-job job)))))))
 
 (defun await-signals ()
-  "Make the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
-were made for no particular thread run their functions here."
+  "Make the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. The functions
+of timers that were made for no particular thread run in this thread. Never return."
   (next-job +signal-lane+)
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))

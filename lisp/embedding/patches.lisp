@@ -11,9 +11,9 @@
   (define sb-ext:exit)
   (define sb-ext:quit))
 
-;; A timer interrupts the thread for which it was made. A thread of the program is usually in no call, and would handle
-;; the interruption only during its next call, which may have nothing to do with the timer. Therefore the function of an
-;; idle thread's timer runs in a new thread.
+;; A timer interrupts the thread for which it was made. A thread that works for the program is usually in no call, and
+;; would handle the interruption only during its next call, which may have nothing to do with the timer. Therefore a new
+;; thread runs the timer's function if the timer's thread is in no call.
 (define-patch sb-impl::run-timer (timer)
   (lambda (run timer)
     (if (idle-program-thread-p (sb-impl::%timer-thread timer))
@@ -28,8 +28,8 @@
 
 #+x86-64
 (defun stop-and-resume (function)
-  "Return the values of FUNCTION. A non-local exit out of FUNCTION is stopped here, as it would be stopped at the
-program's frames, and then resumed."
+  "Call FUNCTION and return its values. If a non-local exit unwinds FUNCTION, stop the exit, as CALL-FROM-PROGRAM does
+before the exit reaches the program's frames, and then resume the exit."
   (let ((*pending-exit* nil))
     (stopping-unwind (funcall (the function function))
         ((frame-pointer-here))

@@ -4,8 +4,8 @@
 
 (defun start-image (&key seed user-init scratch library)
   "Prepare the image and start the Lisp threads. SEED is the seed of *RANDOM-STATE*. If USER-INIT is true, load the
-user's init file. SCRATCH is the value for **SCRATCH-DIRECTORY**. If LIBRARY, a pointer to a struct sbcl_library, is
-given, also start the threads of the program that embeds the image."
+user's init file. SCRATCH is the value for **SCRATCH-DIRECTORY**, a native namestring or NIL. If LIBRARY, a pointer to a
+struct sbcl_library, is given, also start the threads of the program that embeds the image."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
         **resets-available** t
@@ -30,8 +30,8 @@ given, also start the threads of the program that embeds the image."
     (start-for-program library)))
 
 (defun start-image-or-refuse (&rest arguments)
-  "Call START-IMAGE with ARGUMENTS and return true. If that fails, report the reason to the host and return false.
-Nothing may unwind out of this function: the caller is foreign code, which would take an arbitrary register value for
+  "Call START-IMAGE with ARGUMENTS and return true. If START-IMAGE fails, report the reason to the host and return false.
+No non-local exit may leave this function: the caller is foreign code, which would take an arbitrary register value for
 the result."
   (block start
     (let ((answer nil))
@@ -67,8 +67,8 @@ the result."
              (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
 
 (defun set-runtime-pathnames ()
-  "If the image was booted as /proc/self/exe or from a checkpoint, set SBCL's variables for the files of the runtime and
-the core to the file of this program."
+  "If the image was booted as /proc/self/exe or from a checkpoint, store the file of this program in SBCL's variables for
+the files of the runtime and the core, and as the first command-line argument."
   (let ((program (and (or **saved-repl-state** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
                       (probe-file #P"/proc/self/exe"))))
     (when program
@@ -83,7 +83,8 @@ the core to the file of this program."
       (load file))))
 
 (define-alien-callable sbcl-host-stack-lost void ((stack (unsigned 32)))
-  "Unwind the evaluation, or the thread, whose STACK is exhausted, a value of the C enum sbcl_stack."
+  "End this thread's evaluation, or the thread itself if it runs no evaluation, because one of the thread's stacks is
+exhausted. STACK, a value of the C enum sbcl_stack, tells which stack."
   (unwind-from-stack-end stack))
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))

@@ -1,5 +1,5 @@
-;;;; Lisp objects as the host's programs see them: handles in a table, and messages of 64-bit words that both sides
-;;;; write and read. A message is a sequence of tokens. Each token begins with a word that holds a tag in its low byte
+;;;; Lisp objects as the host's programs see them: handles in a table, and messages of 64-bit words that Lisp and the
+;;;; program exchange. A message is a sequence of tokens. Each token begins with a word that holds a tag in its low byte
 ;;;; and a number in the other bytes. The tag and the number determine which words and tokens follow as parts of the
 ;;;; token. src/image/message.rs is the Rust side of the format.
 
@@ -48,7 +48,7 @@
             **free-handle** handle)))
   (values))
 
-;;; Message buffers: foreign memory for messages. No garbage collection moves it.
+;;; Message buffers: foreign memory for messages, which no garbage collection moves
 
 (declaim (inline make-message-buffer))
 (defstruct (message-buffer (:conc-name buffer-) (:copier nil) (:predicate nil))
@@ -60,7 +60,7 @@ of words written, and HANDLES the number of handles in the current message."
   (handles 0 :type (unsigned-byte 32)))
 
 (defconstant +kept-capacity+ (ash 1 20)
-  "The capacity, in words, to which a message buffer shrinks when a small message follows a larger one.")
+  "The capacity, in words, to which a larger message buffer shrinks after a message that filled less than a quarter of it.")
 
 (declaim (inline begin-message))
 (defun begin-message (buffer)
@@ -78,7 +78,8 @@ of words written, and HANDLES the number of handles in the current message."
 
 (declaim (type (or null message-buffer) *message-buffer*))
 (defvar *message-buffer* nil
-  "The buffer in which this thread writes messages to the host's program. NIL while the thread exchanges no messages.")
+  "The buffer in which this thread writes its next message to the host's program. NIL if the thread has no buffer, or while
+its buffer holds an unfinished message: a call of the program then acquires another buffer.")
 
 (defglobal **free-message-buffers** '()
   "The message buffers that no thread uses.")
@@ -87,7 +88,7 @@ of words written, and HANDLES the number of handles in the current message."
   "Maximum number of words in a message. Without a limit, the message for a circular object would grow without end.")
 
 (defconstant +max-message-handles+ (ash 1 22)
-  "Maximum number of handles in a message. Each handle also keeps an object in the Lisp heap.")
+  "Maximum number of handles in a message. Each handle occupies an entry of **HANDLE-TABLE** and keeps an object alive.")
 
 (defun resize-message-buffer (buffer capacity)
   "Set the capacity of BUFFER to CAPACITY words, and keep the words in BUFFER. If no memory is available, discard the
@@ -143,7 +144,7 @@ the size of its last message."
 
 (declaim (inline reserve-words put-word))
 (defun reserve-words (buffer words)
-  "Reserve the next WORDS words of BUFFER and return their address. The caller writes them."
+  "Reserve the next WORDS words of BUFFER and return their address. The caller must write these words."
   (declare (type message-buffer buffer) (type index words))
   (let ((fill (buffer-fill buffer)))
     (when (> (+ fill words) (buffer-capacity buffer))
@@ -175,8 +176,8 @@ handles."
   '(unsigned-byte 8))
 
 (defconstant +opaque+ 256
-  "A flag that is added to a depth to make a shape. With this flag, every object below the depth is written as a handle,
-so that the program can return the identical object. Only NIL, T, fixnums, floats and characters never become handles.")
+  "A flag that is added to a depth to make a shape. With this flag, each object below the depth is written as a handle, so
+that the program can return the identical object. NIL, T, fixnums, floats and characters are never written as handles.")
 
 (declaim (inline token-word))
 (defun token-word (tag &optional (number 0))
@@ -209,9 +210,9 @@ compiler that its END is within DATA, so the compiler would fold an inline compa
   (length (the (simple-array * (*)) data)))
 
 (defmacro with-vector-data ((data start end) vector &body body)
-  "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, pinned, and START and END to
-the bounds of the elements. Another thread may adjust VECTOR at any time, even between two reads of its header: signal
-an error unless DATA contains all these elements."
+  "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, and START and END to the bounds of
+the elements in DATA. DATA is pinned meanwhile. Signal an error unless the bounds lie within DATA: another thread may adjust
+VECTOR at any time, even between two reads of its header."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
@@ -308,7 +309,7 @@ error if LIST is circular."
 
 (define-condition object-on-stack (error)
   ()
-  (:report "An object with dynamic extent cannot be passed to the program: it ends with the form that made it. Pass a copy.")
+  (:report "An object with dynamic extent ends with the form that made the object, so the program needs a copy.")
   (:documentation "The error that is signalled when a handle for an object on a control stack is required."))
 
 (defun put-handle (buffer object)
@@ -397,7 +398,7 @@ characters are written in full whatever the shape."
   (sap-ref-64 (int-sap address) 0))
 
 (defun discard-message (buffer)
-  "Release the handles in the unfinished message in BUFFER, which the program will not receive, and empty BUFFER."
+  "Discard the unfinished message in BUFFER. Release the handles in the message, because the program will not receive them."
   (declare (type message-buffer buffer))
   (let* ((address (buffer-address buffer))
          (end (+ address (* 8 (buffer-fill buffer)))))
@@ -500,9 +501,9 @@ characters extend beyond END or are not valid character codes."
   vector)
 
 (defun read-handle (number)
-  "Return the object to which the handle NUMBER refers."
+  "Return the object to which the handle NUMBER refers. Signal an error if there is no such handle."
   (let ((object (and (< number (length **handle-table**)) (handle-object number))))
-    ;; No handle is made for NIL or a fixnum, so the entry is free.
+    ;; An entry that holds NIL or a fixnum is free, because no handle is made for such an object.
     (when (typep object '(or null fixnum))
       (error 'malformed-message))
     object))

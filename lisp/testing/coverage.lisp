@@ -83,13 +83,13 @@ candidates occur in the names of TESTS, return only those candidates."
 
 (defun load-with-coverage (systems scratch)
   "Load SYSTEMS, which hold tests, and their dependencies. The systems under test, which TESTED-SYSTEMS finds, are loaded
-with coverage marks. Their compiled files, and those of systems that are loaded after them, go into the directory SCRATCH.
-Return the systems with marks."
+with coverage marks. The compiled files of the systems under test, and of systems that are loaded after them, go into the
+directory SCRATCH. Return the systems under test."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))
-         ;; Systems that depend on a marked system are loaded after the marked systems: loaded now, they would make ASDF load
-         ;; the marked system without marks.
+         ;; OWN also contains the systems that depend on a marked system. They are loaded after the marked systems: if such a
+         ;; system were loaded first, ASDF would load the marked system without marks.
          (own (remove-if-not (lambda (system)
                                (or (system-in-directory-p system root) (intersection marked (needed-systems system))))
                              needed)))

@@ -39,8 +39,8 @@ the framework's FRAMEWORK structure."
          **frameworks**))
 
 (defun framework-directories ()
-  "Return a value for *MACHINERY-DIRECTORIES*: for each loaded framework whose source directory is known, a cons of this
-directory, a native namestring, and the framework's title."
+  "Return a value for *MACHINERY-DIRECTORIES*: a list with a cons for each loaded framework whose source directory is known.
+The car is the directory's native namestring, and the cdr is the framework's title."
   (loop for framework in (loaded-frameworks)
         for system = (asdf:registered-system (string-downcase (framework-title framework)))
         for directory = (and system (asdf:system-source-directory system))

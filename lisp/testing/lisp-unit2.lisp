@@ -49,15 +49,15 @@
                                    (add-unit2-result verdict result)))))
         (record-verdict verdict)))))
 
-(defun unit2-list (result name)
+(defun unit2-outcomes (result name)
   "Return a list of the outcomes that RESULT, the result of a test, has collected under NAME, such as PASSED or FAILED."
   (let ((collected (call-framework name result)))
     (if (listp collected) collected (call-framework "HEAD" collected))))
 
 (defun add-unit2-result (verdict result)
   "Add RESULT, lisp-unit2's result of a test, to VERDICT."
-  (incf (verdict-passed-checks verdict) (length (unit2-list result "PASSED")))
-  (dolist (failure (unit2-list result "FAILED"))
+  (incf (verdict-passed-checks verdict) (length (unit2-outcomes result "PASSED")))
+  (dolist (failure (unit2-outcomes result "FAILED"))
     (let ((form (framework-slot failure "FORM")))
       (flet ((values-text (name)
                (let ((values (framework-slot failure name)))
@@ -68,6 +68,6 @@
                                        :message (let ((extras (framework-slot failure "EXTRAS")))
                                                   (and (consp extras)
                                                        (format nil "~{~*~A~^, ~}" (mapcar #'shown-text extras)))))))))
-  (let ((condition (first (unit2-list result "ERRORS"))))
+  (let ((condition (first (unit2-outcomes result "ERRORS"))))
     (when condition
       (record-ending-condition verdict condition))))

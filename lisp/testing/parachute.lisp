@@ -59,7 +59,8 @@ made.")
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()
-  "A list of conses for results of the running test: a Parachute result, and the error that ended its evaluation.")
+  "An alist for the running test. A key is a Parachute result whose evaluation was ended by an error, and its value is the
+error.")
 
 (defun evaluate-parachute-result (result function set-status)
   "Call FUNCTION, which evaluates RESULT. If RESULT is the result of a test that has not been evaluated before, run FUNCTION
@@ -79,7 +80,7 @@ as a test and record a verdict. SET-STATUS is a function that sets RESULT's stat
           (unless (eq :passed (verdict-status verdict))
             (funcall set-status :failed))
           (call-as-test verdict (lambda () (add-parachute-results verdict result)))
-          ;; A passed test without checks that only groups other tests is not reported.
+          ;; Do not report a test that passed, made no check, and only groups other tests.
           (unless (and (eq :passed (verdict-status verdict))
                        (zerop (verdict-passed-checks verdict))
                        (some (lambda (child) (framework-type-p child "TEST-RESULT")) (framework-slot result "RESULTS")))
@@ -107,7 +108,7 @@ as a test and record a verdict. SET-STATUS is a function that sets RESULT's stat
       (visit result))
     (when (and (plusp skipped) (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
       (setf (verdict-status verdict) :skipped)))
-  ;; A test that failed without an error or a failed child exceeded Parachute's own time limit.
+  ;; If the test failed, but no error ended it and none of its children failed, it exceeded Parachute's own time limit.
   (when (and (eq :failed (framework-slot result "STATUS"))
              (eq :passed (verdict-status verdict))
              (notany (lambda (child) (eq :failed (framework-slot child "STATUS"))) (framework-slot result "RESULTS")))

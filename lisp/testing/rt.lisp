@@ -109,8 +109,8 @@ indented by 15 columns."
 
 (defun rt-ending-condition (text signalled)
   "Return the condition that ended a test, or NIL. TEXT is the value of the test as the framework printed it: if an error
-ended the test, the framework printed the error. SIGNALLED are the errors that the test signalled, newest first. Return the
-condition of the newest error if TEXT looks like that condition."
+ended the test, the framework printed the condition. SIGNALLED is a list of the CAPTURED-ERRORs of the test, newest first.
+The newest error ended the test if TEXT looks like the printed condition of this error."
   (let* ((condition (and signalled (captured-error-condition (first signalled))))
          (name (and condition (string (class-name-of condition))))
          (found (and name text (search name text :test #'char-equal))))

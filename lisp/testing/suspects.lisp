@@ -1,4 +1,5 @@
-;;;; Suspects: the functions that a failing test ran but few passing tests ran, with the lines that differ.
+;;;; Suspects: the top-level forms with code that a failing test ran but few passing tests ran. A suspect is reported with
+;;;; lines of this code.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -27,7 +28,7 @@
   ;; The sort key: the most likely suspect has the lowest score.
   (score 0 :type real))
 
-(defun count-tests (verdicts wanted-p)
+(defun count-tests-per-mark (verdicts wanted-p)
   "Return a vector with a number for each mark: the number of VERDICTS that satisfy WANTED-P and whose tests set the mark."
   (declare (type function wanted-p))
   (let ((counts (make-array (coverage-count *coverage*) :element-type 'fixnum :initial-element 0)))
@@ -67,9 +68,9 @@
                             (push (list* mark branch (rest steps)) (marked-form-marks form))))))
     (loop for form being the hash-values of table collect form)))
 
-(defun find-suspect (form marks passing failing)
+(defun suspect-for-form (form marks passing failing)
   "Return FORM as a suspect for a failing test, or NIL if the test ran no part of FORM. MARKS are the test's marks, a value
-of MARK-BITS. PASSING and FAILING are values of COUNT-TESTS for the passing and the failing tests."
+of MARK-BITS. PASSING and FAILING are values of COUNT-TESTS-PER-MARK for the passing and the failing tests."
   (let ((fewest nil)
         (alike 0)
         (ran 0)
@@ -156,13 +157,13 @@ Ignore forms that cannot be parsed."
                   do (push (list mark :expansion) (marked-form-marks macro))))))))
 
 (defun conditional-positions (form)
-  "Return the positions of the forms in FORM whose operators satisfy CONDITIONAL-P. Positions are in the text of FORM's
-file."
+  "Return the positions of the forms in FORM whose operators satisfy CONDITIONAL-OPERATOR-P. The positions are in the text of
+FORM's file."
   (let ((text (marked-form-text form))
         (positions '()))
     (labels ((visit (part depth)
                (when (and (consp part) (< depth 50))
-                 (when (and (integerp (second part)) (conditional-p (token-name text (second part))))
+                 (when (and (integerp (second part)) (conditional-operator-p (token-name text (second part))))
                    (push (first part) positions))
                  (dolist (inner (rest part))
                    (visit inner (1+ depth))))))
@@ -197,7 +198,7 @@ file."
 
 ;;; The lines of a suspect
 
-(defun conditional-p (name)
+(defun conditional-operator-p (name)
   "Return true when NAME is the name of an operator that may evaluate only some parts of its form."
   (member name '("IF" "WHEN" "UNLESS" "COND" "AND" "OR" "CASE" "ECASE" "TYPECASE" "ETYPECASE" "IF-LET" "WHEN-LET")
           :test #'string=))
@@ -210,7 +211,7 @@ PATH of a form is evaluated; or NIL. MAP is the form's map (see FORM-MAP), and P
     (dolist (index path found)
       (when (and (consp form) (integerp (second form)))
         (let ((name (token-name text (second form))))
-          (when (conditional-p name)
+          (when (conditional-operator-p name)
             (let ((part (nth index (rest form))))
               (setf found (if (and part (or (string= name "COND") (search "CASE" name)))
                               (form-position part)
@@ -220,9 +221,9 @@ PATH of a form is evaluated; or NIL. MAP is the form's map (see FORM-MAP), and P
 (defun suspect-lines (suspect marks passing words number &optional (least 0))
   "Return up to NUMBER lines of SUSPECT, in order, that the failing test ran but few passing tests ran. Each element is a
 list of the line number, the text, and the number of passing tests that ran the line. MARKS are the marks of the failing
-test. PASSING is a value of COUNT-TESTS for the passing tests, and WORDS is a value of WEIGH-WORDS. If more lines qualify,
-prefer lines with conditionals and lines that contain WORDS. Lines that contain WORDS qualify even if more passing tests ran
-them. If fewer than LEAST lines qualify, add other lines that the failing test ran."
+test. PASSING is a value of COUNT-TESTS-PER-MARK for the passing tests, and WORDS is a value of WEIGH-WORDS. If more lines
+qualify, prefer lines with conditionals and lines that contain WORDS. Lines that contain WORDS qualify even if more passing
+tests ran them. If fewer than LEAST lines qualify, add other lines that the failing test ran."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
@@ -346,9 +347,9 @@ a single form, and falls towards 0 for a word in all forms."
 
 (defun adjust-score (suspect words frames)
   "Improve the score of SUSPECT if its name is among FRAMES, the names of functions from the error outwards. Improve the
-score further for each of WORDS, a value of WEIGH-WORDS, that occurs in its form. Make the score of a type definition worse
-instead, because a type definition contains few forms that may be wrong. The definition of a condition often has the same
-name as a function that signals the condition, and contains the words of the condition's report."
+score further for each of WORDS, a value of WEIGH-WORDS, that occurs in its form. For a type definition, make the score worse
+instead: such a definition contains few forms that may be wrong. Otherwise the definition of a condition would often come
+first, because it has the same name as a function that signals the condition, and contains the words of the report."
   (let* ((form (suspect-form suspect))
          (frame (position (definition-symbol-name form) frames :test #'equal)))
     (if (form-has-operator-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
@@ -362,10 +363,10 @@ name as a function that signals the condition, and contains the words of the con
 
 (defun find-suspects (verdict forms passing failing number)
   "Return the NUMBER most likely suspects for VERDICT among FORMS. The second value is what WEIGH-WORDS returns for
-the words of VERDICT. PASSING and FAILING are values of COUNT-TESTS for the passing and the failing tests."
+the words of VERDICT. PASSING and FAILING are values of COUNT-TESTS-PER-MARK for the passing and the failing tests."
   (let* ((marks (verdict-marks verdict))
          (all (sort (loop for form in forms
-                          for suspect = (find-suspect form marks passing failing)
+                          for suspect = (suspect-for-form form marks passing failing)
                           when suspect
                             collect suspect)
                     #'< :key #'suspect-score))
@@ -383,16 +384,16 @@ the words of VERDICT. PASSING and FAILING are values of COUNT-TESTS for the pass
       (values (subseq sorted 0 (min number (length sorted))) words))))
 
 (defun max-suspect-lines (place)
-  "Return the maximum number of lines that are shown of the suspect at PLACE in the order, counted from 0. More lines are
-shown of more likely suspects."
+  "Return the maximum number of lines that are shown of a suspect. PLACE is the suspect's rank, which is 0 for the most
+likely suspect. Fewer lines are shown of less likely suspects."
   (case place
     (0 12)
     ((1 2) 6)
     (t 3)))
 
 (defun min-suspect-lines (place)
-  "Return the minimum number of lines that are shown of the suspect at PLACE in the order, counted from 0. For the first
-suspect the lines include some context of the lines that differ."
+  "Return the minimum number of lines that are shown of a suspect. PLACE is the suspect's rank, as for MAX-SUSPECT-LINES. If
+few lines of the most likely suspect qualify for SUSPECT-LINES, its other lines are shown as context."
   (if (zerop place) 9 0))
 
 (defun push-test-suspects (verdict suspects words passing packages directories)
@@ -434,8 +435,9 @@ DIRECTORIES, native namestrings."
   (words '() :type list))
 
 (defun group-reports (reports forms passing failing number)
-  "Return a list of REPORT-GROUPs, the largest first, of the failed REPORTS for which there are suspects. FORMS, PASSING,
-FAILING and NUMBER are as for FIND-SUSPECTS."
+  "Group the failed reports among REPORTS by their first suspect. Return a list of REPORT-GROUPs, the largest first. Consider
+only the first +MAX-WEIGHED-REPORTS+ failed reports, and skip reports without suspects. FORMS, PASSING, FAILING and NUMBER
+are as for FIND-SUSPECTS."
   (let ((groups '()))
     (loop for report across (remove-if-not #'failed-p reports)
           repeat +max-weighed-reports+
@@ -455,8 +457,8 @@ FAILING and NUMBER are as for FIND-SUSPECTS."
     (stable-sort (nreverse groups) #'> :key #'report-group-count)))
 
 (defun tests-with-marks (verdicts)
-  "Return a vector of the VERDICTS with coverage marks. The verdict of a test operation with reports is replaced by these
-reports."
+  "Return a vector of the verdicts among VERDICTS that have coverage marks. A verdict of a test operation that has reports is
+replaced by the reports."
   (coerce (loop for verdict across verdicts
                 append (cond ((plusp (length (verdict-reports verdict))) (coerce (verdict-reports verdict) 'list))
                              ((verdict-marks verdict) (list verdict))))
@@ -471,8 +473,8 @@ with."
   (let* ((verdicts (test-run-verdicts run))
          (units (tests-with-marks verdicts))
          (forms (marked-forms))
-         (passing (count-tests units #'passed-p))
-         (failing (count-tests units #'failed-p))
+         (passing (count-tests-per-mark units #'passed-p))
+         (failing (count-tests-per-mark units #'failed-p))
          (compared (some #'passed-p units))
          (packages (packages-of-systems systems))
          (directories (loop for system in systems

@@ -26,9 +26,9 @@
     found))
 
 (defun find-secondary-system (name)
-  "Return the system named NAME, which contains a slash, or NIL. Such a system is defined in an .asd file that is already
-loaded, or a package-inferred system makes it from a source file. ASDF's own search would load the .asd file again, and would
-then treat the systems of that file as not loaded."
+  "Return the system named NAME, or NIL if it is unknown. NAME contains a slash. Such a system is defined in an .asd file
+that is already loaded, or a package-inferred system makes it from a source file. ASDF's own search would load the .asd file
+again, and would then treat the systems of that file as not loaded."
   (or (asdf:registered-system name)
       (let* ((primary (asdf:registered-system (asdf:primary-system-name name)))
              (file (subseq name (1+ (position #\/ name)))))
@@ -55,7 +55,8 @@ list is for use when SYSTEM's own test operation runs no tests."
                (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
 
 (defvar *redirecting-frameworks* nil
-  "True while the calls by which this thread makes a framework run tests are redirected to this test run.")
+  "True while this thread's calls of frameworks are redirected: if the thread calls a framework's function that runs tests,
+this test run runs the tests instead.")
 
 (defvar *framework-called* nil
   "True once a call of a framework was redirected to this test run, even if the call selected no tests.")
@@ -182,9 +183,9 @@ package prefix, or NIL if TEXT has no prefix."
                   (t package)))))
 
 (defun run-tests-named (text)
-  "Run the tests that TEXT names: a test, or the tests of a group. If TEXT has no package prefix, prefer tests of the current
-package to tests with the same name in other packages. If there are no such tests, signal an error that suggests
-similar names."
+  "Run the tests that TEXT names: a test, or the tests of a group such as a suite. If TEXT has no package prefix, prefer
+tests of the current package to tests with the same name in other packages. If TEXT names no tests, signal an error that
+suggests similar names."
   (multiple-value-bind (name package-name) (split-name text)
     (let ((package (and package-name (find-package-or-suggest package-name)))
           (names '()))
@@ -219,7 +220,7 @@ similar names."
           (signal-no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
                            text (mapcar #'framework-title (loaded-frameworks))
-                           (near-names name (remove-duplicates names :test #'string=))))))))
+                           (similar-names name (remove-duplicates names :test #'string=))))))))
 
 (defun signal-no-tests (control &rest arguments)
   "Signal an error that says why there are no tests. The message is made from the format control CONTROL and ARGUMENTS."
@@ -228,11 +229,11 @@ similar names."
 ;;; Source locations of tests
 
 (defun form-matches-p (object map text)
-  "Return true when OBJECT was probably read from a form of TEXT. MAP is the form's map (see FORM-MAP)."
+  "Return true when OBJECT was probably read from the form of TEXT whose map is MAP (see FORM-MAP)."
   (cond ((consp object)
          (and (consp map)
               (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
-                  ;; An abbreviation such as 'X or #'X.
+                  ;; Here the form of TEXT is an abbreviation such as 'X or #'X.
                   (and (member (car object) '(quote function sb-int:quasiquote))
                        (consp (cdr object))
                        (form-matches-p (second object) (third map) text))
@@ -294,7 +295,7 @@ defines the test."
                           (write-char character line))))))))
 
 (defun names-test-p (map text name)
-  "Return true when a top-level form of TEXT may define the test named NAME, a string. MAP is the form's map (see FORM-MAP)."
+  "Return true when the top-level form of TEXT whose map is MAP (see FORM-MAP) may define the test named NAME, a string."
   (when (and (consp map) (integerp (second map)) (rest (rest map)))
     (let ((named (third map)))
       (flet ((named-p (form)
@@ -436,9 +437,9 @@ that RUN may use, because the runs of several systems share the maximum."
         (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
 (defun find-check-location (verdict directories)
-  "Return the source location, in the form that TEST-LOCATION returns, of the first failed check of VERDICT whose file the
-framework knows: a list of the file, relative to one of DIRECTORIES, the line number, and NIL for the text of the line.
-Return NIL if there is no such check."
+  "Return the source location of the first failed check of VERDICT whose file the framework knows, or NIL if there is no such
+check. Like a value of TEST-LOCATION, the location is a list of the file, relative to one of DIRECTORIES, the line number,
+and the text of the line. Here the text is always NIL."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
          (list (relative-file (check-file check) directories) (check-line check) nil))))
@@ -464,8 +465,8 @@ RELOAD is true, load the changed files of a test system that is found by its nam
                      (and system (asdf:component-name system)) package (mapcar #'framework-title (loaded-frameworks)))))
 
 (defun call-reporting-system-errors (run function)
-  "Return the values of FUNCTION, which finds and runs the tests of RUN's system. If an error prevents this, report the error
-as that of a test with the system's name, so that the tests of other systems still run."
+  "Return the values of FUNCTION, which finds and runs the tests of RUN's system. If an error ends FUNCTION, report the error
+like the error of a test with the system's name, so that the tests of other systems still run."
   (declare (type function function))
   (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
     (block one
@@ -503,8 +504,9 @@ a record `load' for each system that defines a package of RUN's tests."
         (push-record "load" :system (test-run-system run) :name name)))))
 
 (defun run-requested-tests (run &key system directory definition fallback looked package name reload load beside covering)
-  "Run the tests of SYSTEM, of PACKAGE, or with NAME, as part of RUN. DIRECTORY, DEFINITION, FALLBACK and LOOKED are as for
-the operation LOAD, and the other arguments are as for the operation RUN-TESTS. If COVERING is true, record coverage."
+  "Run the tests of SYSTEM, of PACKAGE, or the tests that NAME names, as part of RUN. DIRECTORY, DEFINITION, FALLBACK and
+LOOKED are as for the operation LOAD, and the other arguments are as for the operation RUN-TESTS. If COVERING is true, record
+coverage."
   (let* ((*searched-locations* looked)
          (system (and system
                       (progn (register-definition system directory definition fallback)

@@ -13,7 +13,7 @@
   (expected nil :type (or null string))
   (actual nil :type (or null string))
   (message nil :type (or null string))
-  ;; The file of the check, if the framework knows it, and the line, once it is known.
+  ;; The file of the check, or NIL if the framework does not know the file; and the line, or NIL while it is unknown.
   (file nil :type (or null string))
   (line nil :type (or null index)))
 
@@ -132,7 +132,7 @@
   (verdict nil :read-only t))
 
 (defstruct (test-run (:copier nil) (:predicate nil))
-  "A run of tests."
+  "A run of tests: its options, the test that is running, and the verdicts so far."
   (thread sb-thread:*current-thread* :read-only t)
   ;; The package in which symbols are printed.
   (package (current-package) :read-only t)
@@ -172,7 +172,8 @@
 (defconstant +watch-interval+ 1/20
   "The number of seconds between two checks of the running test's time limit.")
 (defconstant +unwind-milliseconds+ 5000
-  "The milliseconds that the cleanup forms of a test that is being ended may take before the test is interrupted again.")
+  "The time in milliseconds that the cleanup forms of an interrupted test may take. After this time, the test is interrupted
+again.")
 
 (defconstant +endless-milliseconds+ 10000
   "The time limit in milliseconds of a test that is known to exceed the limit of its run.")
@@ -268,9 +269,10 @@ in VERDICT the marks that FUNCTION sets."
            (setf (verdict-marks verdict) (mark-bits))))))
 
 (defun call-as-test (verdict function)
-  "Call FUNCTION, which runs a test, and return a list of its values, which is empty if the test ends abnormally. Record in
-VERDICT an abnormal end: by the time limit, because the heap is nearly used up, in the debugger, by the restart ABORT, or by
-another non-local exit, as when the thread is ended. If the evaluation itself is being ended, do not stop its unwinding."
+  "Call FUNCTION, which runs a test. Return a list of the values of FUNCTION, or the empty list if the test ends abnormally.
+Record in VERDICT an abnormal end: by the time limit, because the heap is nearly used up, in the debugger, by the restart
+ABORT, or by another non-local exit, as when the thread is ended. If the evaluation itself is being ended, do not stop its
+unwinding."
   (declare (type function function))
   (let* ((run *test-run*)
          (outer (test-run-guard run))
@@ -326,21 +328,21 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
     (:aborted (setf (verdict-status verdict) :error
                     (verdict-message verdict) "The test invoked the restart ABORT."))
     (:left (setf (verdict-status verdict) :error
-                 (verdict-message verdict) "A non-local exit left the test, for example the end of its thread."))))
+                 (verdict-message verdict) "A non-local exit, such as the end of its thread, ended the test."))))
 
 (defun record-removed-test (verdict)
-  "Record in VERDICT that its test no longer existed when the test was to run."
+  "Record in VERDICT that the test could not run, because it no longer existed."
   (setf (verdict-status verdict) :error
         (verdict-message verdict) "The test could not run: an earlier test removed it."))
 
 (defun record-verdict (verdict)
-  "Add VERDICT, whose test is over, to the current test run, and push the error that ended the test."
+  "Add VERDICT, whose test is over, to the current test run. If an error ended the test, push the error."
   (when (member (verdict-status verdict) '(:failed :error))
     (push-test-error verdict))
   (when (and (eq :passed (verdict-status verdict))
              (zerop (verdict-passed-checks verdict))
              (not (test-operation-p verdict)))
-    (setf (verdict-message verdict) "The test made no check."))
+    (setf (verdict-message verdict) "The test checked nothing."))
   (setf (verdict-signalled verdict) '()
         (verdict-condition verdict) nil)
   (vector-push-extend verdict (test-run-verdicts *test-run*))
@@ -354,7 +356,7 @@ another non-local exit, as when the thread is ended. If the evaluation itself is
   (condition nil :read-only t)
   ;; The coverage marks that were set when the error was captured, a value of MARK-BITS, if coverage is recorded.
   (marks nil :type (or null simple-bit-vector) :read-only t)
-  ;; The name of the condition's type or, if the test was ended, of the limit.
+  ;; The name of the condition's type or, if a limit ended the test, the name of the limit: TIMEOUT or HEAP-EXHAUSTED.
   (type "" :type string :read-only t)
   ;; CALLS are the frames that are shown, and TOTAL is the number of all frames.
   (calls '() :type list :read-only t)
@@ -384,7 +386,7 @@ limit. TYPE, a string, is the name of the condition's type, or of the limit."
     (let ((marks (and *coverage* (mark-bits)))
           (calls (call-preserving-marks (lambda ()
                                           (loop for (number . frame) in frames
-                                                collect (frame-call number frame condition :outlives t))))))
+                                                collect (capture-frame number frame condition :outlives t))))))
       (mark-machinery-frames calls)
       (let ((signalled (cons (make-captured-error :condition condition :marks marks :type type :calls calls :total total)
                              (verdict-signalled verdict))))
@@ -441,8 +443,8 @@ the name (LABELS FOO :IN BAR); or NIL."
       (setf (verdict-error verdict) (test-run-errors *test-run*)
             (verdict-frames verdict)
             (loop for call in (captured-error-calls signalled)
-                  for name = (outermost-function-name (call-name call))
-                  when (and name (not (call-system call)))
+                  for name = (outermost-function-name (reported-frame-name call))
+                  when (and name (not (reported-frame-system call)))
                     collect (symbol-name name)))
       (incf (test-run-errors *test-run*))
       (when (and (captured-error-condition signalled) (null (verdict-message verdict))
@@ -468,13 +470,13 @@ the name (LABELS FOO :IN BAR); or NIL."
            (lambda ()
              (when condition
                (guarded (push-slots condition) (failure) nil))
-             (push-calls (captured-error-calls signalled)))))))))
+             (push-reported-frames (captured-error-calls signalled)))))))))
 
 ;;; Code outside of tests
 
 (defun call-outside-tests (title function)
-  "Call FUNCTION, which is not a test but, for example, the setup of a suite, and has the name TITLE. Return a verdict on
-FUNCTION, and add the verdict to the current test run if FUNCTION fails."
+  "Call FUNCTION, which is not a test, but code such as the setup of a suite. TITLE is the name under which FUNCTION is
+reported. Return a verdict on FUNCTION, and add the verdict to the current test run if FUNCTION fails."
   (let ((verdict (make-verdict :title title :name title)))
     (call-as-test verdict (lambda ()
                             (handler-case (funcall (the function function))
@@ -498,7 +500,7 @@ FUNCTION, and add the verdict to the current test run if FUNCTION fails."
 ;;; Files and packages of systems
 
 (defun system-files (systems)
-  "Return the native namestrings of the Lisp files of SYSTEMS."
+  "Return the native namestrings of the Lisp source files of SYSTEMS."
   (let ((files '()))
     (labels ((visit (component)
                (typecase component

@@ -1,7 +1,8 @@
-;;;; find-references: the code that calls, reads, sets, binds, expands, specialises on or tests a name, from SBCL's records.
+;;;; find-references: the code that calls, reads, sets, binds, expands, specialises on or tests a name. The references come
+;;;; from SBCL's own records.
 ;;;;
 ;;;; SBCL keeps three kinds of records with compiled code. Cross-references (src/compiler/xref.lisp) contain the number of
-;;;; the form that refers to a name, but SBCL records none for names in COMMON-LISP or in its own packages. Linkage cells
+;;;; the form that refers to a name, but there are none for names in COMMON-LISP or in SBCL's own packages. Linkage cells
 ;;;; show full calls of any name. Constants show names that the code uses as data. Each request scans all code, which takes
 ;;;; some milliseconds, so there is no index that could be out of date, retain garbage, or grow.
 
@@ -11,12 +12,12 @@
 
 (declaim (type index **code-count**))
 (defglobal **code-count** 30000
-  "The number of code components at the last scan.")
+  "The number of code components that the last scan found, at first an estimate.")
 
 (defun image-code ()
   "Return a vector of all code components, including garbage."
   (loop
-    ;; The vector is made first, because nothing may be allocated while the garbage collector is held off.
+    ;; Make the vector first: garbage collection is inhibited during the scan, so nothing may be allocated then.
     (let ((all (make-array (+ **code-count** 1000) :initial-element nil))
           (end 0))
       (declare (type index end))
@@ -79,8 +80,8 @@ included only if SYSTEM is true."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun defined-name (name)
-  "Return the function name through which the simple function named NAME is called, and true; or NIL if there is no such
-name. A method is called through the name of its generic function."
+  "Return the function name through which code calls the simple function named NAME, and true. Return NIL if there is no such
+function name. A method is called through the name of its generic function."
   (cond ((method-body-name-p name) (values (second name) t))
         ((typep name '(cons (eql macro-function) (cons symbol null))) (values (second name) t))
         ((and name (sb-int:valid-function-name-p name)) (values name t))))
@@ -106,19 +107,19 @@ global name."
             (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
 
 (defun live-functions (code)
-  "Return the simple functions of the component CODE, except top-level forms, if they may still be called. Return NIL if all
-functions with global names have been redefined, or if all functions are top-level forms."
+  "Return the simple functions of the component CODE, without top-level forms. Return NIL if these functions can no longer be
+called, because all functions with global names have been redefined, or if CODE has only top-level forms."
   (let* ((functions (remove-if #'toplevel-code-p (code-functions code)))
          (current (mapcar #'current-definition-p functions)))
     (and functions
-         ;; A function without a global name may be called as long as a named function of its component may be called.
+         ;; A function without a global name may be called as long as some named function of its component is current.
          (or (member t current) (every (lambda (current) (eq current :unknown)) current))
          functions)))
 
 ;;; The references of code
 
 (defun linkage-index (name)
-  "Return the index of the linkage cell for full calls of NAME, a function name, or 0 if there is none."
+  "Return the index of the linkage cell, through which full calls of the function NAME go, or 0 if NAME has no such cell."
   (let ((fname (if (symbolp name) name (sb-int:find-fdefn name))))
     (if fname (sb-vm::fname-linkage-index fname) 0)))
 
@@ -150,11 +151,11 @@ functions with global names have been redefined, or if all functions are top-lev
   (how nil :type (or null string)))
 
 (defun code-references (code name kinds index)
-  "Return the references to NAME in the component CODE, unless its functions can no longer be called. The references are the
-cross-references whose kind is in KINDS. Each element of KINDS is a list of SBCL's keyword for a kind of cross-reference and
-of a phrase for the kind or NIL. If CODE has no cross-reference of any kind to NAME, return one reference if CODE calls NAME
-through the linkage cell INDEX, or else if NAME is a constant of CODE. INDEX is 0 if NAME has no linkage cell, or NIL to
-consider only cross-references."
+  "Return the references to NAME in the component CODE, or NIL if the functions of CODE can no longer be called. The
+references are the cross-references whose kind is in KINDS. Each element of KINDS is a list of two elements: SBCL's keyword
+for a kind, and a phrase for the kind or NIL. If CODE has no cross-reference of any kind to NAME, return one reference if
+CODE calls NAME through the linkage cell INDEX, or else if NAME is a constant of CODE. INDEX is 0 if NAME has no linkage
+cell, or NIL to consider only cross-references."
   (let ((references '())
         (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
@@ -204,12 +205,12 @@ consider only cross-references."
 ;;; Source locations of references
 
 (defun source-name (name)
-  "Return the name of the symbol in NAME, a function name, as it occurs in source."
+  "Return the name of the symbol in NAME, a function name: a string, without a package."
   (symbol-name (if (consp name) (second name) name)))
 
-(defun function-toplevel (function)
-  "Return the number of the top-level form from which FUNCTION, a simple function, was compiled, or NIL if it is unknown. The
-second value is the number of the function's form within the top-level form, or 0 if this number is unknown."
+(defun toplevel-form-number (function)
+  "Return the number, within its file, of the top-level form from which FUNCTION, a simple function, was compiled; or NIL if
+the number is unknown. The second value is the number of FUNCTION's own form within the top-level form, or 0 if unknown."
   (guarded (let ((debug-fun (sb-di::fun-debug-fun function)))
              (values (sb-c::compiled-debug-fun-tlf-number (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun))
                      (or (guarded (sb-di:code-location-form-number (sb-di:debug-fun-start-location debug-fun))
@@ -220,8 +221,8 @@ second value is the number of the function's form within the top-level form, or 
     (values nil 0)))
 
 (defun named-position (map text name)
-  "Search a form of TEXT for symbols with the name NAME, a string. Return the position of the first such symbol, or NIL. MAP
-is the form's map (see FORM-MAP)."
+  "Search a form in TEXT for symbols with the name NAME, a string. Return the position of the first such symbol, or NIL. MAP
+gives the positions in the form, as FORM-MAP returns them."
   (labels ((visit (form)
              (cond ((consp form) (mapc #'visit (rest form)))
                    ((and (constituent-p (schar text form))
@@ -254,7 +255,7 @@ the form. Return LOCATION."
 NUMBER is NIL, return the location where NAME, a string, first occurs in FUNCTION. If NAME is NIL or does not occur, return
 the location of FUNCTION. Return NIL if no source location is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
-    (multiple-value-bind (toplevel own) (function-toplevel function)
+    (multiple-value-bind (toplevel own) (toplevel-form-number function)
       (let ((location (guarded (source-form-location source toplevel (or number own)
                                                      (sb-kernel:%simple-fun-name function))
                           (failure)
@@ -282,7 +283,7 @@ one file are in the order of their positions."
                 (t 1))
           (if evaluated (- (evaluated-evaluation evaluated)) 0)
           (if (stringp file) file "")
-          (if evaluated (evaluated-line evaluated) (or (function-toplevel function) 0))
+          (if evaluated (evaluated-line evaluated) (or (toplevel-form-number function) 0))
           (or number 0))))
 
 (defun list< (a b)
@@ -313,8 +314,8 @@ one file are in the order of their positions."
   (bounded-prin1-text name +max-title-length+))
 
 (defvar *pushed-references* nil
-  "The references that were pushed for this request, as lists of title, location, code and kind, so that no reference is
-pushed twice.")
+  "The references that were pushed for this request, so that none is pushed twice. Each reference is a list of title,
+location, code and kind.")
 
 (defun push-reference-record (title location how &key (if-unknown "no source known"))
   "Push a record of a reference, unless an equal record was pushed before. Return true if the record was pushed. TITLE, a
@@ -359,20 +360,18 @@ NAME, a string, is the name to which REFERENCES refer. Return the number of refe
     count))
 
 (defun push-note (control &rest arguments)
-  "Push a record of a note below the list of references. The note's text is made from the format control CONTROL and
-ARGUMENTS."
+  "Push a record of a note, which is shown below the list of references. The note's text is made from the format control
+CONTROL and ARGUMENTS."
   (push-record "note" :text (let ((*print-pretty* nil)) (apply #'format nil control arguments))))
 
 ;;; The relations that a client can request
-
-
-(defun name-recorded-p (name)
+(defun xrefs-recorded-p (name)
   "Return true when SBCL records cross-references of NAME, a function name or symbol."
   (not (sb-c::xref-internal-name-p name)))
 
 (defun push-callers (name limit)
-  "Push up to LIMIT callers of the function NAME, or if NAME is a macro, up to LIMIT forms that expand it. Push a note on
-code that was not examined."
+  "Push up to LIMIT callers of the function NAME or, if NAME names a macro, up to LIMIT forms that expand the macro. Push a
+note on code that was not examined."
   (let* ((macro (and (symbolp name) (macro-function name) t))
          (count (push-references (all-references name
                                                  (if macro
@@ -382,11 +381,11 @@ code that was not examined."
                                  (source-name name) limit)))
     (when (zerop count)
       (push-note "No loaded code ~:[calls~;expands~] ~A." macro (printed-name name)))
-    (cond ((and macro (not (name-recorded-p name)))
+    (cond ((and macro (not (xrefs-recorded-p name)))
            (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
           (macro
            (push-note "Not searched: files that are not loaded, and code compiled with (space 3)."))
-          ((name-recorded-p name)
+          ((xrefs-recorded-p name)
            (push-note "Not searched: ~A in quoted lists or computed for FUNCALL, recursive calls, files that are not ~
                        loaded~@[; and where it is inlined in code compiled with (space 3)~]."
                       (printed-name name)
@@ -406,7 +405,8 @@ components of its methods."
         (list (function-code definition)))))
 
 (defun callee-sort-key (name)
-  "Return the sort key of the callee NAME: the user's functions come first, then standard functions, then SBCL's."
+  "Return the sort key, for LIST<, of the callee NAME. The user's functions come first, then standard functions, then other
+functions that came with the image."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (list (cond ((or (null package) (not (system-package-p package)))
                  (if (eq package (find-package "COMMON-LISP")) 1 0))
@@ -437,8 +437,8 @@ unknown."
              t))))
 
 (defun push-callees (name limit)
-  "Push up to LIMIT functions that the function NAME calls and macros that it expands, each with the source location of the
-first reference."
+  "Push up to LIMIT names: the functions that the function NAME calls and the macros that it expands. Each name has the
+source location of the first reference."
   (let ((callees (make-hash-table :test 'equal))
         (count 0))
     (dolist (code (function-components name))
@@ -500,7 +500,7 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
       (push-note "No loaded code ~A ~A."
                  (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
                  (printed-name symbol)))
-    (if (name-recorded-p symbol)
+    (if (xrefs-recorded-p symbol)
         (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
                     loaded.")
         (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code with the symbol was found."
@@ -510,7 +510,7 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
   "Push up to LIMIT forms that expand the macro SYMBOL."
   (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
     (push-note "No loaded code expands ~A." (printed-name symbol)))
-  (if (name-recorded-p symbol)
+  (if (xrefs-recorded-p symbol)
       (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")
       (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
 
@@ -519,7 +519,7 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
 that names OBJECT in source."
   (guarded (definition-location (sb-introspect:find-definition-source object)
                                 (if (typep object 'sb-mop:standard-accessor-method)
-                                    ;; The definition of a class also defines its accessor methods.
+                                    ;; The class definition defines an accessor method, so search for the class name.
                                     (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
                                     name))
       (failure)
@@ -594,8 +594,8 @@ or on a direct instance of that class."
 ;;; Tests that call a function
 
 (defun test-operator-p (operator)
-  "Return true when OPERATOR, a name in upper case, is the operator of forms that define tests in FiveAM, Parachute, Rove,
-lisp-unit, lisp-unit2, RT or a similar framework."
+  "Return true when forms with OPERATOR, a name in upper case, define tests in FiveAM, Parachute, Rove, lisp-unit,
+lisp-unit2, RT or a similar framework."
   (let ((bare (subseq operator (let ((colon (position #\: operator :from-end t))) (if colon (1+ colon) 0)))))
     (or (member bare '("TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST" "DEF-FIXTURE-TEST" "ADD-TEST" "DEFINE-TEST-CASE")
                 :test #'string=)
@@ -629,11 +629,11 @@ conses."
                                  (return element)))))))
       (visit form))))
 
-(defun data-tests ()
-  "Return the tests that frameworks keep as data. Each test is a list of its name, the forms that it evaluates and, only for
-FiveAM, the simple function that contains these forms as constants."
+(defun tests-kept-as-data ()
+  "Return the tests that FiveAM and RT keep as data. Each test is a list of its name, of the list of the forms that it
+evaluates and, only for FiveAM, of the simple function that contains these forms as constants."
   (append
-   ;; FiveAM compiles a test's body when the test runs. The body is a constant of the function that compiles it.
+   ;; FiveAM compiles the body of a test when the test runs. The function that does so contains the body as a constant.
    (let* ((bundle (find-package-symbol "*TEST*" "IT.BESE.FIVEAM"))
           (reader (find-package-symbol "TEST-LAMBDA" "IT.BESE.FIVEAM"))
           (bundle (and bundle (boundp bundle) (symbol-value bundle)))
@@ -668,8 +668,8 @@ FiveAM, the simple function that contains these forms as constants."
   "Maximum length of a chain of calls from a test to the function whose tests the client requests.")
 
 (defun caller-table ()
-  "Return a hash table from function names to lists of the simple functions that call or expand them. Code of SBCL and of the
-server is not included."
+  "Return a hash table from the names of functions and macros to lists of the simple functions that call or expand them. Code
+of SBCL and of the server is not included."
   (let ((table (make-hash-table :test 'equal)))
     (do-code (code)
       (let ((functions '()) (looked nil))
@@ -691,7 +691,7 @@ server is not included."
             (let ((fname (sb-vm::linkage-addr->name index :index)))
               (when (and fname (not (eql fname 0)))
                 (let ((name (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)))
-                  (when (name-recorded-p name)
+                  (when (xrefs-recorded-p name)
                     (note name nil)))))))))
     table))
 
@@ -733,13 +733,13 @@ first."
                          (setf (gethash caller leading) called)
                          (push caller next))))))
                (setf next (nreverse next)))
-      (loop for (test forms function) in (data-tests)
+      (loop for (test forms function) in (tests-kept-as-data)
             for called = (or (and function (gethash function seen)) (find-mentioned-symbol forms leading))
             when called
               do (note-test test (and function (function-location function nil nil)) (via called)))
       (loop for function being the hash-keys of seen using (hash-value called)
             for caller = (defined-name (sb-kernel:%simple-fun-name function))
-            ;; A function that is called by name is not a test.
+            ;; Frameworks do not call a test by name, so a function that some code calls by name is not a test.
             do (when (or (null caller) (null (gethash caller table)))
                  (let* ((location (function-location function nil nil))
                         (test (test-heading location)))
@@ -762,7 +762,8 @@ first."
 ;;; The query FIND-REFERENCES
 
 (defun locate-function-name (text package-name)
-  "Return the function name or symbol that TEXT denotes, and the further values of LOCATE-SYMBOL. TEXT may be (SETF NAME)."
+  "Return the symbol that TEXT names, or a list (SETF SYMBOL) if TEXT has this form. The further values are those of
+LOCATE-SYMBOL."
   (let ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text)))
     (if (and (> (length trimmed) 7)
              (string-equal "(setf " trimmed :end2 6)
@@ -773,7 +774,7 @@ first."
         (locate-symbol (string-left-trim "#'" trimmed) package-name))))
 
 (defun default-relation (name)
-  "Return the relation to report for NAME, a function name or symbol, when the client asks for none."
+  "Return the relation to report for NAME, a function name or symbol, when the client does not name a relation."
   (cond ((or (consp name) (fboundp name) (sb-int:info :function :inlinep name)) "callers")
         ((member (sb-int:info :variable :kind name) '(:special :global :constant :macro)) "references")
         ((find-class name nil) "methods")

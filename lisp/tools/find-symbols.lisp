@@ -16,7 +16,7 @@
 (defconstant +word+ 2
   "The kind of match when a word in a name begins with the word of the query.")
 (defconstant +substring+ 3
-  "The kind of match when a name contains the word of the query elsewhere, or matches the word as a glob.")
+  "The kind of match when a name contains the word of the query inside one of its words, or matches the word as a glob.")
 
 (defconstant +max-query-words+ 8
   "Maximum number of words of a query that are used.")
@@ -86,7 +86,7 @@ NIL."
                      at (1+ star))))))))
 
 (defun glob-literal (word)
-  "Return the longest literal part of WORD, a glob, or NIL if WORD is not a glob."
+  "Return the longest part of WORD without * or ?, or NIL if WORD is not a glob, that is, contains neither of them."
   (let ((longest nil)
         (start 0))
     (loop for end = (position-if (lambda (character) (find character "*?")) word :start start)
@@ -165,17 +165,18 @@ best to worst, or NIL. If QUERY has several words, the worst match counts."
         ((string= kind "class") '(:class :structure :condition :type))
         (t '())))
 
-;;; Names as one types them
+;;; Names as a user types them
 
 (defun package-name-text (name)
-  "Return NAME, the name of a package, as one would type it."
+  "Return NAME, the name of a package, as a user would type it."
   (let ((*package* (find-package "KEYWORD"))
         (*print-case* :downcase))
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
 (defun short-package-name (package)
-  "Return the name by which one would type PACKAGE in the current package: its shortest local nickname, else its name. If the
-name is not a plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a plain word."
+  "Return the name that a user would type for PACKAGE in the current package: the shortest local nickname or, if there is
+none, the package's name. If the package's name contains a slash or a dot, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer
+the shortest nickname without these characters."
   (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
          (word-p (name)
            (and (plusp (length name))
@@ -189,9 +190,9 @@ name is not a plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the sh
                       name)))))
 
 (defun qualifying-package (symbol)
-  "Return the package with which one would qualify SYMBOL, or NIL for an uninterned symbol. This is the home package if the
-home package does not export SYMBOL, or if the home package is KEYWORD or one of SBCL's packages. Otherwise it is the
-package with the shortest name among the packages that export SYMBOL."
+  "Return the package with which a user would qualify SYMBOL, or NIL for an uninterned symbol. Return the home package if it
+does not export SYMBOL, or if it is KEYWORD or one of SBCL's packages. Otherwise return the package with the shortest name
+among the packages that export SYMBOL."
   (let* ((home (symbol-package symbol))
          (name (symbol-name symbol))
          (best home))
@@ -209,8 +210,8 @@ package with the shortest name among the packages that export SYMBOL."
     best))
 
 (defun qualified-symbol-text (symbol &optional package)
-  "Return SYMBOL as one would type it in the current package. If it must be qualified, prefer PACKAGE as the qualifier if
-SYMBOL is accessible in PACKAGE."
+  "Return SYMBOL as a user would type it in the current package. If SYMBOL needs a package prefix, prefer the name of
+PACKAGE, provided that SYMBOL is accessible in PACKAGE."
   (let* ((name (symbol-name symbol))
          (package (if (and package (eq symbol (find-symbol name package))) package (qualifying-package symbol)))
          (bare (let ((*package* (or package *package*))
@@ -229,7 +230,8 @@ SYMBOL is accessible in PACKAGE."
   "Maximum number of characters that are shown of the first line of a documentation string.")
 
 (defun first-line (documentation)
-  "Return the first line of the string DOCUMENTATION that is not empty, or NIL."
+  "Return the first line with text of DOCUMENTATION, cut at +MAX-DOCUMENTATION-LENGTH+ characters. Return NIL if there is no
+such line, or if DOCUMENTATION is not a string."
   (let* ((start (and (stringp documentation) (position-if-not #'whitespace-p documentation)))
          (line (and start (subseq documentation start (position #\Newline documentation :start start)))))
     (and line
@@ -250,7 +252,8 @@ SYMBOL is accessible in PACKAGE."
   "Maximum number of characters of a lambda list that are shown.")
 
 (defun lambda-list-text (symbol)
-  "Return the lambda list of SYMBOL, a function or macro, as text, or NIL if it is unknown."
+  "Return the lambda list of the function or macro SYMBOL as text, cut at +MAX-LAMBDA-LIST-LENGTH+ characters. Return NIL if
+the lambda list is unknown or cannot be printed."
   (multiple-value-bind (lambda-list unknown) (lambda-list-of symbol)
     (unless (eq unknown t)
       (if lambda-list
@@ -322,8 +325,9 @@ MEANING is true if SYMBOL has a meaning."
 
 (defun search-package (package matcher kinds external wanted result)
   "Record in RESULT the symbols of PACKAGE whose names satisfy MATCHER, a value of QUERY-MATCHER. The symbols must have one
-of KINDS, or any meaning if KINDS is :ANY. If EXTERNAL is true, consider exported symbols only. WANTED is true if the client
-named PACKAGE; otherwise consider only symbols whose home package is PACKAGE."
+of KINDS. If KINDS is :ANY, they must have a meaning, or be exported and match exactly or be in a package that the client
+named. If EXTERNAL is true, consider exported symbols only. WANTED is true if the client named PACKAGE; otherwise consider
+only symbols whose home package is PACKAGE."
   (declare (type function matcher))
   (let ((system (system-package-p package)))
     (with-package-iterator (next (list package) :internal :external)
@@ -371,8 +375,8 @@ named PACKAGE; otherwise consider only symbols whose home package is PACKAGE."
       "symbol"))
 
 (defun push-found-symbol (symbol package first)
-  "Push a record of SYMBOL. PACKAGE is the package in which the client searched, or NIL for all packages. Kinds of SYMBOL
-that are in FIRST are listed first."
+  "Push a record of SYMBOL. PACKAGE is the package in which the client searched, or NIL for all packages. Those
+kinds of SYMBOL that are in FIRST, a list of kinds, are listed first."
   (let* ((kinds (stable-sort (symbol-kinds symbol) (lambda (a b) (and (member a first) (not (member b first))))))
          (operator (first (intersection kinds '(:function :generic-function :macro :special-operator))))
          (home (or package (symbol-package symbol))))
@@ -401,11 +405,11 @@ that are in FIRST are listed first."
 ;;; Similar names when nothing matches
 
 (defun near-query-names (query package kinds)
-  "Return up to five names similar to QUERY, as one would type them. They name symbols in PACKAGE, or in all packages if
-PACKAGE is NIL, that have one of KINDS, or any meaning if KINDS is :ANY."
+  "Return symbols with names similar to QUERY, as a user would type them: up to five strings. The symbols are in PACKAGE, or
+in any package if PACKAGE is NIL, and have one of KINDS, or any meaning if KINDS is :ANY."
   (let ((name (map 'string #'fold-case query))
         (symbols (make-hash-table :test 'equal)))
-    (when (<= (length name) +max-near-name-length+)
+    (when (<= (length name) +max-compared-name-length+)
       (dolist (package (if package (list package) (list-all-packages)))
         (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
           (with-package-iterator (next (list package) :internal :external)
@@ -418,7 +422,7 @@ PACKAGE is NIL, that have one of KINDS, or any meaning if KINDS is :ANY."
                              (if (eq kinds :any) meanings (intersection kinds meanings))))
                   (setf (gethash (symbol-name symbol) symbols) symbol)))))))
       (mapcar (lambda (near) (qualified-symbol-text (gethash near symbols)))
-              (near-names name (loop for near being the hash-keys of symbols collect near))))))
+              (similar-names name (loop for near being the hash-keys of symbols collect near))))))
 
 (defun push-nothing-found (query package kinds kind external excluded)
   "Push a record that says that nothing matches QUERY in PACKAGE, or in any package if PACKAGE is NIL, and that suggests
@@ -434,21 +438,21 @@ of matches that the filters excluded."
                          (and external '("only exported symbols")))
                  (and (plusp excluded) excluded)
                  (if (equal kind "package")
-                     (mapcar #'package-name-text (near-names (map 'string #'fold-case query) (package-names)))
+                     (mapcar #'package-name-text (similar-names (map 'string #'fold-case query) (package-names)))
                      (near-query-names query package kinds)))))
 
 (defun split-query (query)
-  "Return the name in QUERY without a package prefix. The second value is the name of the package in the prefix, or NIL."
+  "Return QUERY without quotes and package prefix. The second value is the name of the package in the prefix, or NIL."
   (let* ((query (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\Return) query)))
          (colon (position #\: query)))
     (cond ((null colon) (values query nil))
           ((zerop colon) (values (string-left-trim ":" query) "KEYWORD"))
           (t (values (string-left-trim ":" (subseq query colon)) (subseq query 0 colon))))))
 
-(defun push-found-symbols (query package-name kind external limit)
+(defun push-search-results (query package-name kind external limit)
   "Push records of up to LIMIT symbols and packages whose names match QUERY, best first, and of the number of further
-matches. If nothing matches, push similar names. PACKAGE-NAME, KIND and EXTERNAL, unless NIL, restrict the search to a
-package, a kind and exported symbols."
+matches. If nothing matches, push similar names. Unless they are NIL, PACKAGE-NAME restricts the search to a package, KIND to
+a kind of symbols, and EXTERNAL to exported symbols. A package prefix in QUERY takes precedence over PACKAGE-NAME."
   (multiple-value-bind (name qualifier) (split-query query)
     (let* ((package-name (or qualifier package-name))
            (package (and package-name (find-package-or-suggest package-name)))
@@ -474,5 +478,5 @@ package, a kind and exported symbols."
              (push-record "more" :count (- (search-result-found result) limit)))))))
 
 (define-query :find-symbols (&key query package kind external limit)
-  "Push records of up to LIMIT symbols and packages that match QUERY. The arguments are as for PUSH-FOUND-SYMBOLS."
-  (push-found-symbols query package kind external limit))
+  "Push records of up to LIMIT symbols and packages that match QUERY. The arguments are as for PUSH-SEARCH-RESULTS."
+  (push-search-results query package kind external limit))

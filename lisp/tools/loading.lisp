@@ -1,21 +1,21 @@
-;;;; Loading systems and files: the operation LOAD, and the details that it adds to the report of an error during a load.
+;;;; Loading systems and files: the operation LOAD, and details for the report of an error during a load.
 
 (in-package "SBCL-HOST/TOOLS")
 
 ;;; The progress of a load
 
-(defstruct (load-report (:conc-name report-) (:copier nil) (:predicate nil))
+(defstruct (load-progress (:conc-name progress-) (:copier nil) (:predicate nil))
   "The progress of a load."
   ;; FILES is the number of files that were loaded, and COMPILED is the number of files that were compiled.
   (files 0 :type index)
   (compiled 0 :type index)
   ;; The number of progress records that were pushed.
-  (progress-records 0 :type index)
+  (records 0 :type index)
   ;; The names of the systems whose files were loaded, newest first.
   (systems '() :type list))
 
-(declaim (type (or null load-report) *load-report*))
-(defvar *load-report* nil
+(declaim (type (or null load-progress) *load-progress*))
+(defvar *load-progress* nil
   "The progress of the current LOAD operation, or NIL if no LOAD operation is running.")
 
 (defconstant +max-progress-records+ 4000
@@ -23,20 +23,20 @@
 
 (defun push-progress (verb what)
   "Push a progress record, unless the maximum is reached. VERB is a string such as `compiling'; WHAT names a file or system."
-  (when (<= (incf (report-progress-records *load-report*)) +max-progress-records+)
+  (when (<= (incf (progress-records *load-progress*)) +max-progress-records+)
     (push-record "progress" :message (format nil "~A ~A" verb what))))
 
 (defun record-asdf-action (operation component namestring)
   "Record that ASDF is about to perform OPERATION on COMPONENT, whose source file has the native namestring NAMESTRING."
-  (let ((report *load-report*))
-    (when report
+  (let ((progress *load-progress*))
+    (when progress
       (typecase operation
         (asdf:compile-op
-         (incf (report-compiled report))
+         (incf (progress-compiled progress))
          (push-progress "compiling" (shown-path namestring)))
         ((or asdf:load-op asdf:load-source-op)
-         (incf (report-files report))
-         (pushnew (component-system-name component) (report-systems report) :test #'equal)
+         (incf (progress-files progress))
+         (pushnew (component-system-name component) (progress-systems progress) :test #'equal)
          (push-progress "loading" (shown-path namestring)))))))
 
 (defvar *asdf-action* nil
@@ -48,7 +48,7 @@
   (let ((file (component-file component))
         (*asdf-action* (cons operation component))
         ;; Outside of LOAD, compile failures are reported as warnings only.
-        (*compile-failures* (and *load-report* (list nil))))
+        (*compile-failures* (and *load-progress* (list nil))))
     (when file
       (record-asdf-action operation component file))
     (funcall perform operation component)))
@@ -59,8 +59,8 @@
   "Maximum number of definitions or variables that are listed for one file.")
 
 (defun still-defined-p (kind name value)
-  "Return true when a definition that a LOADED-FILE records still exists. KIND and NAME are the parts of its key, and VALUE
-is its recorded detail."
+  "Return true when a definition that a LOADED-FILE records still exists. KIND and NAME are the parts of the definition's
+key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a method object."
   (ecase kind
     (:method (let* ((method (if (class-part-p value) (class-part-method value) value))
                     (generic (sb-mop:method-generic-function method)))
@@ -191,7 +191,7 @@ definitions that the file may make under some condition or with another number i
                   (prin1-to-string name))))))
 
 (defun names-text (names)
-  "Return a text that lists the first +MAX-STALE-NAMES+ of NAMES and gives the number of further names."
+  "Return a string that contains the first +MAX-STALE-NAMES+ of NAMES and the number of further names."
   (let ((more (- (length names) +max-stale-names+)))
     (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +max-stale-names+ (length names)))
             (and (plusp more) more))))
@@ -221,8 +221,8 @@ new load."
                             (if (> (length line) +max-shown-line-length+) "…" line)))))
 
 (defun report-stale-definitions (reloaded)
-  "Push notices of the values and definitions that remain from the old versions of the files in RELOADED, a list as in the
-car of *RELOADED-FILES*."
+  "Push notices of the values and definitions that remain from the old versions of the files in RELOADED. Each element of
+RELOADED is a list as in *RELOADED-FILES*: a namestring, the previous and the new LOADED-FILE, and the bound variables."
   (loop for (namestring before now bound) in (reverse reloaded)
         do (guarded (report-kept-values namestring before now bound) (failure) nil)
            (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
@@ -246,7 +246,7 @@ car of *RELOADED-FILES*."
 
 (defun call-fetching-systems (function)
   "Return the values of FUNCTION, which performs an ASDF operation. If ASDF does not find a system and the user has loaded
-Quicklisp, have Quicklisp load the system, and call FUNCTION again."
+Quicklisp, have Quicklisp load the system, and call FUNCTION again. Do so for up to +MAX-FETCHED-SYSTEMS+ systems."
   (declare (type function function))
   (let ((asked '()))
     (loop
@@ -268,7 +268,7 @@ Quicklisp, have Quicklisp load the system, and call FUNCTION again."
         (uiop:symbol-call "QL" "QUICKLOAD" missing :silent t)))))
 
 (defun fasl-stream-p (stream)
-  "Return true when STREAM reads a fasl."
+  "Return true when STREAM is open to a file of type fasl."
   (and (typep stream 'file-stream)
        (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
 
@@ -296,14 +296,15 @@ compile its source again, at most once for each file."
                                  (find-restart 'asdf:try-recompiling condition))))
                (when (and restart (not (member *loaded-file* seen :test #'equal)))
                  (push *loaded-file* seen)
-                 (when *load-report*
-                   (incf (report-compiled *load-report*))
+                 (when *load-progress*
+                   (incf (progress-compiled *load-progress*))
                    (push-progress "compiling" (shown-path *loaded-file*)))
                  (invoke-restart restart))))))
       (funcall function))))
 
 (defun load-system (name force)
-  "Have ASDF load the system NAME, and return the system. FORCE is as for the operation LOAD."
+  "Have ASDF load the system NAME, and return the system. If FORCE is true, load the system again even if it has not changed;
+if FORCE is \"all\", load also its dependencies again."
   (call-fetching-systems
    (lambda ()
      (call-recompiling-fasls
@@ -343,8 +344,8 @@ load its source, if there is one, instead."
 
 (defun register-definition (system directory definition fallback)
   "Make the definition of SYSTEM known to ASDF: have ASDF search DIRECTORY first, and load the .asd file DEFINITION.
-DIRECTORY and DEFINITION are native namestrings, or NIL. If FALLBACK is true, do so only if ASDF does not find SYSTEM
-otherwise. Return true if anything was done."
+DIRECTORY and DEFINITION are native namestrings, or NIL. If FALLBACK is true, do nothing if ASDF already finds SYSTEM.
+Return true if DIRECTORY or DEFINITION was used."
   (when (and (or directory definition)
              (not (and fallback (asdf:find-system system nil))))
     (when directory
@@ -356,13 +357,13 @@ otherwise. Return true if anything was done."
     t))
 
 (defun known-system-name (name)
-  "Return the name by which ASDF knows the system that a user calls NAME. This is NAME or, as for a symbol, NAME in lower
-case, if ASDF finds a system with that name. Otherwise, it is the name of the only known system whose name differs from NAME
-only in case. If there is no such system, return NAME."
+  "Return the name by which ASDF knows the system that a user calls NAME. Return NAME if ASDF finds a system with this name.
+Otherwise try NAME in lower case, to which ASDF also converts symbols, and then the only known system whose name differs from
+NAME only in case. If there is no such system, return NAME."
   (let ((lower (string-downcase name)))
     (flet ((found-p (name)
              (or (asdf:registered-system name)
-                 ;; Do not load the .asd file: systems that the file depends on may have to be fetched first.
+                 ;; Do not load the .asd file yet, because it may depend on systems that must be fetched first.
                  (and (asdf:locate-system (asdf:primary-system-name name))
                       (or (string= name lower) (not (find #\/ name)) (asdf:find-system name nil))))))
       (cond ((found-p name) name)
@@ -377,7 +378,7 @@ only in case. If there is no such system, return NAME."
   "Load SYSTEM or the file PATH. FORCE is \"self\" to load SYSTEM again even if it has not changed, \"all\" to load also its
 dependencies again, or NIL. DIRECTORY, DEFINITION and FALLBACK are as for REGISTER-DEFINITION, which is called first. LOOKED
 lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
-  (let ((*load-report* (make-load-report))
+  (let ((*load-progress* (make-load-progress))
         (*reloaded-files* (list '()))
         (*report-severities* t)
         (*searched-locations* looked)
@@ -386,14 +387,14 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
     (let* ((found (and system (register-definition system directory definition fallback)))
            (system (and system (known-system-name system)))
            (loaded (if system (load-system system force) (progn (load-file path) nil)))
-           (report *load-report*)
-           (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))
+           (progress *load-progress*)
+           (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (progress-systems progress))
                            :test #'equal)))
       (report-stale-definitions (car *reloaded-files*))
       (push-record "loaded" :name (or system (shown-path path))
-                            :files (if system (report-files report) 1)
-                            :compiled (and system (report-compiled report))
-                            :present (and loaded (zerop (report-files report)) (zerop (report-compiled report))
+                            :files (if system (progress-files progress) 1)
+                            :compiled (and system (progress-compiled progress))
+                            :present (and loaded (zerop (progress-files progress)) (zerop (progress-compiled progress))
                                           (source-file-count loaded))
                             :definition (and found
                                              (shown-path (sb-ext:native-namestring (asdf:system-source-file loaded))))
@@ -420,12 +421,12 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
                (loop for name being the hash-keys of asdf/source-registry:*source-registry* collect name))))
 
 (defun fetching-advice ()
-  "Return a sentence that says how to fetch a system that is not on this machine, or why it cannot be fetched."
+  "Return a sentence that says how to fetch a system that is not on this machine, or that it cannot be fetched."
   (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
       (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
-             "The system could not be fetched either.")
+             "Quicklisp or OCICL is loaded but could not fetch the system.")
             ((or quicklisp ocicl)
              (with-server-syntax ()
                (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches the system."
@@ -433,12 +434,13 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
             (t "The system cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
 
 (defun missing-system-hint (condition)
-  "Return a hint for CONDITION, an ASDF condition for a missing component, if a system is missing; else NIL."
+  "Return a hint for CONDITION, an ASDF:MISSING-COMPONENT condition, that says where the system was searched and how to fetch
+it. Return NIL unless the missing component is a system that ASDF does not know."
   (let ((name (asdf/find-component:missing-requires condition)))
     (when (and (typep name '(or string symbol))
                (null (asdf/find-component:missing-parent condition))
                (not (asdf:registered-system name)))
-      (let ((near (near-names (string-downcase name) (known-systems)))
+      (let ((near (similar-names (string-downcase name) (known-systems)))
             (directories (append *searched-locations* (searched-directories))))
         (format nil "~@[~A~%~]~:[ASDF has no directories to search.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
                      ~%~A"
@@ -457,7 +459,8 @@ other parts of classes."
             collect (key-text key))))
 
 (defun push-load-failure (condition)
-  "Push details for the report of CONDITION that concern a load, each on a line of its own."
+  "Push details of a load for the report of CONDITION, each on a line of its own: missing systems, compile failures, ASDF's
+current action, and definitions made before the error."
   (flet ((push-line (control &rest arguments)
            (event *job-id* (event-code :error-text) 0
                   (with-server-syntax () (format nil "~%~?" control arguments)))))
@@ -476,7 +479,7 @@ other parts of classes."
       (t
        (when (and *asdf-action* (null (guarded (file-hint condition) (failure) nil)))
          (push-line "ASDF was ~A." (asdf:action-description (car *asdf-action*) (cdr *asdf-action*))))))
-    (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
+    (let ((defined (and *load-progress* (guarded (definitions-so-far) (failure) '()))))
       (when defined
         (push-line "Definitions that ~A made before the error remain: ~A."
                    (shown-path *loaded-file*) (names-text defined))))))

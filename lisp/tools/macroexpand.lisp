@@ -17,7 +17,7 @@ affecting PACKAGE. LIST-ALL-PACKAGES does not list the copy."
       copy)))
 
 (defun new-qualified-names (text)
-  "Return the qualified symbols in TEXT that reading TEXT would intern, keywords included, as lists of package and name."
+  "Return the symbols with a package prefix, or keywords, that reading TEXT would intern, as lists of package and name."
   (let ((names '()))
     (loop for start = 0 then (1+ colon)
           for colon = (position #\: text :start start)
@@ -34,8 +34,8 @@ affecting PACKAGE. LIST-ALL-PACKAGES does not list the copy."
     names))
 
 (defun call-without-interning (text function)
-  "Call FUNCTION, which reads TEXT, with *PACKAGE* bound to a private copy of the current package. Then unintern the new
-qualified symbols of TEXT, unless they are in use."
+  "Call FUNCTION, which reads TEXT, with *PACKAGE* bound to a private copy of the current package. Then unintern the
+symbols with a package prefix that reading TEXT has interned, unless they are in use."
   (declare (type function function))
   (let ((new (new-qualified-names (coerce text 'source-text))))
     (unwind-protect (let ((*package* (private-package-copy (current-package))))
@@ -70,7 +70,8 @@ number of times that the step occurred in a row.")
   "The number of macro forms expanded for this request.")
 
 (defun form-operator (form)
-  "Return the operator of FORM, or FORM itself if it is an atom."
+  "Return the operator of FORM, or FORM itself if it is an atom. If the operator is a list, return the first element of the
+list, such as LAMBDA."
   (cond ((atom form) form)
         ((consp (car form)) (if (eq (caar form) 'lambda) 'lambda (caar form)))
         (t (car form))))
@@ -79,11 +80,12 @@ number of times that the step occurred in a row.")
   "The macro form whose expansion was begun last, or NIL.")
 
 (defvar *recording-steps* t
-  "True while each expansion is recorded as a step. False while macros are expanded outside of the form itself, as in the
-definitions of local macros.")
+  "True while each expansion is recorded as a step; false while macros are expanded in the definitions of local macros, which
+are not part of the requested expansion.")
 
 (defun record-step (form expansion)
-  "Record in *EXPANSION-STEPS* that FORM was expanded to EXPANSION."
+  "Record in *EXPANSION-STEPS* the step from FORM to EXPANSION. If the step equals the last one, only increment the number
+of times that the step occurred."
   (let ((step (list (form-operator form) (form-operator expansion))))
     (if (and *expansion-steps* (equal step (butlast (first *expansion-steps*))))
         (incf (third (first *expansion-steps*)))
@@ -211,7 +213,7 @@ large, return FORM itself, and true as the second value."
   "Maximum number of expansion steps that are reported by name.")
 
 (defun operator-text (operator)
-  "Return OPERATOR, the operator of a step, as text."
+  "Return OPERATOR, the operator of a form or an atom, as text."
   (with-server-syntax (:length 3 :level 2)
     (let ((*print-gensym* nil))
       (bounded-prin1-text operator 60))))
@@ -243,7 +245,7 @@ large, return FORM itself, and true as the second value."
                          ", so this is not a macro form. Pass depth `all` to expand the form's subforms."
                          ", so there is nothing to expand.")
                      (and (not (fboundp operator))
-                          (near-symbol-names (symbol-name operator) *package* #'macro-function))))))))
+                          (similar-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 
 (defun push-form-expansion (text depth)
   "Push records of the expansion of the first form of TEXT to DEPTH. *PACKAGE* must be a private copy of a package, because

@@ -1,5 +1,5 @@
-;;;; profile: the functions in which an evaluation spends its time or allocates, from SBCL's statistical profiler
-;;;; (contrib/sb-sprof).
+;;;; profile: the functions in which an evaluation spends its time or allocates memory, as sampled by SBCL's statistical
+;;;; profiler (contrib/sb-sprof).
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -8,10 +8,10 @@
 (defconstant +max-profile-frames+ 80
   "Maximum number of frames of one stack that are reported, counted from the innermost frame.")
 (defconstant +max-profile-name-length+ 100
-  "Maximum number of characters of a function's name.")
+  "Maximum number of characters of a function's name that are reported.")
 
 (defun info-function-name (info)
-  "Return the name of the function that INFO describes, to be compared by EQUAL, or NIL if the function has no name. The
+  "Return the name of the function that INFO describes, or NIL if the function has no name. Compare names by EQUAL. The
 second value is true if the function is the server's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS passes to its
 function."
   (typecase info
@@ -60,7 +60,7 @@ unknown or SBCL's."
   (printed nil :type (or null string)))
 
 (defun sampled-text (sampled)
-  "Return the printed name of SAMPLED."
+  "Return the printed name of SAMPLED, a SAMPLED-FUNCTION."
   (or (sampled-function-printed sampled)
       (setf (sampled-function-printed sampled)
             (let ((name (sampled-function-name sampled)))
@@ -68,8 +68,8 @@ unknown or SBCL's."
 
 (defun map-samples (function)
   "Call FUNCTION with the thread and the stack of each sample of SB-SPROF:*SAMPLES*. A stack is a list of frames, innermost
-first. Each frame is a cons of the function's name and SB-SPROF's description of the function. The server's own frames, and
-the frames from which the server starts the user's code, are omitted."
+first. Each frame is a cons of the function's name and SB-SPROF's description of the function. The server's own frames
+are omitted, and so are all frames outside the call by which the server starts the user's code."
   (declare (type function function))
   (sb-sprof:map-traces
    (lambda (thread trace)

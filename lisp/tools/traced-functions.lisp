@@ -23,8 +23,8 @@
 ;;; Function names as the client types them
 
 (defun name-tree (text)
-  "Parse TEXT, a function name as the client types it. Return a string for an atom, or a list of such trees; or NIL if the
-parentheses do not match."
+  "Parse TEXT, a function name as the client types it. Return a tree: a string for an atom, or a list of trees. Return NIL if
+the parentheses do not match."
   (let ((position 0)
         (end (length text)))
     (labels ((skip ()
@@ -98,13 +98,13 @@ error if TREE does not name a function that can be traced."
                (error "There is no function ~A in package ~A.~@[ Similar names: ~{~A~^, ~}.~] Local functions are named as ~
                        (labels bar :in foo)."
                       (if setf (tree-text tree) name) (package-name looked-in)
-                      (near-symbol-names name looked-in #'traceable-p))))))))
+                      (similar-symbol-names name looked-in #'traceable-p))))))))
 
 ;;; Tracing methods
 
 (defun method-of-tree (tree package)
-  "Return the method that TREE, such as (method foo :around (integer)), designates in the package named PACKAGE, and the
-method's name. Signal an error if there is no such method."
+  "Return the method that TREE, such as (method foo :around (integer)), designates in the package named PACKAGE. The second
+value is SBCL's name of the method. Signal an error if there is no such method."
   (let* ((name (function-name-of-tree (second tree) package))
          (function (fdefinition name)))
     (unless (typep function 'generic-function)
@@ -124,8 +124,8 @@ method's name. Signal an error if there is no such method."
 
 (defun wrap-traced-method (wrap generic-function method function fast)
   "Return the function that an effective method of GENERIC-FUNCTION calls for METHOD, whose own function is FUNCTION. WRAP is
-SBCL's SB-PCL::MAYBE-TRACE-METHOD, which makes this function. If METHOD is traced, wrap it so that calls are recorded. FAST
-is true if FUNCTION takes a permutation vector and the next method before its arguments."
+SBCL's SB-PCL::MAYBE-TRACE-METHOD, which returns this function. If METHOD is traced, wrap the function once more, so
+that its calls are recorded. FAST is true if FUNCTION takes a permutation vector and the next method before its arguments."
   (declare (type function wrap))
   (let ((wrapped (funcall wrap generic-function method function fast)))
     (loop for (traced tracer name) in **traced-methods**
@@ -240,7 +240,7 @@ in the foreground."
 
 ;;; Targets of all kinds
 
-(defun target-of-text (text)
+(defun find-target (text)
   "Return the target that TEXT designates in *PACKAGE*. Signal an error if TEXT designates nothing that can be traced."
   (let ((tree (name-tree text)))
     (cond ((null tree) (error "~S is not the name of a function." text))
@@ -266,7 +266,7 @@ in the foreground."
 of the package named PACKAGE as targets. Signal an error if one of FUNCTIONS cannot be traced, or if the package has no
 functions or too many, is locked, or belongs to the server."
   (if functions
-      (remove-duplicates (mapcar #'target-of-text functions) :test #'equal :key #'target-name)
+      (remove-duplicates (mapcar #'find-target functions) :test #'equal :key #'target-name)
       (let ((found (find-package-or-suggest package)))
         (when (or (sb-ext:package-locked-p found) (host-package-p found))
           (error "Package ~A is locked, so it cannot be traced as a whole: list the functions to trace in `functions`."

@@ -46,8 +46,8 @@ spaces."
     (#.+close+ t)))
 
 (defun short-text (limit function)
-  "Call FUNCTION with a stream, and return the text that it prints, in server syntax and on one line. Text after LIMIT
-characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
+  "Call FUNCTION with a stream, and return the text that FUNCTION prints. The text is in server syntax and on one line. An
+ellipsis replaces any text after LIMIT characters. Return NIL if FUNCTION fails."
   (declare (type function function) (dynamic-extent function))
   (let* ((stream (make-short-stream limit))
          (sb-kernel:*restart-clusters* '())
@@ -76,14 +76,14 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
   (number 0 :type sb-ext:word :read-only t)
   (depth 0 :type index :read-only t)
   (thread nil :read-only t)
-  ;; NAME is the function's name. ARGUMENTS is the list of the arguments that KEPT-OBJECTS returned, or the text of the call.
+  ;; NAME is the function's name. ARGUMENTS is a list of the arguments, which KEPT-OBJECTS returned, or the text of the call.
   (name nil :read-only t)
   (arguments '() :type (or list string))
   ;; The value of *PACKAGE* when the call began. The call is printed in this package.
   (package *package* :read-only t)
   ;; The end of the call: :RETURNED, :FAILED for an error, or :LEFT for another non-local exit; NIL while the call runs.
   (end nil :type symbol)
-  ;; The list of the values that KEPT-OBJECTS returned, or the text of the values or of the error.
+  ;; A list of the values, which KEPT-OBJECTS returned, or the text of the values or of the error.
   (result "" :type (or list string))
   ;; The duration of the call.
   (nanoseconds 0 :type (unsigned-byte 62))
@@ -98,7 +98,7 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
                    (:constructor make-tracer (depth limit locals
                                               &aux (activations (and locals
                                                                      (make-hash-table :synchronized t :weakness :key))))))
-  "The record of the calls of the traced functions."
+  "The limits of a trace, and the calls that it has recorded."
   ;; Up to LIMIT calls are recorded, each within fewer than DEPTH recorded calls, while ACTIVE is true.
   (depth 5 :type index :read-only t)
   (limit 200 :type index :read-only t)
@@ -120,15 +120,16 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
 (defvar *recording-call* nil
   "True while a call is being recorded. Calls that the printing of arguments makes are not recorded.")
 
-(declaim (inline nanoseconds))
-(defun nanoseconds ()
-  "Return a monotonic time in nanoseconds."
+(declaim (inline monotonic-nanoseconds))
+(defun monotonic-nanoseconds ()
+  "Return the time of the monotonic clock in nanoseconds."
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
     (declare (type (unsigned-byte 32) seconds nanoseconds))
     (the (unsigned-byte 62) (+ (* 1000000000 seconds) nanoseconds))))
 
 (defun failure-text (tracer condition)
-  "Return the text of CONDITION's type and report. CONDITION is printed only once for TRACER, however many calls it ends."
+  "Return the text of CONDITION's type and report. TRACER keeps the text of the last condition, so that a condition is
+printed only once although it may end many calls."
   (let ((known (tracer-failure tracer)))
     (if (eq (car known) condition)
         (cdr known)
@@ -148,7 +149,7 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
       (value-short-text (list name (make-symbol "…")) +max-call-text-length+)))
 
 (defun values-text (values)
-  "Return the text of the list VALUES."
+  "Return VALUES, a list, as text: the printed values, separated by commas."
   (or (short-text +max-call-text-length+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
       "#<unprintable>"))
 
@@ -156,7 +157,7 @@ characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
 ;;; copies of strings, are therefore kept, and printed when the recorded calls are pushed.
 
 (defconstant +max-kept-objects+ 10
-  "The number of arguments or values from which a list is printed when the call is recorded. A shorter list is kept, if
+  "The length from which a list of arguments or values is printed when the call is recorded. A shorter list is kept, if
 possible, and printed later.")
 
 (defun kept-objects (objects)
@@ -177,7 +178,8 @@ or an object that may change, or has at least +MAX-KEPT-OBJECTS+ elements, retur
           (t (return (values '() nil))))))))
 
 (defun kept-arguments (name arguments)
-  "Return the list ARGUMENTS, of a call of NAME, in the form that a TRACED-CALL keeps: a copy, or the text of the call."
+  "Return ARGUMENTS, a list of the arguments of a call of NAME, in the form that a TRACED-CALL keeps: a copy, or the text of
+the call."
   (multiple-value-bind (kept whole) (kept-objects arguments)
     (if whole kept (call-text name arguments))))
 
@@ -186,7 +188,7 @@ or an object that may change, or has at least +MAX-KEPT-OBJECTS+ elements, retur
   (multiple-value-bind (kept whole) (kept-objects values)
     (if whole kept (values-text values))))
 
-(defun shown-call (call)
+(defun recorded-call-text (call)
   "Return the text of CALL with its arguments."
   (let ((arguments (traced-call-arguments call)))
     (if (stringp arguments)
@@ -194,7 +196,7 @@ or an object that may change, or has at least +MAX-KEPT-OBJECTS+ elements, retur
         (let ((*package* (traced-call-package call)))
           (call-text (traced-call-name call) arguments)))))
 
-(defun shown-result (call)
+(defun recorded-result-text (call)
   "Return the text of CALL's values, or of its error."
   (let ((result (traced-call-result call)))
     (if (stringp result)
@@ -203,7 +205,7 @@ or an object that may change, or has at least +MAX-KEPT-OBJECTS+ elements, retur
           (values-text result)))))
 
 (defun end-call (call end now result)
-  "Record that CALL ended at NOW, in nanoseconds. END is the way in which it ended, such as :RETURNED. RESULT is a value of
+  "Record that CALL ended at NOW, in nanoseconds. END says how CALL ended: :RETURNED, :FAILED or :LEFT. RESULT is a value of
 KEPT-VALUES, or the text of the error that ended CALL, which may be empty."
   (declare (type (unsigned-byte 62) now))
   (setf (traced-call-nanoseconds call) (max 0 (- now (traced-call-start call) (traced-call-overhead call)))
@@ -215,15 +217,15 @@ KEPT-VALUES, or the text of the error that ended CALL, which may be empty."
 at BEGUN and ends now; the duration of CALL itself is not included."
   (declare (type (unsigned-byte 62) begun))
   (when parent
-    (incf (traced-call-overhead parent) (max 0 (- (nanoseconds) begun (traced-call-nanoseconds call))))))
+    (incf (traced-call-overhead parent) (max 0 (- (monotonic-nanoseconds) begun (traced-call-nanoseconds call))))))
 
 (defun record-call (tracer name function arguments number depth parent)
   "Call FUNCTION, the definition of NAME, with ARGUMENTS, and return its values. Record this as call NUMBER of TRACER. DEPTH
-is the number of recorded calls around it, and PARENT is the innermost of these calls, or NIL."
+is the number of recorded calls around this call, and PARENT is the innermost of them, or NIL."
   (declare (type tracer tracer) (type function function) (type list arguments))
   (let* (;; Recording may itself call traced functions. While FUNCTION runs, *RECORDING-CALL* is NIL again.
          (*recording-call* t)
-         (begun (nanoseconds))
+         (begun (monotonic-nanoseconds))
          (call (make-traced-call number depth sb-thread:*current-thread* name))
          (failure nil))
     (setf (traced-call-arguments call) (kept-arguments name arguments))
@@ -235,17 +237,17 @@ is the number of recorded calls around it, and PARENT is the innermost of these 
            (let ((values (handler-bind ((serious-condition (lambda (condition)
                                                              (unless *recording-call*
                                                                (setf failure (failure-text tracer condition))))))
-                           (setf (traced-call-start call) (nanoseconds))
+                           (setf (traced-call-start call) (monotonic-nanoseconds))
                            (let ((*traced-call* call) (*recording-call* nil))
                              (multiple-value-list (apply function arguments))))))
-             (finish :returned (nanoseconds) (kept-values values))
+             (finish :returned (monotonic-nanoseconds) (kept-values values))
              (values-list values))
         (unless (traced-call-end call)
-          (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
+          (finish (if failure :failed :left) (monotonic-nanoseconds) (or failure "")))))))
 
 (defun number-call (tracer parent)
   "Count a call within the call PARENT, or outside of any call if PARENT is NIL. Return the number and depth of the new
-call, or NIL if it is not to be recorded."
+call, or NIL if the call is not recorded: it is too deep, or TRACER has reached its limit."
   (declare (type tracer tracer))
   (let ((depth (if parent (1+ (traced-call-depth parent)) 0)))
     (if (and parent (>= depth (tracer-depth tracer)))
@@ -284,7 +286,7 @@ at one of its limits, or the call is part of recording another call."
   (cookie nil))
 
 (defmacro activations (tracer)
-  "Access the list in TRACER of this thread's ACTIVATIONs of local functions, innermost first."
+  "Access the list that TRACER has of this thread's ACTIVATIONs, innermost first."
   `(the list (gethash sb-thread:*current-thread* (tracer-activations ,tracer))))
 
 (defun close-activation (activation end now result)
@@ -295,14 +297,14 @@ at one of its limits, or the call is part of recording another call."
       (add-overhead (activation-parent activation) call (activation-begun activation)))))
 
 (defun close-exited-calls (tracer frame)
-  "Record the end of calls of local functions that ended by a non-local exit. These calls are no longer on the stack at
-FRAME."
+  "Record the end of calls of local functions that ended by a non-local exit. Such calls are recorded as running, but are no
+longer on the stack at FRAME."
   (loop for activation = (first (activations tracer))
         while (and activation
                    (not (and (activation-cookie activation)
                              (sb-di:fun-end-cookie-valid-p frame (activation-cookie activation)))))
         do (pop (activations tracer))
-           (close-activation activation :left (nanoseconds) "")))
+           (close-activation activation :left (monotonic-nanoseconds) "")))
 
 (defun innermost-call (tracer)
   "Return the innermost recorded call in this thread, whether of a local function or of another function; or NIL."
@@ -316,7 +318,7 @@ FRAME."
 
 (defun open-local-call (tracer name frame)
   "Record that a call of the local function NAME begins in FRAME."
-  (let ((begun (nanoseconds)))
+  (let ((begun (monotonic-nanoseconds)))
     (close-exited-calls tracer frame)
     (let ((parent (innermost-call tracer)))
       (multiple-value-bind (number depth) (number-call tracer parent)
@@ -336,11 +338,12 @@ FRAME."
     (when (and activation (null (activation-cookie activation)))
       (setf (activation-cookie activation) cookie)
       (when (activation-recorded activation)
-        (setf (traced-call-start (activation-call activation)) (nanoseconds))))))
+        (setf (traced-call-start (activation-call activation)) (monotonic-nanoseconds))))))
 
 (defun end-local-call (tracer cookie values)
-  "Record that the call that COOKIE identifies returns the list VALUES."
-  (let ((now (nanoseconds)))
+  "Record that the call that COOKIE identifies returns VALUES, a list. Unfinished calls within this call must have
+ended by a non-local exit, and are recorded with the end :LEFT."
+  (let ((now (monotonic-nanoseconds)))
     (when (find cookie (activations tracer) :key #'activation-cookie)
       (loop for activation = (pop (activations tracer))
             until (eq cookie (activation-cookie activation))
@@ -351,7 +354,7 @@ FRAME."
   "Record the end of this thread's unfinished calls of local functions, after the traced code has ended."
   (when (tracer-activations tracer)
     (loop while (activations tracer)
-          do (close-activation (pop (activations tracer)) :left (nanoseconds) ""))))
+          do (close-activation (pop (activations tracer)) :left (monotonic-nanoseconds) ""))))
 
 ;;; Pushing the recorded calls
 
@@ -375,8 +378,8 @@ because printing and pushing a call takes several times as long as recording it.
                                  (let ((name (sb-thread:thread-name thread)))
                                    (if (stringp name) name "unnamed")))
                        :depth (traced-call-depth call)
-                       :text (shown-call call)
+                       :text (recorded-call-text call)
                        :end (string-downcase (or (traced-call-end call) :running))
-                       :result (shown-result call)
+                       :result (recorded-result-text call)
                        :nanoseconds (traced-call-nanoseconds call)
                        :deeper (and (plusp (traced-call-deeper call)) (traced-call-deeper call))))))))

@@ -18,7 +18,7 @@ pub enum Error {
 
     /// The program would contain two cores: its own and the plain core.
     #[error(
-        "the program would carry two cores: its dependency sbcl-mcp has the feature `core`. Set \
+        "the program would contain two cores: its dependency sbcl-mcp has the feature `core`. Set \
          default-features = false for sbcl-mcp; if the feature comes from another package, build this package alone (-p)"
     )]
     TwoCores,
@@ -44,7 +44,7 @@ pub enum Error {
     },
 
     /// SBCL did not produce the core.
-    #[error("SBCL did not save the core ({status}). The end of its output, which is in {}:\n{output}", log.display())]
+    #[error("SBCL did not save the core ({status}). Its full output is in {} and ends with:\n{output}", log.display())]
     Sbcl {
         /// SBCL's exit status.
         status: String,

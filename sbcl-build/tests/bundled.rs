@@ -258,5 +258,5 @@ fn bundled_example_contains_its_compiled_lisp_and_reports_build_errors() {
     program.write("build.rs", &script);
     program.write("Cargo.toml", &program.read("Cargo.toml").replace("= false }", "= false, features = [\"core\"] }"));
     let failure = program.build_failure();
-    assert!(failure.contains("the program would carry two cores"), "{failure}");
+    assert!(failure.contains("the program would contain two cores"), "{failure}");
 }

@@ -28,8 +28,8 @@ impl fmt::Display for Attempt {
 pub enum Error {
     /// The prebuilt directory cannot be used: its path is not absolute, or it lacks a file.
     #[error(
-        "{variable} is {directory:?}, but {problem}. It must be the absolute path of a directory that holds \
-         {library} and sbcl.core. Unset it to build SBCL {version} from source",
+        "{variable} is {directory:?}, but {problem}. {variable} must be the absolute path of a directory that \
+         holds {library} and sbcl.core. Unset {variable} to build SBCL {version} from source",
         variable = settings::PREBUILT,
         version = pin::VERSION
     )]
@@ -119,7 +119,7 @@ pub enum Error {
     },
 
     /// A step succeeded without making its result.
-    #[error("{step} did not produce {}. Its output is in {}", file.display(), log.display())]
+    #[error("{step} did not produce {}; the output of this step is in {}", file.display(), log.display())]
     MissingResult {
         /// The name of the step, such as `saving the core`.
         step: String,

@@ -119,7 +119,7 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
         Err(error) => findings.note(
             "binary",
             &format!("{}: {error}", binary.display()),
-            "the program was moved or replaced while running; start the new one",
+            "the program was moved or replaced while running; start the new program",
         ),
     }
     match find_on_path("sbcl-mcp") {
@@ -128,7 +128,7 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
         }
         Some(found) => findings.note(
             "PATH",
-            &format!("another sbcl-mcp comes first: {}", found.display()),
+            &format!("another sbcl-mcp is first on the PATH: {}", found.display()),
             "use this program's full path in the client's configuration",
         ),
         None => findings.note(
@@ -180,13 +180,13 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     let descriptors = getrlimit(Resource::Nofile).current;
     let allowed = descriptors.map_or("no limit".to_owned(), |limit| format!("at most {limit} at a time"));
     if descriptors.is_some_and(|limit| limit < FEW_DESCRIPTORS) {
-        findings.note("open files", &allowed, "ulimit -n 1024, for code that opens many files");
+        findings.note("open files", &allowed, "for code that opens many files: ulimit -n 1024");
     } else {
         findings.fine("open files", &allowed);
     }
     // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to it.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
-        findings.problem("file size", &format!("at most {} each", format_bytes(limit)), "ulimit -f unlimited");
+        findings.problem("file size", &format!("at most {} per file", format_bytes(limit)), "ulimit -f unlimited");
     }
 }
 
@@ -215,7 +215,7 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
     match (mode.as_deref(), left) {
         (Some("2"), Some(left)) if left < needed => {
             let found = format!(
-                "not allowed (vm.overcommit_memory is 2); {} left, {} needed",
+                "not allowed (vm.overcommit_memory is 2): {} can still be allocated, but {} are needed",
                 format_bytes(left),
                 format_bytes(needed)
             );
@@ -236,11 +236,11 @@ fn check_memory(findings: &mut Findings, heap: u64) {
     }
     let room = limit.unwrap_or(total);
     if available.min(room) < LOW_MEMORY {
-        findings.note("memory", &found, "Lisp starts, but large systems need more memory");
+        findings.note("memory", &found, "end other programs or raise the limit: large systems need more memory");
     } else if room < heap / 2 {
         // The server stops an evaluation that nearly fills the heap, but the kernel would kill the process first.
         let remedy = format!(
-            "start the server with --heap {}M, so that a full heap is an error and the kernel does not kill the image",
+            "start the server with --heap {}M, so that a full heap causes a Lisp error before the kernel kills the image",
             room >> 21
         );
         findings.note("memory", &found, &remedy);
@@ -288,14 +288,14 @@ fn check_directories(findings: &mut Findings) {
             let (space, runs) = file_system_info(&temporary);
             let found = format!("{}, {} free", temporary.display(), format_bytes(space));
             if space < LOW_SPACE {
-                findings.note(what, &found, "free some space there, or set TMPDIR to another directory");
+                findings.note(what, &found, "free some space in this directory, or set TMPDIR to another directory");
             } else if !runs {
                 let found = format!("{found}; mounted noexec");
                 findings.note(
                     what,
                     &found,
-                    "Lisp code cannot run programs or load libraries from there; if it must, set TMPDIR to another \
-                    directory",
+                    "to let Lisp code run programs or load libraries from there, set TMPDIR to a directory that is not \
+                    mounted noexec",
                 );
             } else {
                 findings.fine(what, &found);
@@ -334,8 +334,7 @@ fn check_directories(findings: &mut Findings) {
         findings.note(
             "runtime",
             found,
-            "mkdir -m 700 DIR && export XDG_RUNTIME_DIR=DIR, for clients that attach to a \
-            session",
+            "for clients that attach to a session: mkdir -m 700 DIR && export XDG_RUNTIME_DIR=DIR",
         );
     };
     match runtime.as_deref().map(|directory| (directory, fs::metadata(directory))) {
@@ -362,7 +361,7 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
         findings.fine("init file", &format!("{} is {loaded}", init.display()));
     } else {
         let found = format!("{} sets up {} and is {loaded}", init.display(), brings.join(" and "));
-        findings.note("init file", &found, "to load systems with these, add --user-init to the server's arguments");
+        findings.note("init file", &found, "to load this file, add --user-init to the server's arguments");
     }
     let registries = [".config/common-lisp/source-registry.conf", ".config/common-lisp/source-registry.conf.d"];
     let trees = ["common-lisp", ".local/share/common-lisp/source", "quicklisp/local-projects"];
@@ -379,7 +378,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
     let started = Instant::now();
     let mut client = match Client::start(arguments) {
         Ok(client) => client,
-        Err(error) => return findings.problem("start", &format!("cannot start a process: {error}"), "ulimit -u"),
+        Err(error) => return findings.problem("start", &format!("cannot start a process: {error}"), "raise ulimit -u"),
     };
     if let Err(failure) = client.initialize(TIMEOUT) {
         return push_request_failure(findings, "start", failure, client);
@@ -392,7 +391,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         }
         Ok(answer) => {
             let found = format!("(+ 1 2) returned:\n{}", answer.text);
-            findings.problem("evaluation", &found, "please report this");
+            findings.problem("evaluation", &found, "please report this bug");
         }
         Err(failure) => return push_request_failure(findings, "evaluation", failure, client),
     }
@@ -430,7 +429,7 @@ fn push_request_failure(findings: &mut Findings, what: &str, failure: CallError,
         CallError::TimedOut => format!("no answer within {} seconds\n{said}", TIMEOUT.as_secs()),
         CallError::Closed => format!("the server ended\n{said}"),
     };
-    findings.problem(what, found.trim_end(), "a failure above may be the cause; otherwise please report this");
+    findings.problem(what, found.trim_end(), "a failure above may be the cause; otherwise please report this bug");
 }
 
 /// Checks that files can be created in a directory, or in its closest existing ancestor if the directory does not

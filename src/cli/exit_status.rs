@@ -34,7 +34,7 @@ macro_rules! statuses {
 pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "serve" {
         SUCCEEDED => "The client closed its end of the connection.",
-        FAILED => "The server could not start, or images crashed one after another without an answer in between.",
+        FAILED => "The server could not start, or one image after another crashed before it answered a request.",
         NOT_TRIED => "The command line is wrong.",
         EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
         EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: the heap was exhausted during a garbage collection.",
@@ -52,7 +52,7 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "load" {
         SUCCEEDED => "The system or file is loaded.",
         FAILED => "The system or file failed to load.",
-        NOT_TRIED => "Loading could not be tried: no server to attach to, or a wrong command line.",
+        NOT_TRIED => "Nothing was loaded: there is no server to attach to, or the command line is wrong.",
     }
     "test" {
         SUCCEEDED => "All tests passed.",
@@ -72,7 +72,7 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         NOT_TRIED => "The command line is wrong.",
     }
     "doctor" {
-        SUCCEEDED => "Everything that the server needs works.",
+        SUCCEEDED => "All checks passed; the output may contain notes.",
         FAILED => "A check failed; the output says what to do.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "The findings could not be written.",

@@ -21,7 +21,7 @@ pub fn options() -> String {
     let server = program.find_subcommand("serve").expect("the command serve");
     let shared: BTreeSet<String> = server.get_arguments().map(argument_key).collect();
     let mut text = String::from(
-        "## Options of the server\n\n`sbcl-mcp` and `sbcl-mcp serve` are the same, with these options:\n\n",
+        "## Options of the server\n\n`sbcl-mcp` and `sbcl-mcp serve` do the same. They have these options:\n\n",
     );
     push_table(&mut text, "serve", server.get_arguments());
     for command in program.get_subcommands().filter(|command| command.get_name() != "serve") {
@@ -42,10 +42,14 @@ fn push_description(text: &mut String, command: &Command, parent: &str, shared: 
         push_table(text, command.get_name(), own.into_iter());
     }
     if of_server.len() == shared.len() {
-        text.push_str("\nAlso all [options of the server](#options-of-the-server).\n");
+        text.push_str("\nThis command also has all [options of the server](#options-of-the-server).\n");
     } else if !of_server.is_empty() {
         let names: Vec<_> = of_server.into_iter().map(|argument| format!("`{}`", usage(argument, false))).collect();
-        _ = writeln!(text, "\nAlso these [options of the server](#options-of-the-server): {}.", names.join(", "));
+        _ = writeln!(
+            text,
+            "\nThis command also has these [options of the server](#options-of-the-server): {}.",
+            names.join(", ")
+        );
     }
     for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
         push_description(text, command, &name, shared);

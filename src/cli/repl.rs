@@ -65,7 +65,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":checkpoints", "", "list checkpoints"),
     command(":reset", "", "start over with a new image"),
     command(":bt", "[FRAMES]", "backtrace of the last error"),
-    command(":frame", "[N]", "choose the frame that code is evaluated in"),
+    command(":frame", "[N]", "choose the frame in which code is evaluated"),
     command(":locals", "[N]", "local variables of a frame"),
     command(":restart", "N [VALUES]", "invoke a restart; in the debugger its number is enough"),
     command(":return", "VALUES", "continue as if the frame had returned these values"),
@@ -101,7 +101,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
     }
     client.initialize(START_TIMEOUT).map_err(|failure| failure.to_string())?;
     if is_terminal {
-        watch_interrupts(&client).map_err(|error| format!("no handler for SIGINT can be installed: {error}"))?;
+        watch_interrupts(&client).map_err(|error| format!("cannot install a handler for SIGINT: {error}"))?;
     }
     let client = Arc::new(Mutex::new(client));
     let has_editor = is_terminal && !is_dumb && io::stderr().is_terminal();
@@ -142,7 +142,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
 fn notice_text(params: &Value, colours: bool) -> String {
     let mut text = params["text"].as_str().unwrap_or_default().to_owned();
     if let Some(evaluation) = params["held"].as_u64() {
-        _ = write!(text, " :take {evaluation} takes it over.");
+        _ = write!(text, " :take {evaluation} takes over.");
     }
     let lines = text.lines().map(|line| if colours { format!("\x1b[2m; {line}\x1b[0m") } else { format!("; {line}") });
     lines.collect::<Vec<_>>().join("\n")
@@ -407,8 +407,8 @@ impl Repl {
         }
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
-             Tab completes. Ctrl-C interrupts; pressed twice within a second, it replaces the image and restores the \
-             session.\n",
+             Tab completes. Ctrl-C interrupts the evaluation. Ctrl-C twice within a second replaces the image and restores \
+             the session.\n",
         );
         self.print(TextStyle::Plain, &text)
     }
@@ -425,7 +425,7 @@ impl Repl {
         {
             // The held evaluation has timed out, or another client has released it.
             self.level = 0;
-            self.print(TextStyle::Note, "; The held evaluation was released.\n")?;
+            self.print(TextStyle::Note, "; The held evaluation was ended.\n")?;
             return self.evaluate(code);
         }
         self.show_reply(reply)
@@ -521,7 +521,7 @@ impl Repl {
             && let Some((count, how)) = last.split_once("; pass ")
         {
             answer.text = match how.strip_prefix("max-frames ").and_then(|rest| rest.split(' ').next()) {
-                Some(all) => format!("{frames}\n{count}; :bt {all} shows them all."),
+                Some(all) => format!("{frames}\n{count}; :bt {all} shows all frames."),
                 None => frames.to_owned(),
             };
         }
@@ -542,7 +542,7 @@ impl Repl {
                 lines.push(format!("not available: {}", missing.join(", ")));
             }
             if lines.is_empty() {
-                lines.push("No local variables: the frame's code is SBCL's own, or SBCL kept none.".to_owned());
+                lines.push("No local variables: the frame's code is SBCL's own, or SBCL kept no variables.".to_owned());
             }
             answer.text = lines.join("\n");
         }
@@ -866,7 +866,7 @@ pub(super) fn start(
     stdio: Stdio,
 ) -> i32 {
     let run_repl = || {
-        restore_stdio(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
+        restore_stdio(stdio).map_err(|error| format!("cannot set up stdin and stdout: {error}"))?;
         let attached_to = attach.clone().map(Option::unwrap_or_default);
         run(connect_or_start(attach, given)?, &ReplOptions { attached_to, shared, timeout })
     };

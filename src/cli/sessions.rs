@@ -114,7 +114,7 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
                 Err(holder) => holder,
             };
         if holder.is_ending() && !std::mem::replace(&mut announced, true) {
-            print_to_stderr(&format!("The session {:?} is {holder}: waiting until it is free.", session.name));
+            print_to_stderr(&format!("The session {:?} is {holder}: waiting until the session is free.", session.name));
         }
         let timeout = if holder.is_ending() { SAVE_TIMEOUT } else { EXIT_TIMEOUT };
         if begin.elapsed() >= timeout {
@@ -124,7 +124,10 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
             ));
         }
         if wait_for_hang_up(input, Some(POLL_INTERVAL)) {
-            return Err(format!("The session {:?} is {holder}, and the client has disconnected.", session.name));
+            return Err(format!(
+                "The session {:?} is {holder}; the client disconnected before the session was free.",
+                session.name
+            ));
         }
     }
 }
@@ -161,8 +164,9 @@ pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave
 /// Waits until the child of this process has saved a core, and makes a checkpoint of the core. Runs as the last step of a
 /// server with a persistent session. Returns a sentence if the session was not saved.
 pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Result<(), String> {
-    let lock = take_inherited_descriptor(3)
-        .map_err(|error| format!("The session was not saved: the saving process did not inherit the lock: {error}."))?;
+    let lock = take_inherited_descriptor(3).map_err(|error| {
+        format!("The session was not saved: the saving process did not inherit the session's lock: {error}.")
+    })?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
     let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };

@@ -256,7 +256,7 @@ pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
         [name] if name.contains(':') => Ok(json!({"name": name})),
         _ => match names.iter().find(|name| name.contains(':')) {
             Some(name) => {
-                Err(format!("{name} is not a system. Several names must all be systems: name a test or package alone."))
+                Err(format!("{name} is not a system. Run a test or package alone: several names must all be systems."))
             }
             None => Ok(json!({"system": names.join(", "), "directory": absolute_path(Path::new("."))})),
         },

@@ -61,7 +61,7 @@ impl ConversionError {
     /// Returns the error for an object that is nested too deeply or contains itself.
     #[cold]
     fn too_deep() -> Self {
-        Self::new("an object whose nesting fits the stack", "an object that is nested too deeply or contains itself")
+        Self::new("an object of limited nesting depth", "an object that is nested too deeply or contains itself")
     }
 }
 
@@ -750,7 +750,7 @@ fn read_real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Resul
     if quotient.is_finite() {
         Ok(quotient)
     } else {
-        Err(ConversionError::new("a number in the range of an f64", "a number beyond that range"))
+        Err(ConversionError::new("a number in the range of an f64", "a number beyond the range of an f64"))
     }
 }
 

@@ -42,7 +42,7 @@ pub enum Error {
     #[error("the call was interrupted")]
     Interrupted,
     /// Lisp invoked the restart ABORT, or ended the thread that ran the call.
-    #[error("the call was aborted by Lisp")]
+    #[error("Lisp aborted the call, by the restart ABORT or by ending the call's thread")]
     Aborted,
     /// Lisp is unwinding to an outer frame, by a `throw`, a `return-from` or a restart.
     ///
@@ -54,7 +54,9 @@ pub enum Error {
     ///
     /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more
     /// threads.
-    #[error("no Lisp thread is free: all are inside the program's functions and none has returned")]
+    #[error(
+        "no Lisp thread is free: all are running functions of the program (Builder::spare_threads allows more threads)"
+    )]
     NoThread,
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.
     ///

@@ -83,7 +83,8 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
     let trailer = CoreTrailer::read(&mut file).map_err(|error| unusable(error.to_string()))?;
-    let trailer = trailer.ok_or_else(|| unusable("it was not made by Lisp::save, or it is incomplete".to_owned()))?;
+    let trailer =
+        trailer.ok_or_else(|| unusable("the file was not made by Lisp::save, or is incomplete".to_owned()))?;
     let this = crate::build_id();
     if trailer.build != this {
         return Err(BootError::OtherBuild { path: path.to_owned(), saved_by: trailer.build, this });
@@ -92,7 +93,7 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let is_intact = trailer.fingerprint.is_unchanged(&metadata)
         || trailer.fingerprint.matches(&mut file, trailer.bytes).unwrap_or(false);
     if !is_intact {
-        return Err(unusable("it was changed or damaged after it was saved".to_owned()));
+        return Err(unusable("the file was changed or damaged after the save".to_owned()));
     }
     match asked {
         Some(asked) if asked >> 20 != trailer.heap >> 20 => {
@@ -114,7 +115,10 @@ impl<'path> CoreDraft<'path> {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
         // The final rename could not replace a directory, and must not replace a device.
         if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a regular file"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "something other than a regular file has this name",
+            ));
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut draft = name.to_owned();
@@ -252,7 +256,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         if set.wait(Some(left)).is_ok_and(|ready| !ready.has(())) {
             if left.is_zero() {
                 let _ = process.map(|process| pidfd_send_signal(process, Signal::KILL));
-                return Err("the process that was saving it did not end in time".to_owned());
+                return Err("the process that was saving the image did not end in time".to_owned());
             }
             continue;
         }
@@ -270,7 +274,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         }
     }
     let Some((message, status)) = report.split_last_chunk::<4>() else {
-        return Err("the process that was saving it was killed or took too long".to_owned());
+        return Err("the process that was saving the image was killed or took too long".to_owned());
     };
     let message = String::from_utf8_lossy(message).trim().to_owned();
     let status = i32::from_le_bytes(*status);
@@ -280,5 +284,5 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         (_, true) => format!("was killed by signal {}", libc::WTERMSIG(status)),
         _ => "could not be started".to_owned(),
     };
-    Err(format!("the process that was saving it {how}{}{message}", if message.is_empty() { "" } else { ": " }))
+    Err(format!("the process that was saving the image {how}{}{message}", if message.is_empty() { "" } else { ": " }))
 }

@@ -300,7 +300,9 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
                 let name = variant_name(&self.0.name()?, variants)?;
                 return visitor.visit_enum(name.into_deserializer());
             }
-            token => return Err(SerdeError(self.0.unexpected("a keyword, or a list that begins with one", token))),
+            token => {
+                return Err(SerdeError(self.0.unexpected("a keyword, or a list that begins with a keyword", token)));
+            }
         };
         let name = self.0.read::<Symbol>()?.name;
         let values = Elements { reader: self.0, left: count - 1, names: &[], keys: None };

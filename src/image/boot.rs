@@ -119,7 +119,7 @@ fn start_runtime(
             path: match &runtime.core {
                 CoreLocation::File(path) | CoreLocation::Section(path) => path.clone(),
             },
-            reason: "it was not saved for this program (it exports no sbcl_host_start)".to_owned(),
+            reason: "the core was not saved for this program (it exports no sbcl_host_start)".to_owned(),
         }),
     }
 }

@@ -95,9 +95,9 @@ impl Runtime {
         let build_id = unsafe { CStr::from_ptr(*build_id) }.to_bytes();
         let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
         match core_build_id(path, check_end).map_err(|error| unusable(error.to_string()))? {
-            None => Err(unusable("it is not an SBCL core, or it is incomplete".to_owned())),
+            None => Err(unusable("the file is not an SBCL core, or is incomplete".to_owned())),
             Some(found) if found != build_id => Err(unusable(format!(
-                "it belongs to another build of SBCL ({}, not {})",
+                "the core belongs to another build of SBCL ({}, not {})",
                 String::from_utf8_lossy(&found),
                 String::from_utf8_lossy(build_id)
             ))),
@@ -248,7 +248,7 @@ fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };
     match std::fs::read(&path) {
         Ok(bytes) if bytes == embedded_library_bytes() => {}
-        Ok(_) => return Err(refused("it is not the library that this program was built with".to_owned())),
+        Ok(_) => return Err(refused("this program was built with another libsbcl".to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => {}
         Err(error) => return Err(refused(error.to_string())),
     }

@@ -136,7 +136,7 @@ impl FreshRun {
             return Err("This server is part of another program and cannot run tests in a fresh image.".to_owned());
         };
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
-        let mut child = Command::new(this_program().map_err(|error| failed("cannot find its program file", &error))?)
+        let mut child = Command::new(this_program().map_err(|error| failed("has no program file", &error))?)
             .arg0("sbcl-mcp")
             .arg("beside")
             .args(arguments)
@@ -187,7 +187,7 @@ impl FreshRun {
                 Some(Ok(status)) => format!("died: {status}"),
                 _ => "died".to_owned(),
             };
-            format!("The image for the tests {how}: a test, or loading its system, may have killed it.")
+            format!("The image for the tests {how}: a test, or loading its system, may have killed the image.")
         })
     }
 }

@@ -147,7 +147,7 @@ impl RecoveryContext {
     pub(super) fn abandon_replay(&self, session: &Session) {
         self.replay.abandon(|| {
             session.discard_pending_messages();
-            session.add_notice("The previous image was still being restored; that restore was abandoned.".to_owned());
+            session.add_notice("The previous image was still being restored: its restore was abandoned.".to_owned());
         });
     }
 
@@ -191,7 +191,7 @@ impl RecoveryContext {
         let lost = &self.messages.get()?.lost;
         let error = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
         Some(format!(
-            "[ERROR] {}\nThe image was lost twice while it answered this request.\n{}",
+            "[ERROR] {}\nTwo images were lost while answering this request; it is not retried.\n{}",
             error.kind, error.message.text
         ))
     }

@@ -22,7 +22,7 @@ const MAX_DROPPED_BYTES: usize = 1 << 20;
 /// Size in bytes above which a dropped form is cut to [`EXCERPT_CHARS`] characters.
 const MAX_DROPPED_FORM: usize = 4 << 10;
 /// The reason why a dropped form is missing.
-const DROPPED_REASON: &str = "it was dropped to save space";
+const DROPPED_REASON: &str = "the form was dropped to save space";
 /// Maximum number of names that a message lists for a form that failed after defining these names.
 const MAX_LISTED_NAMES: usize = 3;
 /// Upper bound of the size of a form's JSON without its strings, in bytes: field names and numbers.
@@ -63,18 +63,18 @@ impl Definition {
     /// Returns the reason why the form cannot be replayed, as a clause; `None` if the form can be replayed.
     pub(crate) fn replay_obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
-            return Some(format!("it takes {bytes} bytes as JSON; the limit is {MAX_FORM}"));
+            return Some(format!("the form takes {bytes} bytes as JSON; the limit is {MAX_FORM}"));
         }
         if self.changes.role != FormRole::Failed {
             return None;
         }
         let names = &self.changes.defined;
         Some(match names.len() {
-            0 => "it failed after making a definition".to_owned(),
-            1..=MAX_LISTED_NAMES => format!("it failed after defining {}", names.join(", ")),
+            0 => "the form failed after making a definition".to_owned(),
+            1..=MAX_LISTED_NAMES => format!("the form failed after defining {}", names.join(", ")),
             many => {
                 format!(
-                    "it failed after defining {} and {} more",
+                    "the form failed after defining {} and {} more",
                     names[..MAX_LISTED_NAMES].join(", "),
                     many - MAX_LISTED_NAMES
                 )

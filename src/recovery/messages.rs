@@ -171,7 +171,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
                 _ => format!(" and {} of {total} defining forms since then. Not restored:", report.replayed),
             };
             format!(
-                "Restored: the checkpoint {:?} of {age} ago (evaluation {}){since}",
+                "Restored: the checkpoint {:?} from {age} ago (evaluation {}){since}",
                 checkpoint.name, checkpoint.evaluation
             )
         }

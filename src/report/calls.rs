@@ -34,7 +34,9 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         format!("the {} traced functions", trace.functions)
     };
     let mut head = match trace.calls {
-        0 => format!("No calls of {of} (inlined calls and direct calls in SBCL's own code are not seen)."),
+        0 => {
+            format!("No calls of {of} were recorded (inlined calls and direct calls in SBCL's own code are not seen).")
+        }
         1 => format!("1 call of {of}:"),
         total => format!("{total} calls of {of}:"),
     };

@@ -76,7 +76,7 @@ fn check_directory(directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "{} is not a directory that belongs to this user and that only this user can write to",
+        "{} must be a directory that belongs to this user and that no other user can write to",
         directory.display()
     );
     Err(io_error(io::ErrorKind::PermissionDenied, reason))
@@ -223,7 +223,7 @@ impl Listener {
         let _lock = lock_directory(&directory)?;
         match UnixStream::connect(&path) {
             Ok(_) => {
-                let reason = format!("a session {name:?} is already running ({})", path.display());
+                let reason = format!("a session {name:?} is already running ({}): choose another name", path.display());
                 return Err(io_error(io::ErrorKind::AddrInUse, reason));
             }
             // No server listens on this socket, so its server was killed and left the file.
@@ -256,7 +256,7 @@ impl Listener {
                      first"
                 ),
                 Ok(_) => return UnixStream::from(to_private_number(&stream).ok()?).into(),
-                Err(error) => format!("cannot determine your user: {error}"),
+                Err(error) => format!("the server cannot determine the client's user: {error}"),
             };
             let _ = stream.set_nonblocking(true);
             let error = json!({"code": -32600, "message": reason});

@@ -206,7 +206,7 @@ impl Inflight {
         }
         if table.requests.len() >= MAX_REQUESTS || !table.requests.is_empty() && table.bytes + bytes > MAX_BYTES {
             let reason = format!(
-                "request limit reached: {} requests of {} MiB are pending; try again when some are answered",
+                "request limit reached: {} requests with {} MiB in all are pending; try again when some are answered",
                 table.requests.len(),
                 table.bytes >> 20
             );
@@ -502,7 +502,7 @@ fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
 /// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes.
 fn too_large_error() -> ErrorData {
     let reason = format!(
-        "the request was executed, but its answer was dropped: it would have more than {} MiB. Ask for less, or put \
+        "the request was executed, but its answer was dropped: the limit is {} MiB. Ask for less, or put \
          fewer requests in a batch",
         MAX_ANSWER >> 20
     );

@@ -219,7 +219,7 @@ impl Inner {
                 panics::catch(|| tracing::error!(reason, "the receiver of an answer panicked"));
                 self.own_connection
                     .state()
-                    .add_notice(format!("The receiver of one of this session's answers panicked: {reason}"));
+                    .add_notice(format!("The function that received one of this session's answers panicked: {reason}"));
             }
         }
     }
@@ -360,7 +360,7 @@ impl Inner {
             connection,
             &mut state,
             errors,
-            "It was signalled while the held evaluation was \
+            "This error was signalled while the held evaluation was \
             unwinding",
         );
     }

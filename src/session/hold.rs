@@ -12,9 +12,9 @@ use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
 /// The notice that the next answer carries after a held evaluation was released.
-const RELEASED_NOTICE: &str = "The evaluation held for debugging was released.";
+const RELEASED_NOTICE: &str = "The evaluation held for debugging was ended.";
 /// The notice that the next answer carries after a hold has reached its time limit.
-const HOLD_TIMED_OUT_NOTICE: &str = "The evaluation held for debugging was released: the hold timed out.";
+const HOLD_TIMED_OUT_NOTICE: &str = "The evaluation held for debugging was ended: the hold timed out.";
 
 /// The way in which a hold ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,9 @@ impl Session {
         };
         let until = std::time::Instant::now().checked_add(inner.limits.lock().hold);
         let Some(before) = scheduler.transfer_hold(wanted, connection, until) else {
-            return refused(format!("A user is being asked how evaluation {wanted} should continue."));
+            return refused(format!(
+                "Evaluation {wanted} cannot be taken over: a user is being asked how to continue."
+            ));
         };
         inner.unlock_and_notify(scheduler);
         let name = connection.describe();

@@ -10,7 +10,7 @@ use crate::image::{self, Lane};
 pub(super) const DEADLOCK: &str = "DEADLOCK";
 
 const DEADLOCK_IN_EVALUATION: &str = "Session::evaluate was called on an evaluation thread, by a Rust function that an \
-    evaluation called or by a reply: it would wait for itself. Call Lisp directly there (Lisp::eval, Lisp::enter), or \
+    evaluation called or by a reply: the call would wait for itself. Call Lisp directly (Lisp::eval, Lisp::enter), or \
     queue the code with Session::submit, which replies later.";
 pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation, but so many \
     background evaluations wait in this way that the background limit is reached: none can begin until another ends. \

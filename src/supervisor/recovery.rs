@@ -73,8 +73,8 @@ impl RecoveryRecord {
                 SavedFileStatus::Unusable
             } else if let Some(program) = checkpoint.other_program() {
                 remark = Some(format!(
-                    "Its image was saved by {program} and cannot be booted here: only definitions are restored, not \
-                     values. (`sbcl-mcp sessions export {}` writes the definitions as a file.)",
+                    "The session's image was saved by {program} and cannot be booted here: only definitions are restored, \
+                     not values. (`sbcl-mcp sessions export {}` writes the definitions as a file.)",
                     session.shell_name()
                 ));
                 SavedFileStatus::OfOtherProgram
@@ -94,8 +94,10 @@ impl RecoveryRecord {
             remark = Some(remark.take().map_or(text.clone(), |remark| format!("{remark} {text}")));
         };
         if unreadable > 0 {
-            let lines =
-                if unreadable == 1 { "A line of its log".to_owned() } else { format!("{unreadable} lines of its log") };
+            let lines = match unreadable {
+                1 => "A line of the session's log".to_owned(),
+                _ => format!("{unreadable} lines of the session's log"),
+            };
             let copy = log::copy_damaged_log(session.directory());
             let copy =
                 copy.map_err(|error| format!("The log of the session {:?} cannot be copied: {error}.", session.name))?;
@@ -103,7 +105,8 @@ impl RecoveryRecord {
             add(format!("{lines} could not be read: some definitions may be missing. {copy} is a copy of the log."));
         }
         if !has_snapshot && !manifests.is_empty() {
-            let log = if unreadable > 0 { "The beginning of its log is lost" } else { "Its log is lost" };
+            let log =
+                if unreadable > 0 { "The beginning of the session's log is lost" } else { "The session's log is lost" };
             let since = if self.state.checkpoint().is_some() { " since the checkpoint" } else { "" };
             add(format!("{log}: definitions{since} may be missing."));
         }
@@ -116,7 +119,7 @@ impl RecoveryRecord {
         {
             let age = text::format_age(jiff::Timestamp::now().duration_since(since));
             add(format!(
-                "Its last server could no longer write the log: definitions of the last {age} may be missing."
+                "The session's last server could no longer write the log: definitions of the last {age} may be missing."
             ));
         }
         if let Some(remark) = &remark {

@@ -475,7 +475,7 @@ fn disconnecting_client_ends_only_its_own_evaluations(mode: Mode) {
         !text.contains("an evaluation runs")
     });
     let text = server.evaluate("*over*");
-    assert!(text.starts_with("[notice]\nThe evaluation held for debugging was released."), "{text}");
+    assert!(text.starts_with("[notice]\nThe evaluation held for debugging was ended."), "{text}");
 }
 
 #[apply(both_modes)]

@@ -264,7 +264,7 @@ fn failed_background_evaluation_is_not_held_for_debugging() {
     // A new background evaluation releases the held one and reports that.
     assert!(evaluate_err(&mut server, "(error \"held\")").contains("[Debugger]"));
     let text = call_ok(&mut server, "evaluate-lisp", json!({"code": "(+ 1 2)", "background": true}));
-    assert!(text.starts_with("[notice]\nThe evaluation held for debugging was released.\n\n"), "{text}");
+    assert!(text.starts_with("[notice]\nThe evaluation held for debugging was ended.\n\n"), "{text}");
     let id = number(&text);
     assert_eq!(wait(&mut server, id).0, "=> 3");
 }

@@ -99,7 +99,7 @@ fn syntax_errors_and_unknown_packages_are_reported() {
     for (text, expected) in [
         ("(a ,b)", "1:4: a comma outside a backquote"),
         ("`(a ,(b ,c))", "1:9: a comma outside a backquote"),
-        ("(list #<foo>)", "1:7: #< begins the printed form of an object that cannot be read"),
+        ("(list #<foo>)", "1:7: #< begins the printed form of an unreadable object"),
         ("(list cl:a:b)", "1:7: too many colons in cl:a:b"),
         ("(a ...)", "1:4: a token that consists only of dots"),
         ("(. a)", "1:2: a dot with nothing before it in its list"),

@@ -126,7 +126,7 @@ fn save_names_a_thread_that_never_stops_compiling() {
     );
     let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(
-        text.contains("for 10 seconds, other threads have compiled, interned symbols or defined classes"),
+        text.contains("for 10 seconds, other threads kept compiling, interning symbols or defining classes"),
         "{text}"
     );
     assert!(text.contains("the last was thread compiles"), "{text}");

@@ -629,7 +629,7 @@ fn macro_or_print_method_that_kills_the_image_answers_image_lost() {
     );
     let lost = call_err(&mut server, "macroexpand", json!({"form": "(deadly)"}));
     assert!(
-        lost.starts_with("[ERROR] IMAGE-LOST\nThe image was lost twice while it answered this request.\n"),
+        lost.starts_with("[ERROR] IMAGE-LOST\nTwo images were lost while answering this request; it is not retried.\n"),
         "{lost}"
     );
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));

@@ -198,7 +198,7 @@ fn test_with_several_names_requires_systems_before_attaching() {
     let workspace = Workspace::new();
     let result = workspace.run(&["test", "--attach=nobody", "passes", "few::one"]);
     let expected =
-        "sbcl-mcp test: few::one is not a system. Several names must all be systems: name a test or package alone.\n";
+        "sbcl-mcp test: few::one is not a system. Run a test or package alone: several names must all be systems.\n";
     assert_eq!((result.stderr.as_str(), result.status), (expected, Some(2)), "{result:?}");
 }
 

@@ -60,7 +60,7 @@ fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
     insta::allow_duplicates! { insta::assert_snapshot!(params["message"].as_str().unwrap(), @r"
     The Lisp evaluation failed with SIMPLE-ERROR:
     boo
-    How should it continue?
+    How should the evaluation continue?
     "); }
     let schema = &params["requestedSchema"];
     assert_eq!(
@@ -70,8 +70,8 @@ fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
     assert_eq!(schema["properties"]["values"]["type"], "string");
     assert_eq!(schema["required"], json!(["restart"]));
     reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "(+ 40 2)"));
-    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation continued with the user's restart: 1. TAKE.\n\n\
-                    [stdout]\nbefore\n\n=> (42 :END)";
+    let expected = "[notice]\nThe evaluation failed with SIMPLE-ERROR and continued with the restart that the user \
+                    chose: 1. TAKE.\n\n[stdout]\nbefore\n\n=> (42 :END)";
     assert_eq!(server.outcome(call), (expected.to_owned(), false));
     server.assert_works();
     assert!(server.finish().status.success());
@@ -169,7 +169,7 @@ fn timeout_asks_the_user_and_continue_resumes_the_evaluation(mode: Mode) {
     let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
     let code = "(unwind-protect (loop) (print :ended))";
     let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask", "timeout": 0.2}));
-    for name in ["1. CONTINUE - Go on.", "3. ABORT - Return to top level."] {
+    for name in ["1. CONTINUE - Continue the evaluation.", "3. ABORT - Return to top level."] {
         let (id, params) = next_question(&mut server);
         reply(&mut server, &id, &accept(&offered_choice(&params, name), ""));
     }
@@ -380,7 +380,7 @@ fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) 
     next_question(&mut server);
     assert!(server.outcome(first).1);
     let (text, is_error) = server.outcome(second);
-    assert!(!is_error && text.contains("was released") && text.ends_with("=> 3"), "{text}");
+    assert!(!is_error && text.contains("was ended") && text.ends_with("=> 3"), "{text}");
 }
 
 #[apply(both_modes)]

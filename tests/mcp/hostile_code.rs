@@ -371,7 +371,7 @@ fn thread_creation_beyond_1000_threads_is_refused(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     let code = "(loop (sb-thread:make-thread (lambda () (sleep 1000))))";
     let text = session.evaluate_err(code, 30.0, "SIMPLE-ERROR");
-    assert!(text.contains("There are 1000 threads already.") && text.contains(" and 990 more."), "{text}");
+    assert!(text.contains("Thread limit reached: 1000 threads.") && text.contains(" and 990 more."), "{text}");
     session.reset();
     session.finish();
 }

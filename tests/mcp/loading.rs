@@ -187,7 +187,10 @@ fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
     for (arguments, message) in [
         (json!({}), "load-system needs the argument system or path."),
         (json!({"system": "a", "path": "b"}), "load-system takes system or path, not both."),
-        (json!({"system": "app", "directory": "nowhere"}), "directory: there is no directory "),
+        (
+            json!({"system": "app", "directory": "nowhere"}),
+            "The argument directory must be an existing directory, not ",
+        ),
         (json!({"system": "app", "force": "yes"}), "load-system: force must be one of none, self, all, not \"yes\"."),
     ] {
         let text = load_err(&mut server, arguments);

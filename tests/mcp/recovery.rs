@@ -108,7 +108,7 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
         "{text}"
     );
     // Six bytes for each control character, and two for each quotation mark.
-    let reason = format!("(it takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
+    let reason = format!("(the form takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
     // The report mentions no running evaluation.
     assert!(text.contains(" after the variables' definitions, threads and open files. ("), "{text}");
@@ -137,7 +137,7 @@ fn redefined_functions_do_not_push_live_definitions_out_of_the_recovery_log() {
     }
     kill_worker(&server);
     let text = server.evaluate("(list (fboundp 'keep) (boundp '*v4*))");
-    let line = "- (defun keep () :kept) (it was dropped to save space)";
+    let line = "- (defun keep () :kept) (the form was dropped to save space)";
     assert!(text.contains("Not restored:") && text.contains(line) && text.ends_with("=> (NIL T)"), "{text}");
     assert!(text.len() < 5_000, "{} bytes", text.len());
     let listed = |server: &mut Server| call_ok(server, "list-definitions", json!({}));
@@ -605,7 +605,7 @@ fn request_at_which_two_workers_stopped_is_answered_and_not_repeated() {
            1)",
     );
     let failed = call_err(&mut server, "macroexpand", json!({"form": "(stop)"}));
-    assert!(failed.contains("The image was lost twice while it answered this request."), "{failed}");
+    assert!(failed.contains("Two images were lost while answering this request; it is not retried."), "{failed}");
     let text = server.evaluate("(f)");
     assert!(text.contains("was stopped by a signal") && text.ends_with("=> 42"), "{text}");
     let end = server.finish();
@@ -681,7 +681,7 @@ fn replayed_form_is_skipped_when_its_defpackage_was_not_kept() {
     let text = server.evaluate("(list (run) *long-2*)");
     assert!(text.ends_with(&format!("=> (:THE-USERS-OWN {})", 6 << 20)), "{text}");
     assert!(text.contains("- (defun run () :of-app) ("), "{text}");
-    assert!(text.contains("- (defpackage :app (:use :cl)) (it was dropped to save space)"), "{text}");
+    assert!(text.contains("- (defpackage :app (:use :cl)) (the form was dropped to save space)"), "{text}");
     assert!(text.contains("The package APP, in which the form was read, does not exist."), "{text}");
 }
 
@@ -886,7 +886,7 @@ fn uninterruptible_form_in_a_restore_is_skipped_after_its_time() {
     let begin = Instant::now();
     kill_worker(&server);
     let text = server.evaluate("(f)");
-    assert!(text.contains("Restored: 1 of 2 defining forms") && text.contains("it crashes the image"), "{text}");
+    assert!(text.contains("Restored: 1 of 2 defining forms") && text.contains("the form crashes the image"), "{text}");
     assert!(text.ends_with("=> 7"), "{text}");
     assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
 }

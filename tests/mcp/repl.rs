@@ -221,7 +221,7 @@ fn error_opens_a_debugger_level_with_frames_and_restarts() {
     // Omitted parts are available through colon commands, not through the tools' arguments.
     let shown = terminal.evaluate(":bt 1", "[1] CL-USER>");
     assert!(shown.starts_with("Backtrace for UNDEFINED-FUNCTION (1 of "), "{shown}");
-    assert!(shown.ends_with("\n3 more frames; :bt 4 shows them all."), "{shown}");
+    assert!(shown.ends_with("\n3 more frames; :bt 4 shows all frames."), "{shown}");
     assert!(!terminal.evaluate(":frame 1", "[1] CL-USER>").contains("more frames"));
     terminal.clear();
     assert!(terminal.evaluate(":frame 1", "[1] CL-USER>").contains("1: (TOTAL "));
@@ -537,14 +537,11 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     let (text, _, status) = test(&["--test-timeout=0.1", "--reload", "sums"]);
     assert!(text.contains("0.1 s") && status == Some(1), "{text}");
     let (_, reason, status) = test(&["few", "few::one"]);
-    assert!(
-        reason.contains("few::one is not a system. Several names must all be systems") && status == Some(2),
-        "{reason}"
-    );
+    assert!(reason.contains("few::one is not a system. Run a test or package alone") && status == Some(2), "{reason}");
     let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
     assert_eq!(
         terminal.evaluate(":test few few::one", "CL-USER>"),
-        "; few::one is not a system. Several names must all be systems: name a test or package alone."
+        "; few::one is not a system. Run a test or package alone: several names must all be systems."
     );
     server.evaluate("(sb-rt:deftest few::|two words| 1 1)");
     for (name, count) in [("few::|two words|", 1), ("FEW::one", 1), ("few:", 2), ("few, few", 2)] {
@@ -574,9 +571,9 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
             "code": "(restart-case (+ 1 (error \"boo\")) (use (x) (list x)))", "on-error": "debug"
         }),
     );
-    let pane = terminal.await_text("takes it over.");
+    let pane = terminal.await_text("takes over.");
     let (said, number) = pane.lines().next().unwrap().split_once(": SIMPLE-ERROR. :take ").unwrap();
-    let number = number.strip_suffix(" takes it over.").unwrap();
+    let number = number.strip_suffix(" takes over.").unwrap();
     assert_eq!(said, format!("; The session's own connection (raw) holds evaluation {number} for debugging"));
     let shown = terminal.evaluate(&format!(":take {number}"), "[1] CL-USER>");
     assert!(shown.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && shown.contains("  1. USE - USE"), "{shown}");

@@ -281,7 +281,7 @@ fn each_tool_keeps_uses_or_releases_a_held_evaluation() {
                 // The traced calls precede the answer of the code and hence `[notice]`.
                 let (seen, answered) =
                     expected.0.split_once("\n\n").filter(|_| call.tool == "trace-calls").unwrap_or(("", &expected.0));
-                let released = "[notice]\nThe evaluation held for debugging was released.\n";
+                let released = "[notice]\nThe evaluation held for debugging was ended.\n";
                 assert!(text.starts_with(seen) && text.contains(released) && text.ends_with(answered), "{context}");
                 assert_eq!(is_error, expected.1, "{context}");
             }

@@ -139,7 +139,11 @@ fn second_server_of_a_session_is_refused() {
     );
     for name in ["", ".", "..", ".x", "a\nb"] {
         let end = state.start(&["--session", name]).end();
-        assert!(end.stderr.contains("A session name has at most 100 characters"), "{}", end.stderr);
+        assert!(
+            end.stderr.contains("is not a valid session name: use 1 to 100 printable characters"),
+            "{}",
+            end.stderr
+        );
     }
     let end = state.start(&["--session", "x", "--restore", "none"]).end();
     assert!(end.stderr.contains("cannot be combined with --restore"), "{}", end.stderr);
@@ -276,7 +280,7 @@ fn lines_of_a_session_log_that_cannot_be_read_are_reported() {
     let notice = server.evaluate("(fboundp 'f)");
     let copy = state.directory("old").join("log.damaged");
     let reason = format!(
-        "A line of its log could not be read: some definitions may be missing. {} is a copy of the log.",
+        "A line of the session's log could not be read: some definitions may be missing. {} is a copy of the log.",
         copy.display()
     );
     assert!(notice.contains(&reason), "{notice}");
@@ -307,9 +311,9 @@ fn session_whose_log_lost_its_beginning_continues_from_its_last_checkpoint() {
     let mut server = state.serve("torn");
     let text = server.evaluate("(list (f) *x*)");
     assert!(text.ends_with("=> (1 2)"), "{text}");
-    assert!(text.contains("A line of its log could not be read: some definitions may be missing."), "{text}");
+    assert!(text.contains("A line of the session's log could not be read: some definitions may be missing."), "{text}");
     assert!(
-        text.contains("The beginning of its log is lost: definitions since the checkpoint may be missing."),
+        text.contains("The beginning of the session's log is lost: definitions since the checkpoint may be missing."),
         "{text}"
     );
     assert_eq!(std::fs::read_to_string(state.directory("torn").join("log.damaged")).unwrap(), damaged);
@@ -329,7 +333,7 @@ fn session_whose_log_is_removed_continues_from_its_last_checkpoint() {
     assert!(state.list().contains("bare"), "{}", state.list());
     let mut server = state.serve("bare");
     let text = server.evaluate("(list (f) *x*)");
-    assert!(text.contains("Its log is lost: definitions since the checkpoint may be missing."), "{text}");
+    assert!(text.contains("The session's log is lost: definitions since the checkpoint may be missing."), "{text}");
     assert!(text.ends_with("=> (1 2)"), "{text}");
     assert!(server.finish().status.success());
     state.await_free("bare");
@@ -384,9 +388,9 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
     let text = server.evaluate("(list *x* (f))");
     assert!(
         text.starts_with(
-            "[notice]\nThe session \"old\" continues. Its image was saved by another build of sbcl-mcp (0.0.1, with SBCL \
-             2.0.0) and cannot be booted here: only definitions are restored, not values. (`sbcl-mcp sessions export old` \
-             writes the definitions as a file.) Restored: all 2 defining forms."
+            "[notice]\nThe session \"old\" continues. The session's image was saved by another build of sbcl-mcp (0.0.1, \
+             with SBCL 2.0.0) and cannot be booted here: only definitions are restored, not values. (`sbcl-mcp sessions \
+             export old` writes the definitions as a file.) Restored: all 2 defining forms."
         ),
         "{text}"
     );
@@ -786,7 +790,7 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     drop(server);
     let mut server = start();
     let text = server.evaluate("(list (before) (fboundp 'lost))");
-    assert!(text.contains("\nThe session \"full\" continues. Its last server could no longer write the log"), "{text}");
+    assert!(text.contains("continues. The session's last server could no longer write the log"), "{text}");
     assert!(text.ends_with("=> (1 NIL)"), "{text}");
     kill_all(&state);
     drop(server);

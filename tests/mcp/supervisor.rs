@@ -144,7 +144,7 @@ fn unrestorable_forms_are_named_and_not_tried_again() {
     kill_worker(&server);
     let text = server.evaluate("(list (f) (fboundp 'lucky) (fboundp 'unlucky))");
     assert!(text.contains("Restored: 1 of 3 defining forms"), "{text}");
-    assert!(text.contains("(progn (assert") && text.contains("it crashes the image"), "{text}");
+    assert!(text.contains("(progn (assert") && text.contains("the form crashes the image"), "{text}");
     assert!(text.ends_with("=> (7 NIL NIL)"), "{text}");
     // The forms are not tried again.
     std::fs::remove_file(&deadly).unwrap();
@@ -225,14 +225,14 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
     assert!(text.contains("Restored: 2 of 6 defining forms. Not restored:"), "{text}");
     let mut lines: Vec<_> = text.lines().filter_map(|line| line.trim_start().strip_prefix("- ")).collect();
     let load = lines.pop().unwrap();
-    assert!(load.ends_with(" (it failed after defining FUNCTION COMMON-LISP-USER::IN-FILE)"), "{text}");
+    assert!(load.ends_with(" (the form failed after defining FUNCTION COMMON-LISP-USER::IN-FILE)"), "{text}");
     assert_eq!(
         lines,
         [
-            "(progn (defun f () 1) (error \"then\")) (it failed after defining FUNCTION COMMON-LISP-USER::F)",
-            "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0)) (it failed after defining \
+            "(progn (defun f () 1) (error \"then\")) (the form failed after defining FUNCTION COMMON-LISP-USER::F)",
+            "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0)) (the form failed after defining \
              CLASS COMMON-LISP-USER::C, FUNCTION COMMON-LISP-USER::M)",
-            "(progn (defvar *v* 1) (loop)) (it failed after defining VARIABLE COMMON-LISP-USER::*V*)",
+            "(progn (defvar *v* 1) (loop)) (the form failed after defining VARIABLE COMMON-LISP-USER::*V*)",
         ],
         "{text}"
     );
@@ -255,7 +255,10 @@ fn definitions_of_a_held_form_are_named_when_lost_and_a_resumed_form_is_replayed
         kill_worker(&server);
         let text = server.evaluate("(fboundp 'f)");
         assert!(text.contains("Restored: 0 of 1 defining forms"), "{released_by}: {text}");
-        assert!(text.contains("(it failed after defining FUNCTION COMMON-LISP-USER::F)"), "{released_by}: {text}");
+        assert!(
+            text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::F)"),
+            "{released_by}: {text}"
+        );
     }
     let mut server = Server::ready();
     let code = "(progn (defun f () 1) (restart-case (error \"then\") (go-on () (defun g () 2))))";
@@ -433,7 +436,7 @@ fn calls_queued_behind_a_reset_run_although_an_evaluation_was_held() {
     let reset = server.post_call("reset-session", json!({}));
     let behind = server.post_call("evaluate-lisp", json!({"code": "(defun g () (fboundp 'f))"}));
     let last = server.post_call("evaluate-lisp", json!({"code": "(g)"}));
-    let said = format!("[notice]\nThe evaluation held for debugging was released.\n\n{RESET}");
+    let said = format!("[notice]\nThe evaluation held for debugging was ended.\n\n{RESET}");
     assert_eq!(server.outcome(reset), (said, false));
     assert_eq!(server.outcome(behind), ("=> G".to_owned(), false));
     assert_eq!(server.outcome(last), ("=> NIL".to_owned(), false));

@@ -117,7 +117,10 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     => 1
     "#);
     let text = traced(&mut server, json!({"code": "1", "functions": ["fact"]}));
-    assert!(text.starts_with("No calls of the traced function (") && text.ends_with("\n\n=> 1"), "{text}");
+    assert!(
+        text.starts_with("No calls of the traced function were recorded (") && text.ends_with("\n\n=> 1"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn reset_cancels_running_and_queued_evaluations(mode: Mode) {
     assert!(last_error(&mut server).starts_with("No error information"));
 
     server.call_tool("evaluate-lisp", json!({"code": "(error \"held\")", "on-error": "debug"}));
-    let said = format!("[notice]\nThe evaluation held for debugging was released.\n\n{RESET}");
+    let said = format!("[notice]\nThe evaluation held for debugging was ended.\n\n{RESET}");
     assert_eq!(server.call_tool("reset-session", json!({})), (said, false));
     assert_eq!(server.call_tool("reset-session", json!({})), (RESET.to_owned(), false));
     server.assert_works();

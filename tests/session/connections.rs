@@ -131,7 +131,7 @@ fn held_evaluation_stays_held_while_other_connections_evaluate() {
         let text = report::evaluation(&eval(other, "1"));
         assert_eq!(text, "=> 1");
         let text = report::evaluation(&eval(holder, "2"));
-        assert!(text.starts_with("[notice]\nThe evaluation held for debugging was released."), "{text}");
+        assert!(text.starts_with("[notice]\nThe evaluation held for debugging was ended."), "{text}");
         assert!(!holder.is_held());
     }
     person.disconnect();

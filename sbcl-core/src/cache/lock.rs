@@ -12,7 +12,7 @@ pub(crate) fn acquire(path: &Path, progress: &Progress) -> Result<File, Error> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            progress.say(format_args!("waiting for another build, which holds {}", path.display()));
+            progress.say(format_args!("waiting for another build to release {}", path.display()));
             file.lock().context("waiting for the lock", path)?;
         }
         Err(TryLockError::Error(error)) => return Err(error).context("acquiring the lock", path),

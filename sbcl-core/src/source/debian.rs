@@ -49,7 +49,7 @@ impl Provider for DebianProvider {
                 return LookupOutcome::Missing("no mirror is configured for apt".to_owned());
             }
             Ok(mirrors) => mirrors,
-            Err(reason) => return LookupOutcome::Missing(format!("asking apt for its mirror: {reason}")),
+            Err(reason) => return LookupOutcome::Missing(format!("apt did not report its mirror: {reason}")),
         };
         let mut reasons = Vec::new();
         for mirror in mirrors {

@@ -43,8 +43,8 @@ pub(super) struct Content {
 impl ToolSpec for AbortEvaluation {
     const NAME: &'static str = "abort-evaluation";
     const TITLE: &'static str = "Abort evaluation";
-    const DESCRIPTION: &'static str = "End an evaluation: it unwinds, and its cleanup forms run. With `id` a running \
-        (also background) or waiting one; else the held one (on-error `debug`).";
+    const DESCRIPTION: &'static str = "End the held evaluation (on-error `debug`) or, with `id`, a running (also \
+        background) or waiting evaluation. Its cleanup forms run.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;

@@ -159,7 +159,7 @@ impl<'de> MapAccess<'de> for GivenArguments<'_> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ArgumentError> {
-        let (name, value) = self.value.take().ok_or_else(|| ArgumentError("a value without a name".to_owned()))?;
+        let (name, value) = self.value.take().ok_or_else(|| ArgumentError("an argument has no name".to_owned()))?;
         let tool = self.tool;
         seed.deserialize(ArgumentValue(value))
             .map_err(|ArgumentError(allowed)| ArgumentError(format!("{tool}: {name} must be {allowed}.")))

@@ -195,7 +195,10 @@ fn restart_question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
         .map_err(|reason| Fault::Refusal(reason.to_owned()))?;
     Ok(ElicitRequestParams::FormElicitationParams {
         meta: None,
-        message: format!("The Lisp evaluation failed with {}:\n{message}\nHow should it continue?", error.kind),
+        message: format!(
+            "The Lisp evaluation failed with {}:\n{message}\nHow should the evaluation continue?",
+            error.kind
+        ),
         requested_schema: schema,
     })
 }
@@ -243,7 +246,9 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
                 format!("The user chose no restart: {}.", withdrawal_reason(end))
             }
             (Ok(Err(_)), _) => {
-                "The user could not be asked for a restart: the client's answer does not fit the question.".to_owned()
+                "The user could not be asked for a restart: the client's answer must have an action (accept, decline or \
+                 cancel) and, after accept, an object as content."
+                    .to_owned()
             }
             (Err(NoAnswer::Refused(reason)), _) => format!("The user could not be asked for a restart: {reason}."),
             (Err(NoAnswer::TimedOut | NoAnswer::Withdrawn), _) => {
@@ -321,7 +326,10 @@ fn apply_choice(
 ) {
     match parse_choice(result) {
         // Asking again would get the same answer.
-        None => answer_as_it_is_now(call, before, Some("The client's answer names no restart.".to_owned())),
+        None => {
+            let notice = "The client's answer names no restart: the restart in its content must be an offered choice.";
+            answer_as_it_is_now(call, before, Some(notice.to_owned()));
+        }
         Some(Choice::Decline) => user_question.abort(move |result| {
             let notice = match result {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
@@ -373,7 +381,9 @@ fn continue_after_restart(
         after.result = before.result.clone();
         after.held = true;
     } else {
-        after.notices.push(format!("After {kind} the evaluation continued with the user's restart: {number}. {name}."));
+        after.notices.push(format!(
+            "The evaluation failed with {kind} and continued with the restart that the user chose: {number}. {name}."
+        ));
     }
     ask_or_answer(call, ask_state, Arc::new(before.followed_by(after)));
 }

@@ -54,7 +54,7 @@ impl ToolSpec for CheckpointTool {
     fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let Arguments { action, name } = arguments;
         let Some(checkpoints) = call.context.checkpoints.clone() else {
-            return Err(Fault::Refusal("This server keeps no checkpoints.".to_owned()));
+            return Err(Fault::Refusal("This server is part of a program that keeps no checkpoints.".to_owned()));
         };
         if action == Action::List {
             let (intact, damaged) = checkpoints.intact_and_damaged();

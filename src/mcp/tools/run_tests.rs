@@ -29,7 +29,7 @@ const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation counts
     passing test to compare with.";
 /// The end of the notice if coverage marked no code of the tested systems. It follows "There are no suspects: " and the
 /// failed tests.
-const NOTHING_MARKED: &str = "ran no code of the tested systems, apart from tests and code outside the systems' files.";
+const NOTHING_MARKED: &str = "ran no code from the files of the tested systems, apart from the tests themselves.";
 /// Maximum number of test names in a notice.
 const MAX_NAMED_TESTS: usize = 10;
 /// Maximum number of suspects for each failing test: functions that the failing test ran, but few passing tests did.

@@ -64,12 +64,14 @@ fn run_search_within<T: Send + 'static>(
         let known = DefinitionCache { stopped: is_stopped, ..DefinitionCache::default() };
         let found = panics::catch(|| search(&known));
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
-        let failed = || Err(Fault::Refusal("The search for the .asd file failed.".to_owned()));
+        let failed = || Err(Fault::Refusal("The search for the .asd file failed; see the log on stderr.".to_owned()));
         let _ = sender.send(found.unwrap_or_else(failed));
     };
     if SEARCHES.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCHES {
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
-        return Err(Fault::Refusal(format!("{MAX_SEARCHES} searches for .asd files still run: try again later.")));
+        return Err(Fault::Refusal(format!(
+            "{MAX_SEARCHES} searches for .asd files are still running: try again later."
+        )));
     }
     if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-search".to_owned()).spawn(run) {
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
@@ -220,7 +222,7 @@ pub(super) fn existing_directory(directory: &str) -> Result<PathBuf, Fault> {
     if directory.is_dir() {
         return Ok(directory);
     }
-    Err(Fault::Refusal(format!("directory: there is no directory {}.", directory.display())))
+    Err(Fault::Refusal(format!("The argument directory must be an existing directory, not {}.", directory.display())))
 }
 
 /// Returns an absolute path. `~/` stands for the user's home directory, and relative paths begin in the working

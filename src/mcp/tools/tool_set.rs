@@ -38,7 +38,7 @@ const EMBEDDED_WORDING: (&str, &str) = (
 const LAST_STEP_WORDING: (&str, &str) = (
     "#. Write the code to the file[[load-system|, load it]][[run-tests|, run-tests again; with `fresh` before you say that it \
      works]].",
-    "#. Write it to the file and test in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
+    "#. Write the code to the file and test in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
 );
 
 /// Replaces each `#.` with the number of its list item.

@@ -118,14 +118,15 @@ impl Saver {
     ) {
         if self.session.is_anything_held() {
             return done(Err(format!(
-                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort it{} first.",
+                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort the \
+                 evaluation{} first.",
                 tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation)")
             )));
         }
         if self.session.is_evaluating() {
             return done(Err(
-                "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait for it \
-                 (check-evaluation) or cancel it first."
+                "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait for the \
+                 evaluation (check-evaluation) or cancel it first."
                     .to_owned(),
             ));
         }

@@ -207,7 +207,7 @@ impl Checkpoints {
     /// Returns the reason as a sentence if the directory cannot be created, or if there are too many named checkpoints.
     pub(crate) fn new_draft(&self, automatic: bool) -> Result<Draft, String> {
         if !automatic && self.list_unchecked().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
-            return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete one first."));
+            return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete a checkpoint first."));
         }
         self.make_directory().map_err(|error| {
             format!("The checkpoint directory {} cannot be created: {error}.", self.directory.display())
@@ -492,7 +492,7 @@ impl Draft {
     /// the core; `None` if there was no such process. Returns the reason, worded as a clause, if the process failed, if the
     /// core does not boot, or if a file cannot be written.
     fn complete(mut self, ended: Option<WaitStatus>, made: SaveDetails) -> Result<Checkpoint, String> {
-        let status = ended.ok_or("the saving process has disappeared")?;
+        let status = ended.ok_or("the saving process no longer exists")?;
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),

@@ -48,7 +48,8 @@ impl PersistentSession {
         match name.to_str().filter(|name| is_plain(name) && name.chars().count() <= MAX_NAME_CHARS) {
             Some(name) => Ok(Self { name: name.to_owned(), directory: sessions_directory()?.join(name) }),
             None => Err(format!(
-                "A session name has at most {MAX_NAME_CHARS} characters and no leading dot; a path is allowed too."
+                "{text:?} is not a valid session name: use 1 to {MAX_NAME_CHARS} printable characters without a leading \
+                 dot, or a path."
             )),
         }
     }
@@ -108,7 +109,10 @@ impl PersistentSession {
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
         }
-        Err(format!("The directory {} is not empty and holds no session: choose another.", self.directory.display()))
+        Err(format!(
+            "The directory {} is not empty and holds no session: choose another directory.",
+            self.directory.display()
+        ))
     }
 
     /// Returns the paths of the files in the directory.

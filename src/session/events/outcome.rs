@@ -474,7 +474,7 @@ fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Opt
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
         (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
         (TIMEOUT, JobEnd::Interrupted(_), None) => {
-            format!("The time limit of {} was exceeded.", step.unwrap_or("the current step"))
+            format!("The time limit for {} was exceeded.", step.unwrap_or("the current step"))
         }
         (HEAP_EXHAUSTED, JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()

@@ -23,8 +23,8 @@ fn timed_out_evaluation_is_held_and_continue_resumes_in_place(mode: Mode) {
            (unwind-protect (let ((*print-base* 2)) (loop until *stop*) (list argument *print-base*)) (incf *cleaned*)))",
     );
     let report = hold_timed_out(&mut server, "(list :waited (wait :here))");
-    let restarts = "\n[Debugger]\nHeld. Restarts:\n  1. CONTINUE - Go on.\n  2. RETRY - Evaluate this form again.\n  \
-                    3. ABORT - Return to top level.\n";
+    let restarts = "\n[Debugger]\nHeld. Restarts:\n  1. CONTINUE - Continue the evaluation.\n  2. RETRY - Evaluate this \
+                    form again.\n  3. ABORT - Return to top level.\n";
     assert!(report.contains(restarts), "{report}");
     let frame = frame_of(&report, "(WAIT :HERE)");
     assert!(last_error(&mut server).starts_with("Error: TIMEOUT\n"));

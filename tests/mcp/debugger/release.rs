@@ -119,7 +119,7 @@ fn hold_option_releases_the_held_evaluation_after_its_time(mode: Mode) {
     }
     assert_nothing_held(&mut server);
     let text = server.evaluate("1");
-    let said = "[notice]\nThe evaluation held for debugging was released: the hold timed out.\n\n=> 1";
+    let said = "[notice]\nThe evaluation held for debugging was ended: the hold timed out.\n\n=> 1";
     assert_eq!(text, said);
 }
 

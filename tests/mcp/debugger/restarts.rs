@@ -116,7 +116,7 @@ fn continue_calls_a_function_defined_while_held(mode: Mode) {
     assert_eq!(in_frame(&mut server, 1, "(list item)"), "=> (:TEA)");
     // Frame 0 has no variables: its code is evaluated globally, with a notice.
     let text = in_frame(&mut server, 0, "(defun base-price (item) (if (eq item :tea) 10 item))");
-    let said = "[notice]\nSBCL knows no variables of the frame, so the code was evaluated globally.\n\n";
+    let said = "[notice]\nSBCL knows no variables of the frame, so the code was evaluated outside the frame.\n\n";
     assert_eq!(text, format!("{said}=> BASE-PRICE"));
     assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> 30");
     assert_eq!(last_error(&mut server), NO_ERROR);
@@ -126,7 +126,7 @@ fn continue_calls_a_function_defined_while_held(mode: Mode) {
 #[apply(both_modes)]
 fn eval_in_frame_without_variables_evaluates_globally_with_a_notice(mode: Mode) {
     let mut server = mode.ready();
-    let said = "[notice]\nSBCL knows no variables of the frame, so the code was evaluated globally.\n\n=> 3";
+    let said = "[notice]\nSBCL knows no variables of the frame, so the code was evaluated outside the frame.\n\n=> 3";
     let report = hold(&mut server, "(defun none () (/ 1 0)) (defun some-are (x) (list (none) x)) (some-are 1)");
     let frames = report.split_once("[Backtrace]\n").unwrap().1.split_once("\n\n").unwrap().0;
     for (number, frame) in (0..).zip(frames.lines()) {
@@ -371,7 +371,7 @@ fn returning_restart_leaves_the_evaluation_held(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *called* 0)");
     hold(&mut server, "(restart-bind ((count-me (lambda () (incf *called*)))) (error \"x\"))");
-    let said = "[notice]\nThe restart returned: the evaluation is still held.\n\n; No values";
+    let said = "[notice]\nThe restart made no non-local exit: the evaluation is still held.\n\n; No values";
     assert_eq!(invoke_restart(&mut server, "count-me"), said);
     assert!(in_frame(&mut server, 0, "*called*").ends_with("=> 1"));
     call_ok(&mut server, "abort-evaluation", json!({}));

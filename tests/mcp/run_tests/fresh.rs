@@ -106,7 +106,7 @@ fn timed_out_step_of_a_test_run_is_named() {
     let code = "(unwind-protect (progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (loop))
                   (sbcl-host/testing::announce-test nil))";
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": code}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo was exceeded.\n"), "{text}");
+    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit for the loading of demo was exceeded.\n"), "{text}");
     // No time limit remains after the step.
     let code =
         "(progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (sbcl-host/testing::announce-test nil)
@@ -126,7 +126,7 @@ fn uninterruptible_test_replaces_the_image() {
     let project = project_with_stuck_test();
     let mut server = project.server();
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
-    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK was exceeded.\n\
+    let expected = "[ERROR] TIMEOUT\nThe time limit for the test DEMO-TESTS::STUCK was exceeded.\n\
                     The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
                     code that interrupt-thread or a timer runs unless it uses with-interrupts) and was terminated. A new image has replaced it.\n";
     assert!(text.starts_with(expected), "{text}");
@@ -139,7 +139,7 @@ fn uninterruptible_test_in_a_fresh_image_leaves_the_session_intact() {
     let mut server = project.server();
     server.evaluate("(defvar *here* t)");
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
-    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK was exceeded. \
+    let expected = "\n[ERROR] TIMEOUT\nThe time limit for the test DEMO-TESTS::STUCK was exceeded. \
                     The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
                     code that interrupt-thread or a timer runs unless it uses with-interrupts).\n";
     assert!(text.contains(expected), "{text}");

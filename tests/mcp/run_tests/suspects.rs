@@ -287,7 +287,7 @@ fn absence_of_suspects_is_reported_with_the_reason() {
                  (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let nothing = "ran no code of the tested systems, apart from tests and code outside the systems' files.\n";
+    let nothing = "ran no code from the files of the tested systems, apart from the tests themselves.\n";
     let passed = "These tests have no suspects, since they passed in the fresh image that searched for suspects: \
                   DEMO-TESTS::STALE.\n";
     let suspects = |server: &mut Server, name: &str| {

@@ -221,7 +221,7 @@ fn run_tests_finds_a_system_by_the_rules_of_load() {
     let missing = call_err(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(missing.contains("Not found in ") && missing.contains(", its parent directories and "), "{missing}");
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
-    assert_eq!(text, "directory: there is no directory /no-such-directory.");
+    assert_eq!(text, "The argument directory must be an existing directory, not /no-such-directory.");
     // In the directory, in a file with another name, and in a parent directory.
     for (system, directory) in [("demo", ""), ("DEMO/TESTS", ""), ("other-tests", ""), ("demo", "/tests")] {
         for fresh in [false, true] {
@@ -350,7 +350,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
     for fresh in [false, true] {
         let text =
             run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
-        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran no code of the tested systems";
+        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran no code from the files of";
         assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
         assert!(text.contains("\ns/plain: There are no suspects: a test operation counts as one test"), "{text}");
         assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
@@ -390,7 +390,7 @@ fn test_without_a_check_passes_with_a_remark() {
     assert_eq!(timeless(&text), expected);
     let content = structured(&mut server, json!({"system": "demo"}));
     let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
-    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "The test made no check.");
+    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "The test checked nothing.");
     assert_eq!(test("DEMO-TESTS::CHECKS")["message"], json!(null));
 }
 

@@ -328,7 +328,7 @@ fn panic_in_a_reply_callback_is_reported_as_a_notice() {
     let lisp = crate::support::fresh();
     lisp.session().submit(Evaluation::new("1"), |_| panic!("on purpose"));
     let outcome = lisp.eval("(+ 1 2)");
-    assert_eq!(outcome.notices, ["The receiver of one of this session's answers panicked: on purpose"]);
+    assert_eq!(outcome.notices, ["The function that received one of this session's answers panicked: on purpose"]);
 }
 
 #[test]
