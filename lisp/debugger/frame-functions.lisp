@@ -1,19 +1,21 @@
-;;;; The function that a frame is a call of, and the arguments of that call, so that the function can be called again.
+;;;; The function that was called in a frame, and the arguments of the call, so that the function can be called again; and
+;;;; whether evaluation can continue from a frame.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun frame-code (frame)
-  "Return the code component in which FRAME runs, or NIL."
+  "Return the code component of FRAME's function, or NIL if FRAME is not a call of a compiled Lisp function."
   (let ((function (sb-di:frame-debug-fun frame)))
     (and (typep function 'sb-di::compiled-debug-fun)
          (sb-di::compiled-debug-fun-component function))))
 
 (defun compiler-debug-fun (function)
-  "Return the compiler's record of FUNCTION, an SB-DI:DEBUG-FUN."
+  "Return the SB-C::COMPILED-DEBUG-FUN, which is the compiler's record, for FUNCTION, an SB-DI::COMPILED-DEBUG-FUN."
   (sb-di::compiled-debug-fun-compiler-debug-fun function))
 
 (defun same-code-p (function frame)
-  "Return true when FRAME runs FUNCTION's current code, that is, FUNCTION has not been redefined since the call."
+  "Return true when FRAME runs the code of FUNCTION. If FUNCTION is the current definition of its name, the name has then
+not been redefined since the call."
   (and (typep function '(or sb-kernel:simple-fun sb-kernel:closure))
        (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
 
@@ -24,7 +26,7 @@
 but stopped itself."
   (declare (type sb-ext:word pc))
   #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
-  ;; While an evaluation is held by an interruption, *CURRENT-INTERNAL-ERROR* is NIL.
+  ;; *CURRENT-INTERNAL-ERROR* is true after a trap, and NIL while an interruption holds the evaluation.
   #-x86-64 (and (plusp pc) sb-di::*current-internal-error* t))
 
 (defun stable-frame-p (frame)
@@ -45,23 +47,22 @@ that its code keeps there."
                 (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
                      ;; The PC is not between LEAVE and RET.
                      (not (member (sap-ref-8 (int-sap pc) 0) '(#xC3 #xF8 #xF9)))
-                     ;; The frame pointer does not belong to a frame that was allocated for a call that has not begun.
-                     ;; The return address of such a frame is just after the call instruction, and the stack ends at
-                     ;; the call's arguments.
+                     ;; The frame pointer does not belong to the new frame of a call that has not begun. The return address
+                     ;; of such a frame is just after the call instruction, and the stack ends at the call's arguments.
                      (not (< 0 (- return-address pc) 64))
                      (or (null place)
                          (<= (sb-vm:context-register context sb-vm::rsp-offset)
                              (+ (sap-int frame-pointer) (stack-offset place)))))))))))
 
 (defun stack-offset (place)
-  "Return the offset in bytes of PLACE, a location that the compiler recorded, from the frame pointer."
+  "Return the offset in bytes from the frame pointer of PLACE, a stack location (SB-C:SC+OFFSET) that the compiler recorded."
   #+(or x86 x86-64) (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place))
   #-(or x86 x86-64) (* sb-vm:n-word-bytes (sb-c:sc+offset-offset place)))
 
 (defun called-directly-p (frame)
-  "Return true when FRAME's function was called by code of its own component as a local function, not as a function
-object. The calling code relies on everything that the compiler derived about the function, such as that it never
-returns."
+  "Return true when FRAME's function was called by code of the same component, as a local function rather than through a
+function object. The calling code relies on everything that the compiler derived about the function, such as that it
+never returns."
   (let ((code (frame-code frame))
         (caller (sb-di:frame-down frame)))
     (and caller
@@ -78,21 +79,21 @@ returns."
   "Return a format control for the reason, worded as the end of a sentence, why evaluation cannot continue from FRAME.
 Return NIL if evaluation can continue."
   (cond ((undefined-function-frame-p frame)
-         "it is the call of an undefined function: once the function is defined, the restart CONTINUE calls it")
-        ((bogus-frame-p frame) "it is not a call of a Lisp function")
+         "the frame is a call of an undefined function: define the function, then invoke the restart CONTINUE")
+        ((bogus-frame-p frame) "the frame is not a call of a Lisp function")
         ((not (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
          (if (system-frame-p frame)
-             "it is SBCL's own code, which is compiled without the needed debug information"
-             "its code was compiled without the needed debug information: evaluate (declaim (optimize (debug 2))) ~
+             "the frame's code is SBCL's own, which is compiled without the needed debug information"
+             "the frame's code was compiled without the needed debug information: evaluate (declaim (optimize (debug 2))) ~
               and reload its definition"))
         ((not (stable-frame-p frame))
-         "it was interrupted while its function was starting, returning or calling another function")
+         "the frame was interrupted while its function was starting, returning or calling another function")
         ((called-directly-p frame)
-         "it is a local function that the same compiled code calls directly, and that code relies on the return ~
+         "the frame's local function is called directly by the same compiled code, which relies on the return ~
           types that the compiler derived")))
 
 (defun declared-to-return-p (frame values)
-  "Return false when FRAME's function is declaimed to return types that VALUES, a list, do not have. The function's
+  "Return false when VALUES, a list, do not have the types that FRAME's function is declaimed to return. The function's
 callers may rely on the declaration."
   (let* ((name (sb-debug::frame-call frame :argument-limit 0))
          (type (and (sb-int:legal-fun-name-p name)
@@ -136,11 +137,11 @@ that are known not to have been supplied."
 
 (defun frame-arguments (frame unused)
   "Return the arguments of FRAME's call and true, or NIL and NIL if SBCL no longer has all of them. SBCL does not keep
-an argument that the function does not use: it counts as NIL if UNUSED is true, else as missing."
+an argument that the function does not use. Such an argument counts as NIL if UNUSED is true, else as missing."
   (multiple-value-bind (name arguments) (sb-debug::frame-call frame :method-frame-style :full)
     (if (listp arguments)
         (loop for argument in (let ((supplied (supplied-arguments frame arguments)))
-                                ;; PCL itself passes the first two arguments.
+                                ;; Omit the first two arguments of a method function, which PCL adds to those of the caller.
                                 (if (typep name '(cons (eql sb-pcl::fast-method))) (cddr supplied) supplied))
               collect (cond ((not (sb-debug::unprintable-object-p argument)) argument)
                             ((and unused
@@ -162,7 +163,7 @@ an argument that the function does not use: it counts as NIL if UNUSED is true, 
               (sb-sys:sap-ref-8 (int-sap (- address sb-vm:fun-pointer-lowtag)) 0)))))
 
 (defun closure-at (address)
-  "Return the closure to which the word ADDRESS, which may be any value, refers; or NIL if it refers to no closure."
+  "Return the closure to which ADDRESS refers, or NIL if ADDRESS does not refer to a closure. ADDRESS may be any word."
   (declare (type sb-ext:word address))
   (when (eql sb-vm:fun-pointer-lowtag (logand address sb-vm:lowtag-mask))
     ;; Close the thread's allocation region first: MAKE-LISP-OBJ does not recognise objects in an open region.
@@ -173,7 +174,8 @@ an argument that the function does not use: it counts as NIL if UNUSED is true, 
       (and (sb-kernel:closurep object) object))))
 
 (defun closure-place (entry)
-  "Return the location where frames of ENTRY, a simple function, keep the closure, or NIL."
+  "Return the stack location where frames of ENTRY, a simple function, keep the closure that was called. Return NIL
+if they keep no closure."
   (sb-c::compiled-debug-fun-closure-save
    (compiler-debug-fun
     (sb-di::debug-fun-from-pc (sb-kernel:fun-code-header entry) (sb-di::function-start-pc-offset entry)))))
@@ -194,8 +196,9 @@ distinguished from other functions of its code component."
          (first entries))))
 
 (defun call-with-closures-marked (lexenv compile)
-  "Call COMPILE, which compiles a form in LEXENV. Mark the code of submitted forms in *SOURCE-PLIST*: the frames of such
-code keep the closures that they are calls of. Code that a macro compiles meanwhile is not marked."
+  "Call COMPILE, a function that compiles a form in LEXENV. If LEXENV is the environment of a submitted form, mark the code
+in *SOURCE-PLIST*, because a frame of submitted code keeps the closure that was called. Code that a macro compiles
+meanwhile is not marked."
   (declare (type function compile))
   (let* ((marked (getf sb-c::*source-plist* :closures-kept))
          (mark (submitted-code-lexenv-p lexenv))
@@ -204,14 +207,14 @@ code keep the closures that they are calls of. Code that a macro compiles meanwh
     (funcall compile)))
 
 (defun closures-kept-p (frame)
-  "Return true when FRAME runs code of a submitted form, whose frames keep their closures."
+  "Return true when FRAME runs submitted code, whose frames keep the closure that was called."
   (let ((source (sb-di:code-location-debug-source (sb-di:frame-code-location frame))))
     (and (null (sb-di:debug-source-namestring source))
          (getf (sb-c::debug-source-plist source) :closures-kept))))
 
 (defun frame-closure (frame)
-  "Return the function object of which FRAME is a call, if that object has no global name. Return NIL if the object is
-unknown: only frames of submitted code keep their function object."
+  "Return the function object that was called in FRAME, or NIL if that object is unknown. Only a frame of submitted code
+keeps its function object, and only if the function was not called as a local function."
   (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
     (when entry
       (let ((place (closure-place entry)))
@@ -220,12 +223,12 @@ unknown: only frames of submitted code keep their function object."
                  (and closure
                       (eq entry (sb-kernel:%closure-fun closure))
                       closure)))
-              ;; The code keeps its closures. Without a place for a closure, the function closes over nothing.
+              ;; If the code keeps closures but has no place for this one, the function closes over nothing.
               ((closures-kept-p frame) entry))))))
 
 (defun closure-name (debug-fun-closure-name function frame)
-  "Return the name of the closure of which FRAME, a frame of FUNCTION, is a call. Call DEBUG-FUN-CLOSURE-NAME, SBCL's
-function, only where it finds the right word: it takes any word on the stack for a closure."
+  "Return the name of the closure that was called in FRAME, a frame of FUNCTION. DEBUG-FUN-CLOSURE-NAME is SBCL's function
+for this purpose. It takes any word on the stack for a closure, so it is called only if it finds the right word."
   (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
              (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
              (sb-di::all-args-available-p frame))
@@ -243,14 +246,14 @@ function, only where it finds the right word: it takes any word on the stack for
         (or (sb-pcl::%method-function-fast-function function) function)
         function)))
 
-(defun method-name-p (name)
-  "Return true when NAME is the name of a method's frames."
+(defun method-frame-name-p (name)
+  "Return true when NAME is a name that SBCL gives to the frames of a method."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun frame-method (name)
   "Return the currently defined method whose frames are named NAME, and its generic function. The first value is NIL if
-there is no such method; both are NIL if NAME names no generic function."
-  (let ((function (and (method-name-p name)
+there is no such method. Both values are NIL if NAME is not the name of a method of an existing generic function."
+  (let ((function (and (method-frame-name-p name)
                        (sb-int:legal-fun-name-p (second name))
                        (fboundp (second name))
                        (fdefinition (second name)))))
@@ -275,7 +278,7 @@ expects the list, and true. Return NIL and NIL if the next methods are unknown."
     (flet ((aroundp (method) (equal '(:around) (method-qualifiers method))))
       (cond ((typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination)
              (values '() nil))
-            ;; The only method has no next methods, whatever the arguments are. SBCL may have lost some of them.
+            ;; The only method has no next methods, so it does not matter that SBCL may have lost some arguments.
             ((and (null (method-qualifiers method))
                   (null (rest (sb-mop:generic-function-methods function))))
              (values '() t))
@@ -298,9 +301,10 @@ expects the list, and true. Return NIL and NIL if the next methods are unknown."
 
 (defun frame-function (frame number)
   "Return a function and a list of arguments with which FRAME, whose number is NUMBER, can be restarted. The function is
-the current definition of the function of which FRAME is a call. Refuse if the function or an argument is unknown."
+the current definition of FRAME's function or, if that has no global name, the closure that was called in FRAME. Refuse if
+the function or an argument is unknown."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
-         (methodp (method-name-p full-name))
+         (methodp (method-frame-name-p full-name))
          (global (and (not methodp)
                       (sb-int:legal-fun-name-p full-name)
                       (fboundp full-name)
@@ -309,7 +313,7 @@ the current definition of the function of which FRAME is a call. Refuse if the f
     (multiple-value-bind (method generic-function) (frame-method full-name)
       (let ((function (or global (and method (method-fast-function method)) closure)))
         (cond ((null function)
-               (refuse-to-restart number (missing-function-reason full-name generic-function)))
+               (refuse-to-restart number "~A" (missing-function-reason full-name generic-function)))
               (t
                (multiple-value-bind (arguments all) (frame-arguments frame (same-code-p function frame))
                  (cond ((not all)
@@ -328,10 +332,10 @@ the current definition of the function of which FRAME is a call. Refuse if the f
                                       'sb-pcl::long-method-combination)))))))))))))
 
 (defun missing-function-reason (name generic-function)
-  "Return a sentence that says why no function can be called again for a frame named NAME. GENERIC-FUNCTION is the generic
-function of a method's frame, or NIL."
+  "Return a sentence that says why the function of a frame named NAME is unknown. If the frame is a method's,
+GENERIC-FUNCTION is the generic function; else it is NIL."
   (format nil "~S ~@?" name
           (cond (generic-function "is no longer a method of its generic function.")
                 ((symbolp name) "no longer has a global definition.")
-                (t "has no global name, and its frame does not keep the function object: only code that was sent to ~
-                    evaluate-lisp does."))))
+                (t "has no global name, and its frame does not keep the function object, as the frames of code sent to ~
+                    evaluate-lisp do."))))

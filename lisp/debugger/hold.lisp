@@ -1,17 +1,17 @@
-;;;; Held evaluations. An evaluation that failed stays where it failed while the client inspects its frames, evaluates
-;;;; code in them, and then resumes or releases the evaluation.
+;;;; Held evaluations. An evaluation that failed or timed out stays where it stopped while the client inspects its frames,
+;;;; evaluates code in them, and then resumes or releases the evaluation.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defvar *held-condition* nil
-  "The condition of the held evaluation, or NIL if an interruption holds it.")
+  "The condition with which the held evaluation failed, or NIL if the evaluation was interrupted.")
 (defvar *held-frames* '()
   "The frames of the held evaluation, as USER-FRAMES returns them: an alist from numbers to frames.")
 
 (defmacro with-protected-hold (() &body body)
-  "Evaluate BODY so that no handler or timer of the held evaluation can end the hold. Handlers of the evaluation do not
-run. If a condition reaches the debugger, the CONTINUE restart is invoked; if there is none, the condition ends BODY,
-and the value is NIL."
+  "Evaluate BODY so that no handler, debugger hook or deadline of the held evaluation can end the hold. Handlers of the
+evaluation do not run. If a condition reaches the debugger, invoke its CONTINUE restart; if it has no such restart, end
+BODY and return NIL."
   `(catch 'contained
      (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
            (*signal-observer* nil)
@@ -29,15 +29,15 @@ and the value is NIL."
 
 (defun contain-held-interruption (function)
   "Call FUNCTION, with which a timer or another thread interrupts this thread while an evaluation is held and no command
-runs. A non-local exit out of FUNCTION ends here."
+runs. Stop a non-local exit out of FUNCTION."
   (let ((sb-thread::*interrupt-handler* nil))
     (block contained
       (unwind-protect (with-protected-hold () (funcall (the function function)))
         (return-from contained)))))
 
 (defun next-held-job ()
-  "Wait for the next job and return it, or NIL when there will be no more jobs. A job other than :FRAME-LOCALS brings
-this thread to the foreground again. Pending interruptions of this thread run before this function returns: an
+  "Wait for the next job and return it, or NIL when there will be no more jobs. For a job other than :FRAME-LOCALS, make
+this thread the main thread again. Run pending interruptions of this thread before this function returns, because an
 interruption on the way out of NEXT-JOB would lose the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
@@ -50,11 +50,23 @@ interruption on the way out of NEXT-JOB would lose the job."
          (lambda () (with-protected-hold () (with-interrupts nil)))))
       job)))
 
+(defun report-stopped-exit (job)
+  "Report that JOB failed because a non-local exit would have left the held evaluation. The exit was made by JOB's own
+code, or by code that interrupted JOB, such as a timer's function."
+  (let ((message "A non-local exit, such as a throw, out of the held evaluation was stopped: the rest of the code was not ~
+evaluated, and the evaluation is still held. To leave a frame, use invoke-restart or resume-from-frame. If the code makes ~
+no such exit, a timer or another thread made it."))
+    (if (eq (job-kind job) :frame-locals)
+        (refuse message)
+        (progn
+          (event *job-id* (event-code :error) 0 "ABORTED")
+          (event *job-id* (event-code :error-text) 0 (format nil message))))))
+
 (defun hold-evaluation (condition frames)
   "Report that the evaluation is held because it failed with CONDITION or, if CONDITION is NIL, was interrupted. Perform
 the host's commands until one of them resumes or releases the evaluation. FRAMES is a value of USER-FRAMES. Return only
-if the evaluation is released. A non-local exit that no resuming command makes, for example one of a
-timer's function, is stopped here."
+if the evaluation is released. Stop any non-local exit that does not come from a command that resumes the evaluation, for
+example an exit from a timer's function."
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
@@ -90,11 +102,11 @@ timer's function, is stopped here."
                    (setf job nil))))
           (unless leaving
             (when job
-              (refuse "Code of the session, such as a timer, interrupted this request.")
+              (report-stopped-exit job)
               (end-held-job nil)
               (setf job nil))
             (throw 'still-held nil))))))
-  ;; Errors in the evaluation's cleanup forms are not held again.
+  ;; Errors in the evaluation's cleanup forms do not hold the evaluation again.
   (setf *hold-errors* nil))
 
 (defun in-system-call-p (frame)
@@ -130,10 +142,10 @@ released, unwind it."
              *hold-errors*
              (not *failure-reason*)
              (holdable-frame-p (interrupted-frame hook)))
-    (block go-on
+    (block continued
       (let* ((continue (sb-kernel::make-restart
-                        'continue (lambda () (return-from go-on t))
-                        (lambda (stream) (write-string "Go on." stream))))
+                        'continue (lambda () (return-from continued t))
+                        (lambda (stream) (write-string "Continue the evaluation." stream))))
              (sb-kernel:*restart-clusters* (cons (list continue) sb-kernel:*restart-clusters*)))
         (hold-evaluation nil (capture-interruption reason hook))
         (abandon-evaluation :interrupted #'end-programs)))))
@@ -167,9 +179,9 @@ evaluation, or :RELEASE, or NIL to keep the evaluation held."
     (:restart-frame (restart-frame-command job))
     (t (refuse "A held evaluation does not accept this request."))))
 
-(defmacro do-held-forms ((form text result &optional (end (gensym "END"))) &body body)
+(defmacro do-forms-in-hold ((form text result &optional (end (gensym "END"))) &body body)
   "Evaluate BODY for each form in TEXT, with FORM bound to the form and END to the form's end position. Return RESULT.
-An error in BODY is not held."
+An error in a form does not hold the evaluation a second time."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
             (*submitted-code* ,text)
@@ -204,13 +216,13 @@ second value false."
       (call-until-abandoned
        (lambda ()
          (let ((arguments '()))
-           (do-held-forms (form text (nreverse arguments))
+           (do-forms-in-hold (form text (nreverse arguments))
              (push (with-user-code-boundary () (eval form)) arguments)))))
     (unless success
       (push-notice "An expression in `values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
 
-(defun argument-count (function)
+(defun argument-count-range (function)
   "Return the smallest and the largest number of arguments that FUNCTION takes. The largest is NIL if there is no limit,
 or if the lambda list is unknown."
   (let ((minimum 0)
@@ -220,7 +232,7 @@ or if the lambda list is unknown."
                          (sb-kernel:%fun-lambda-list function)
                          :unknown)))
     (unless (sb-int:proper-list-p lambda-list)
-      (return-from argument-count (values 0 nil)))
+      (return-from argument-count-range (values 0 nil)))
     (loop with optional = nil
           for parameter in lambda-list
           do (case parameter
@@ -250,7 +262,8 @@ input. Return NIL if the function fails or returns no proper list."
             nil)))))))
 
 (defun refuse-arguments (restart minimum maximum count)
-  "Refuse to invoke RESTART, which takes MINIMUM to MAXIMUM arguments (NIL: no limit), with COUNT arguments."
+  "Refuse to invoke RESTART with COUNT arguments. RESTART takes MINIMUM to MAXIMUM arguments. If MAXIMUM is
+NIL, the number has no upper limit."
   (refuse "The restart ~A takes ~A~A~A."
           (restart-name restart)
           (cond ((eql maximum 0) "no values")
@@ -265,7 +278,7 @@ input. Return NIL if the function fails or returns no proper list."
   "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT
 or, if TEXT has no expressions, the list that the interactive function of RESTART returns. If the arguments are not
 valid, push the reason."
-  (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
+  (multiple-value-bind (minimum maximum) (argument-count-range (sb-kernel::restart-function restart))
     (multiple-value-bind (arguments success) (evaluate-arguments text)
       (cond ((not success)
              (return-from restart-arguments (values '() nil)))
@@ -328,7 +341,7 @@ fails, or if there are more values than places, push the reason and return NIL."
 
 (defun invoke-restart-command (job)
   "Return true and a function, for HOLD-EVALUATION to call, that invokes the restart that JOB names. If the restart
-aborts the evaluation, return :RELEASE in place of the function. If there is no such restart or its arguments are not
+aborts the evaluation, the second value is :RELEASE instead. If there is no such restart or its arguments are not
 valid, push the reason; the first value is NIL."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
@@ -342,7 +355,7 @@ valid, push the reason; the first value is NIL."
                             (t
                              (lambda ()
                                (apply #'invoke-restart restart arguments)
-                               (push-notice "The restart returned: the evaluation is still held.")))))))))))
+                               (push-notice "The restart made no non-local exit: the evaluation is still held.")))))))))))
 
 ;;; Frames
 
@@ -381,7 +394,7 @@ form, and true unless a form failed."
      (call-until-abandoned
       (lambda ()
         (let ((values '()))
-          (do-held-forms (form text values end)
+          (do-forms-in-hold (form text values end)
             (incf *form-number*)
             (let ((package *package*)
                   (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code*
@@ -402,7 +415,7 @@ count as definitions of the held evaluation."
         (definitions 0))
     (when frame
       (unless (frame-has-variables-p frame)
-        (push-notice "SBCL knows no variables of the frame, so the code was evaluated globally."))
+        (push-notice "SBCL knows no variables of the frame, so the code was evaluated outside the frame."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
                              (lambda (form start end package)

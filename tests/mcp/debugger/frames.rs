@@ -138,6 +138,28 @@ fn error_in_eval_in_frame_keeps_the_held_error_and_its_backtrace(mode: Mode) {
     assert_eq!(last_error(&mut server), NO_ERROR);
 }
 
+/// An exit out of the held evaluation fails the request with its output; the evaluation can be resumed afterwards.
+#[apply(both_modes)]
+fn non_local_exit_out_of_the_held_evaluation_is_stopped_and_reported(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defun work (x) (declare (optimize debug)) (restart-case (error \"no ~A\" x) (use-value (v) v)))");
+    let report = hold(&mut server, "(catch 'out (list :worked (work 5)))");
+    let frame = frame_of(&report, "(WORK 5)");
+    for exit in ["(throw 'out 5)", "(use-value 7)", "(invoke-restart 'use-value 7)"] {
+        let code = format!("(progn (princ :before) {exit})");
+        let text = call_err(&mut server, "eval-in-frame", json!({"frame": frame, "code": code}));
+        assert!(text.starts_with("[stdout]\nBEFORE\n\n[ERROR] ABORTED\nA non-local exit"), "{exit}: {text}");
+        let status = call_ok(&mut server, "check-evaluation", json!({}));
+        assert!(status.contains(": failed after ") && status.contains(exit), "{status}");
+        let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame, "return": exit}));
+        assert!(text.starts_with("[ERROR] ABORTED\nA non-local exit"), "{exit}: {text}");
+        let text = call_err(&mut server, "invoke-restart", json!({"restart": "USE-VALUE", "values": exit}));
+        assert!(text.starts_with("[ERROR] ABORTED\nA non-local exit"), "{exit}: {text}");
+    }
+    assert_eq!(in_frame(&mut server, frame, "x"), "=> 5");
+    assert_eq!(invoke_restart_with(&mut server, "USE-VALUE", "7"), "=> (:WORKED 7)");
+}
+
 #[apply(both_modes)]
 fn return_from_frame_returns_the_given_values(mode: Mode) {
     let mut server = mode.ready();
@@ -398,8 +420,8 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let report = hold(&mut server, "(list (outer 2))");
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
     let said = format!(
-        "SBCL cannot unwind to frame {frame}: it is a local function that the same compiled code calls directly, \
-         and that code relies on the return types that the compiler derived. The next outer frame to which it can unwind is {}.",
+        "SBCL cannot unwind to frame {frame}: the frame's local function is called directly by the same compiled code, \
+         which relies on the return types that the compiler derived. The next outer frame to which it can unwind is {}.",
         frame + 1
     );
     assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame})), said);
@@ -441,6 +463,7 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
         (defmethod by-method ((x integer)) (list (if *fails* (error \"x\") :fine) x))
         (defun call (f x) (list (funcall f x)))
         (defun makes-closure () (let ((n 0)) (lambda (x) (incf n) (list (error \"x\") n x))))
+        (defun |gone~a| (x) (error \"no ~a\" x))
         (defun without (x) (declare (optimize (debug 0))) (list (by-default x) x))";
     std::fs::write(&path, source).expect("written");
     let load = format!("(load (compile-file {:?}))", path.to_str().expect("UTF-8"));
@@ -458,13 +481,18 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     let text =
         restart_frame_after_repair(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
     let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its frame does not \
-                keep the function object: only code that was sent to evaluate-lisp does.";
+                keep the function object, as the frames of code sent to evaluate-lisp do.";
     assert_eq!(text, said);
     assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
+    let report = hold(&mut server, "(list (|gone~a| 1))");
+    let frame = frame_of(&report, "(|gone~a| 1)");
+    in_frame(&mut server, frame, "(fmakunbound '|gone~a|)");
+    let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
+    assert_eq!(text, format!("Frame {frame} cannot be called again: |gone~a| no longer has a global definition."));
     server.evaluate("(setf *fails* t)");
     let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
-    let said = "SBCL cannot unwind to frame 2: its code was compiled without the needed debug information: evaluate (declaim \
-                (optimize (debug 2))) and reload its definition.";
+    let said = "SBCL cannot unwind to frame 2: the frame's code was compiled without the needed debug information: evaluate \
+                (declaim (optimize (debug 2))) and reload its definition.";
     assert!(text.starts_with(said), "{text}");
     for kind in ["lisp", "fasl"] {
         std::fs::remove_file(path.with_extension(kind)).expect("removed");
