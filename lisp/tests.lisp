@@ -35,7 +35,7 @@ first."
                                     (run-and-report-job job)))
                                 (reverse *events*)))))))
 
-(defun texts (kind events)
+(defun event-texts (kind events)
   "Return the texts of the events in EVENTS whose kind is KIND, an event code."
   (loop for (code nil text) in events
         when (eql code kind)
@@ -45,16 +45,16 @@ first."
   "Return a plist of the results of evaluating CODE: the success, value, error, message, standard output and error
 output as text, the warnings, and the number of forms that defined something. OPTIONS are further arguments for PERFORM."
   (let ((events (apply #'perform :evaluate code options)))
-    (flet ((text (kind) (format nil "~{~A~}" (texts kind events))))
+    (flet ((text (kind) (format nil "~{~A~}" (event-texts kind events))))
       (list :success (equal '(0) (loop for (kind number) in events
                                        when (eql kind (event-code :done)) collect number))
             :value (text (event-code :value-text))
-            :error (first (last (texts (event-code :error) events)))
+            :error (first (last (event-texts (event-code :error) events)))
             :message (text (event-code :error-text))
             :stdout (text (event-code :stdout))
             :stderr (text (event-code :stderr))
-            :warnings (texts (event-code :warning-text) events)
-            :defined (length (texts (event-code :defined) events))))))
+            :warnings (event-texts (event-code :warning-text) events)
+            :defined (length (event-texts (event-code :defined) events))))))
 
 (defvar *tests* '()
   "The tests, newest first: lists of a name and a function that signals an error if the test fails.")
@@ -70,7 +70,7 @@ output as text, the warnings, and the number of forms that defined something. OP
 
 (defun reported-changes (code)
   "Return the lines that tell the host what was changed by the last form in CODE that defined something."
-  (let ((text (first (last (texts (event-code :defined) (perform :evaluate code))))))
+  (let ((text (first (last (event-texts (event-code :defined) (perform :evaluate code))))))
     (rest (uiop:split-string (subseq text 0 (search (format nil "~%@") text)) :separator '(#\Newline)))))
 
 (define-test a-form-is-reported-with-what-it-defines-and-removes

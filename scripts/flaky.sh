@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 # The same number of test threads as in scripts/test.sh.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
 rounds=${SBCL_MCP_ROUNDS:-10}
 target=${CARGO_TARGET_DIR:-target}
 log=$target/flaky.log

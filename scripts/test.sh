@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
 # Runs every test suite with the release profile; with --no-run, only compiles the suites. The end-to-end tests use the binary
-# that cargo test has built. All suites run even if an earlier one fails. The last line has the number of tests in all suites.
+# that cargo test has built. All suites run even if an earlier one fails. The server's suite spends most of its time waiting
+# for processes, timers and locks, so all other suites run at the same time. Their output is printed after that of the server's
+# suite. The last line has the number of tests in all suites.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target"
 log=$target/test.log
+other_log=$target/test-other.log
+failed=$target/test-failed.txt
 : >"$log"
-failed=()
+: >"$failed"
 
+# suite NAME COMMAND...: runs a suite. If it fails, its name is added to the list of failed suites.
 suite() {
     local name=$1
     shift
     echo "== $name: $*"
-    "$@" 2>&1 | tee -a "$log"
-    [ "${PIPESTATUS[0]}" = 0 ] || failed+=("$name")
+    "$@" 2>&1 || echo "$name" >>"$failed"
 }
 
 # count: sums the summary lines of cargo test, pytest and Node.js' test runner.
@@ -29,29 +33,50 @@ count() {
     ' "$log"
 }
 
-# Most tests spend most of their time waiting for a process, a timer or a lock.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+# other_tests: prints the options of cargo test for all targets with tests except the server's suite.
+other_tests() {
+    cargo metadata --no-deps --format-version 1 | python3 -c '
+import json, sys
+targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
+print("--lib", "--bins", *("--test=" + t["name"] for t in targets if t["kind"] == ["test"] and t["name"] != "mcp"))'
+}
+
+# The number of tests that run at the same time in each suite. Most tests spend most of their time waiting.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
 # A differing snapshot fails the test and leaves no file.
 export INSTA_UPDATE=no
 # All commands use the same features, so that the library is compiled only once.
-features=(--features sbcl-mcp/num-bigint)
-if [ "${1:-}" = --no-run ]; then
-    exec cargo test --release --workspace --no-run "${features[@]}"
-fi
-suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"
-suite "Feature guarded-messages" cargo test --release --features guarded-messages --test library_soundness
-for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
-    suite "Example $example" cargo run --quiet --release "${features[@]}" --example "$example"
-done
-suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
-suite "Python SDK 1.x" scripts/clients.sh python-1
-suite "Python SDK 2.x" scripts/clients.sh python-2
-suite "Agent frameworks" scripts/clients.sh adapters
-suite "TypeScript SDKs" scripts/clients.sh typescript
-suite "Conformance" scripts/clients.sh conformance
+rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint)
+"${rust[@]}" --no-run || exit 1
+[ "${1:-}" != --no-run ] || exit 0
 
-for name in ${failed[@]+"${failed[@]}"}; do
-    echo "FAILED: $name"
-done
+other_suites() {
+    local options
+    options=$(other_tests) || echo "list of the tests" >>"$failed"
+    # shellcheck disable=SC2086 # The options have no spaces.
+    suite "Rust" "${rust[@]}" --no-fail-fast $options
+    suite "Documentation" "${rust[@]}" --doc
+    suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
+    suite "Python SDK 1.x" scripts/clients.sh python-1
+    suite "Python SDK 2.x" scripts/clients.sh python-2
+    suite "Agent frameworks" scripts/clients.sh adapters
+    suite "TypeScript SDKs" scripts/clients.sh typescript
+    suite "Conformance" scripts/clients.sh conformance
+    for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
+        suite "Example $example" cargo run --quiet --release --features sbcl-mcp/num-bigint --example "$example"
+    done
+    suite "Feature guarded-messages" \
+        cargo test --release --no-default-features --features core,guarded-messages --test library_soundness
+}
+
+other_suites >"$other_log" 2>&1 &
+suite "Server" "${rust[@]}" --test mcp | tee -a "$log"
+echo "== The other suites"
+# Ends when the other suites have ended.
+tail -n +1 -f --pid=$! "$other_log"
+wait
+cat "$other_log" >>"$log"
+
+sed 's/^/FAILED: /' "$failed"
 count
-[ ${#failed[@]} = 0 ]
+[ ! -s "$failed" ]

@@ -1,9 +1,9 @@
-//! A guide to Lisp in a Rust program, one chapter per topic. The crate's tests check all examples, and run most of
-//! them.
+//! A guide to using Lisp in a Rust program, with one chapter for each topic. The crate's tests check all examples, and
+//! run most of them.
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`values`] | conversions, handles, your own types |
+//! | [`values`] | conversions between Lisp objects and Rust values, and handles |
 //! | [`functions`] | calling Lisp functions, and redefining them while they run |
 //! | [`host_functions`] | Rust functions that Lisp calls |
 //! | [`conditions`] | errors, restarts, handlers, warnings |
@@ -16,7 +16,7 @@
 //! | [`mistakes`] | common mistakes, and what to do instead |
 //! | [`performance`] | costs of calls and conversions, and how to avoid them |
 //!
-//! The example `guided_tour` shows most of these topics in one file.
+//! The crate's example `guided_tour` shows most of these topics in one file.
 
 pub mod values {
     //! Conversions between Lisp objects and Rust values.
@@ -40,8 +40,8 @@ pub mod values {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! A conversion copies. To get a reference to the object instead, request a [`Value`](crate::Value): a handle that
-    //! keeps the object alive and may be stored, sent and dropped anywhere.
+    //! A conversion copies the object. To get a reference to the object instead, request a [`Value`](crate::Value): a
+    //! handle that keeps the object alive, and that may be stored, sent to other threads, and dropped on any thread.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -55,10 +55,10 @@ pub mod values {
     //! ```
     //!
     //! Structs and enums are converted by serde, as property lists and keywords: see [`Serde`](crate::Serde). Integers
-    //! of more than 128 bits convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios convert to
-    //! and from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as memory
-    //! allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets in place, which is `unsafe` because
-    //! another Lisp thread may write to them.
+    //! of more than 128 bits convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios convert to and
+    //! from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as memory allows.
+    //! [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets without a copy, which is `unsafe` because another
+    //! Lisp thread may write to them meanwhile.
 }
 
 pub mod functions {
@@ -84,10 +84,10 @@ pub mod functions {
     //! ```
     //!
     //! [`load_str`](crate::Lisp::load_str) and [`load_file`](crate::Lisp::load_file) load code as Lisp's `load` does.
-    //! If a function is redefined while it runs, the running calls complete with the old definition.
+    //! If a function is redefined while it runs, the calls that have already begun complete with the old definition.
     //!
-    //! A call from an ordinary Rust thread is handed over to a Lisp thread. Make many small calls inside
-    //! [`enter`](crate::Lisp::enter), whose closure runs on a Lisp thread, where calls are direct.
+    //! A call from an ordinary Rust thread is handed over to a Lisp thread. If you make many small calls, make them
+    //! inside [`enter`](crate::Lisp::enter): its closure runs on a Lisp thread, where calls are direct.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -116,10 +116,10 @@ pub mod host_functions {
     //! ```
     //!
     //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
-    //! `Send + Sync`. While a host function waits, neither garbage collections nor other Lisp threads wait for the
-    //! function. [`define_as`](crate::Lisp::define_as) takes a lambda list with optional and keyword arguments;
-    //! [`Values`](crate::Values) returns multiple values. A closure that must stay on its thread can be a [local
-    //! function](crate::Cx::local_function).
+    //! `Send + Sync`. A host function that blocks delays neither garbage collections nor other Lisp threads.
+    //! [`define_as`](crate::Lisp::define_as) accepts a lambda list with optional and keyword parameters;
+    //! [`Values`](crate::Values) returns multiple values. A closure that cannot be sent to other threads can be a
+    //! [local function](crate::Cx::local_function).
     //!
     //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for
     //! the next evaluation: in such a function, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
@@ -127,15 +127,15 @@ pub mod host_functions {
     //! thread), or queue the code with [`submit`](crate::Session::submit). A deadlock through another thread is not
     //! detected: a function that waits for a thread which calls `evaluate` waits forever.
     //!
-    //! A non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has called
-    //! as [`Error::Unwinding`](crate::Error::Unwinding). Return that error to the caller, so that destructors run as
-    //! usual.
+    //! If a non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has
+    //! called, the function gets [`Error::Unwinding`](crate::Error::Unwinding) from its call of Lisp. Return this error
+    //! from the function: destructors then run as usual, and the exit continues in Lisp.
 }
 
 pub mod conditions {
-    //! Errors, restarts, handlers, warnings.
+    //! Errors, restarts, handlers and warnings.
     //!
-    //! An error that nothing in Lisp handles is returned as [`Error::Condition`](crate::Error::Condition), with the
+    //! An error for which Lisp has no handler is returned as [`Error::Condition`](crate::Error::Condition), with the
     //! condition object, its classes and message, the restarts and the backtrace.
     //!
     //! ```
@@ -154,20 +154,21 @@ pub mod conditions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Warnings from evaluated and loaded code go to the hook set with [`on_warning`](crate::Builder::on_warning), by
-    //! default to `tracing`.
+    //! Warnings from evaluated and loaded code go to the hook that [`on_warning`](crate::Builder::on_warning) sets.
+    //! Without a hook, warnings become `tracing` events.
 }
 
 pub mod threads {
     //! Threads, time limits, interruption and futures.
     //!
-    //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run on the program's Lisp threads, as
-    //! many in parallel as [`threads`](crate::Builder::threads) allows (by default one). While a call is inside Rust,
-    //! a [spare thread](crate::Builder::spare_threads) can run another call in its place, so the Rust code may wait
-    //! for threads that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the
-    //! current thread.
+    //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run on the program's Lisp threads;
+    //! [`threads`](crate::Builder::threads) sets how many run in parallel (by default one). While a call runs Rust
+    //! code, a [spare thread](crate::Builder::spare_threads) can run another call, so the Rust code may wait for
+    //! threads that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the current
+    //! thread.
     //!
-    //! Options such as a time limit belong to a handle and to the functions that it looks up, not to a thread.
+    //! Options such as a time limit belong to a `Lisp` and to the functions that are looked up with it, not to a
+    //! thread.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -189,12 +190,12 @@ pub mod threads {
     //!
     //! An interrupted call unwinds and runs its cleanup forms. After a grace period, by default [5
     //! seconds](crate::Builder::cleanup), the cleanup forms are interrupted, too. A Rust function that Lisp has called
-    //! runs to its end before the call unwinds. Interrupting a call again has no effect: at most one interruption is
-    //! under way. [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
-    //! [`enter_async`](crate::Lisp::enter_async) return futures, independent of any runtime, that interrupt the call
-    //! when they are dropped.
+    //! runs to its end before the call unwinds. Interrupting a call that is already being interrupted has no effect.
+    //! [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
+    //! [`enter_async`](crate::Lisp::enter_async) return futures, which work with any async runtime. Dropping such a
+    //! future interrupts the call.
     //!
-    //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` does not leave its closure or its thread, and that a
+    //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` leaves neither the closure nor the thread, and that a
     //! closure that Lisp may call on any thread owns its data and can be sent to other threads:
     //!
     //! ```compile_fail,E0277
@@ -221,9 +222,9 @@ pub mod threads {
 pub mod output {
     //! The streams that Lisp prints to and reads from.
     //!
-    //! `*standard-output*` is this process' standard output unless the program sets
+    //! `*standard-output*` is the standard output of this process unless the program sets
     //! [`stdout`](crate::Builder::stdout). [`stderr`](crate::Builder::stderr) sets `*error-output*`, and
-    //! [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The streams are chosen at
+    //! [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The streams are set at
     //! boot, for all threads.
     //!
     //! ```no_run
@@ -235,21 +236,22 @@ pub mod output {
     //! ```
     //!
     //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event. Warnings are
-    //! such events by default, so that the log of a service contains both.
+    //! `tracing` events by default, so the log of a service can contain both.
     //!
-    //! A thread of the library writes output in order, and a Lisp thread that prints waits for it, so the output of a
-    //! call has been written when the call returns. An interrupted call, including one past its time limit, does not
-    //! wait: a stream that blocks cannot delay the call. Up to 1 MiB of the call's further output is written later,
-    //! and the rest is lost. A stream whose code calls Lisp gets
-    //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for the stream; a stream
-    //! that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`. A stream may wait
-    //! for another thread that calls Lisp, if that call does not print. It must not wait for a lock that a caller of
-    //! Lisp may hold, as `println!("{value}")` holds the lock of [`std::io::stdout`].
+    //! A thread of the library writes all output in order, and a Lisp thread that prints waits for this thread, so the
+    //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its
+    //! time limit, does not wait, so a stream that blocks cannot delay the call. At most 1 MiB of output then waits in
+    //! a queue, from which it is written later; output that does not fit in the queue is lost. A stream whose code
+    //! calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting for the
+    //! stream; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
+    //! A stream may wait for another thread that calls Lisp, if that call does not print. A stream must not wait for a
+    //! lock that a caller of Lisp may hold: `println!("{value}")`, for example, calls Lisp while it holds the lock of
+    //! [`std::io::stdout`].
     //!
-    //! By default Lisp writes to this process' descriptors, without the locks and buffers of [`std::io`]. To print an
-    //! unfinished line before Lisp's output, flush it: `print!("> "); std::io::stdout().flush()?;`.
+    //! By default Lisp writes to the file descriptors of this process, without the locks and buffers of [`std::io`]. To
+    //! print an incomplete line before Lisp's output, flush the buffer: `print!("> "); std::io::stdout().flush()?;`.
     //!
-    //! To get the output of one call, capture it in Lisp:
+    //! To get the output of a single call, capture the output in Lisp:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -263,16 +265,16 @@ pub mod own_core {
     //!
     //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp
     //! files into a core that the program contains: see the example `bundled`. Disable the default feature `core` to
-    //! leave out the plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory instead of the
-    //! core in the program.
+    //! leave the plain core out of the program. [`Builder::core`](crate::Builder::core) boots a core from a directory
+    //! instead of the core that the program contains.
 }
 
 pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
     //! [`Lisp::save`](crate::Lisp::save) writes the complete image, including the values of variables, while the
-    //! program continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than any
-    //! other boot.
+    //! program continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than
+    //! booting the plain core.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
@@ -291,33 +293,33 @@ pub mod saving {
     //! | object | in the saved core |
     //! |---|---|
     //! | variables, functions, closures, macros, packages, hash tables, classes, instances, loaded systems | unchanged |
-    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | invalid; objects that only such handles kept alive are gone |
+    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | invalid; objects that only such handles kept alive are not saved |
     //! | a function [defined](crate::Lisp::define) in Rust | signals a `rust:host-error` until it is defined again |
     //! | a [local function](crate::Cx::local_function) | always signals a `rust:host-error` |
-    //! | calls on other threads | cut off where they were, without cleanup forms; their locks are free |
-    //! | threads, timers, files, sockets, foreign memory | gone |
+    //! | calls on other threads | not continued; their cleanup forms do not run, and their locks are free |
+    //! | threads, timers, open files, sockets, foreign memory | not saved |
     //!
-    //! A copy of the process (`fork`) saves the image. The copy has a single thread, a Lisp thread; the copy runs none
-    //! of the program's Rust code and waits for none of its locks. Meanwhile the program continues normally. If a call
-    //! changes an object, such as a hash table, at the moment of the copy, the object may be saved half changed: hold
-    //! a lock while you change the object and while you save.
+    //! A forked copy of the process saves the image. The copy has a single thread, a Lisp thread, which runs none of
+    //! the program's Rust code and waits for none of the program's locks. The program itself continues normally. If a
+    //! call changes an object, such as a hash table, at the moment of the copy, the saved object may be inconsistent:
+    //! hold the same lock while you change the object and while you save.
     //!
-    //! Saving without a copy would end the program: to save, SBCL moves every object and then ends the process.
-    //! Therefore `save` fails if the process cannot be copied. `save` works on Linux only.
+    //! SBCL saves an image by moving every object, and then ends the process, so saving without a copy would end the
+    //! program. Therefore `save` fails if the process cannot be copied. `save` works only on Linux.
     //!
-    //! A core boots only in the same build (of the crate and of SBCL) that saved it, with the same heap size. The file may
-    //! contain secrets, so only its owner can read it.
+    //! A core boots only in the same build (of the crate and of SBCL) that saved the core, with the same heap size. The
+    //! file may contain secrets, so only the file's owner can read it.
 }
 
 pub mod safety {
     //! Memory safety: what safe Rust guarantees, and what Lisp code can do.
     //!
-    //! The Rust API is memory safe: safe Rust can neither corrupt memory nor confuse two objects, whatever an
-    //! implementation of [`IntoLisp`](crate::IntoLisp) writes, and whatever a callback calls, returns, forgets or panics
-    //! with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
+    //! The Rust API is memory safe: safe Rust can neither corrupt memory nor take one Lisp object for another, whatever
+    //! an implementation of [`IntoLisp`](crate::IntoLisp) writes, and whatever a callback calls, returns, forgets or
+    //! panics with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
-    //! Lisp code can be unsafe. [`eval`](crate::Lisp::eval), [`load_file`](crate::Lisp::load_file), a function called
-    //! by name and a booted core can do anything that this process can do, as foreign code could:
+    //! Lisp code can be unsafe. Code run by [`eval`](crate::Lisp::eval) or [`load_file`](crate::Lisp::load_file), a
+    //! function called by name, and a booted core can do anything that this process can do, as foreign code can:
     //!
     //! ```no_run
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -326,10 +328,10 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Other unsafe features are `(safety 0)` with false declarations, `sb-alien`, symbols of SBCL's internal packages
-    //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and changes to an object by several threads at the same time without a
-    //! lock, for which SBCL itself guarantees nothing. The image is not a sandbox: evaluate only code that you trust,
-    //! as you link only code that you trust. Ordinary Lisp is checked by SBCL: a wrong index, type or number of
+    //! Other unsafe features are `(safety 0)` with false declarations, `sb-alien`, and symbols of internal packages
+    //! (SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If several threads change an object at the same
+    //! time without a lock, SBCL guarantees nothing. The image is not a sandbox: evaluate only code that you trust,
+    //! just as you link only code that you trust. SBCL checks ordinary Lisp code: a wrong index, type or number of
     //! arguments signals a condition.
 }
 
@@ -342,36 +344,36 @@ pub mod what_ends_the_process {
     //! | fault | consequence |
     //! |---|---|
     //! | endless recursion in Lisp | a `storage-condition` |
-    //! | a handler of such a condition exhausts the stack again | the thread ends, as by `abort-thread`, and another replaces it: [`Error::Aborted`](crate::Error::Aborted) |
-    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack, and 128 KiB of the stacks for bindings and for `with-alien`, are left |
-    //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
-    //! | a recursive `IntoLisp` or `Serialize` implementation does not end | [`Error::Conversion`](crate::Error::Conversion) |
-    //! | a Rust function called by Lisp needs more stack than the 256 KiB that are left | the process ends, as on any stack overflow in Rust |
-    //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
+    //! | a handler of such a `storage-condition` exhausts the stack again | the thread ends, as with `abort-thread`, and another thread replaces it: the call returns [`Error::Aborted`](crate::Error::Aborted) |
+    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack, and 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
+    //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
+    //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
     //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
-    //! | more than about 15,000 different special variables are bound while the process runs, also by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
+    //! | more than about 15,000 different special variables are bound while the process runs, including by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
     //! | more than about a million symbols exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
-    //! | Lisp code starts more than 1000 threads (with a heap of less than 500 MiB, one for every 512 KiB of heap) | an error in Lisp |
-    //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
+    //! | Lisp code starts a thread while 1,000 of its threads exist (with a heap of less than 500 MiB, one thread for every 512 KiB of heap) | an error in Lisp |
+    //! | SBCL detects that memory is corrupted (by `(safety 0)` or foreign code) | SBCL ends the process with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of `enter` | the panic continues in the caller of `enter` |
-    //! | a panic in the destructor of a host function's argument, result or error; of a function or handler that is replaced or dropped; or of a restart's argument | the panic is caught and ignored |
-    //! | a panic in the destructor of a value captured by a closure that is called once (by `enter`, or a `reply` of `Session::submit`), while the closure's own panic unwinds | Rust ends the process, as always |
-    //! | two destructors that run during the same drop panic: of two elements of a container whose conversion failed, of two streams of a `Builder`, or of an argument and of a local variable of a host function | Rust ends the process, as always |
-    //! | a value of a recursive Rust type is nested so deeply that dropping it needs more stack than the thread has | the process ends, as on any stack overflow in Rust |
+    //! | a panic in the destructor of an argument, a result or an error of a host function, of an argument of a restart, or of a function or handler that is replaced or dropped | the panic is caught and ignored |
+    //! | a closure that is called once (the closure of `enter`, the `reply` of `Session::submit`) panics, and during the unwinding the destructor of a captured value panics, too | Rust ends the process, as after any panic during unwinding |
+    //! | two destructors panic during the same drop, for example the destructors of two elements of a container whose conversion failed, of two streams of a `Builder`, or of an argument and a local variable of a host function | Rust ends the process, as after any panic during unwinding |
+    //! | a value of a recursive Rust type is so deeply nested that its destructor needs more stack than the thread has | the process ends, as on any stack overflow in Rust |
     //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of continues." |
     //! | `abort` in C code, SIGKILL | the process ends |
-    //! | one of the program's Lisp threads ends by itself, for example by `abort-thread` | another thread replaces the thread |
+    //! | code ends one of the program's Lisp threads, for example with `abort-thread` | another thread replaces the ended thread |
     //!
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
-    //! code, and on other threads, these signals go to the handlers installed before boot. SIGCHLD and SIGALRM go to
-    //! SBCL and to these handlers. SIGUSR2 and SIGURG belong to SBCL alone; those that SBCL has not sent are ignored.
-    //! All other signals belong to the program. A handler installed after boot must call the previous handler, as the
-    //! common runtimes do (tokio, `signal-hook`).
+    //! code, and on other threads, these signals go to the handlers that were installed before boot. SIGCHLD and
+    //! SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such signals from other
+    //! senders are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot must
+    //! call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp.
@@ -381,7 +383,7 @@ pub mod mistakes {
     //! Common mistakes, and what to do instead.
     //!
     //! **Names in the wrong case.** A name in a string is read as Lisp's reader reads it, so `price` means `PRICE`. The
-    //! names in a [`Symbol`](crate::Symbol) are case-sensitive:
+    //! package and the name of a [`Symbol`](crate::Symbol) are case-sensitive:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -391,8 +393,8 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **`nil` is false, the empty list and the absence of a value.** An `Option` reads `nil` as `None`. To tell an absent
-    //! value from an empty list, let Lisp return a second value, as `gethash` does:
+    //! **`nil` is false, the empty list and the absence of a value.** An `Option` reads `nil` as `None`. To distinguish
+    //! an absent value from an empty list, let Lisp return a second value, as `gethash` does:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -405,9 +407,9 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **A number that does not fit.** No conversion truncates an integer: if an integer does not fit the type, the
-    //! result is an [`Error::Conversion`](crate::Error::Conversion). An `f64` accepts any real number, rounded to the
-    //! nearest double.
+    //! **A number that does not fit.** No conversion truncates an integer: if an integer is out of the type's range,
+    //! the result is an [`Error::Conversion`](crate::Error::Conversion). A conversion to `f64` accepts any real number
+    //! and rounds it to the nearest double.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -416,25 +418,27 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Code as a string for each call.** A string that contains values must be built, read and compiled each time,
-    //! and is wrong if a value contains a quotation mark. Define a function once and call it with arguments.
+    //! **Code as a string for each call.** Code in a string that contains values must be built, read and compiled for
+    //! each call, and breaks if a value contains a quotation mark. Define a function once, and call the function with
+    //! arguments.
     //!
     //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
-    //! another thread that does. Copy what you need, release the lock, then make the call.
+    //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
+    //! the call.
     //!
     //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function
     //! that Lisp has called is not interrupted: the call ends when the function returns.
     //!
-    //! **A second boot.** A process has one image, so tests of one program share it:
-    //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns the same image to all of them.
+    //! **A second boot.** A process has only one image, so the tests in one process share this image:
+    //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns the same image to all tests.
 }
 
 pub mod performance {
     //! Costs of calls and conversions, and how to avoid them.
     //!
-    //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and the result is handed
-    //! back. Inside [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use `enter` for
-    //! many small calls:
+    //! **The hand-over.** A call from a thread of the program is handed over to a Lisp thread, and the result is handed
+    //! back. Inside [`enter`](crate::Lisp::enter), calls are direct and therefore several times as fast. Use `enter`
+    //! for many small calls:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -448,23 +452,23 @@ pub mod performance {
     //! ```
     //!
     //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a name up once, and the
-    //! resulting function follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up each time.
-    //! [`Lisp::eval`](crate::Lisp::eval) also reads the text each time, and compiles it unless the form is a simple
-    //! call.
+    //! returned [`Function`](crate::Function) follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name
+    //! up for each call. [`Lisp::eval`](crate::Lisp::eval) reads the text each time, and compiles each form unless the
+    //! form is a simple call.
     //!
-    //! **Conversions.** A conversion copies. Keep large objects in Lisp and pass a [`Value`](crate::Value), whose cost
-    //! does not depend on the object's size. [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies vectors of octets as
-    //! fast as memory allows.
+    //! **Conversions.** A conversion copies the object. Keep large objects in Lisp and pass a [`Value`](crate::Value)
+    //! instead: passing a `Value` costs the same for objects of any size. [`Cx::copy_bytes`](crate::Cx::copy_bytes)
+    //! copies vectors of octets as fast as memory allows.
     //!
     //! **Generic arithmetic.** Without declarations, Lisp arithmetic works on numbers of all types. Type declarations
-    //! (`fixnum`, `double-float`) make inner loops many times as fast; SBCL checks them.
+    //! (`fixnum`, `double-float`) can make inner loops many times faster; SBCL checks these declarations.
     //!
-    //! **Garbage.** A collection stops all Lisp threads for some milliseconds. Rust threads continue, unless they wait
-    //! for the result of a call.
+    //! **Garbage.** A garbage collection stops all Lisp threads, for a time that grows with the amount of live data:
+    //! usually a few milliseconds. Rust threads continue, unless they wait for the result of a call.
     //!
     //! **One thread.** By default a single Lisp thread runs all calls, one after another.
     //! [`Builder::threads`](crate::Builder::threads) sets how many calls run in parallel.
     //!
-    //! The repository's `docs/benchmarks.md` has the measured time of each kind of call; `make bench` measures the
-    //! times again.
+    //! The repository's `docs/benchmarks.md` lists the measured time of each kind of call; `make bench` repeats the
+    //! measurements.
 }

@@ -58,11 +58,11 @@ fn foreign_library_is_not_run_and_foreign_core_does_not_end_the_process() {
     // Changes one letter of the build ID in the header.
     other_build[56] ^= 1;
     for (content, reason) in [
-        (&b""[..], "it is incomplete"),
-        (b"no core", "it is incomplete"),
-        (&bytes[..bytes.len() - 1], "it is incomplete"),
-        (&bytes[..bytes.len() / 2], "it is incomplete"),
-        (&bytes[8..], "it is incomplete"),
+        (&b""[..], "is incomplete"),
+        (b"no core", "is incomplete"),
+        (&bytes[..bytes.len() - 1], "is incomplete"),
+        (&bytes[..bytes.len() / 2], "is incomplete"),
+        (&bytes[8..], "is incomplete"),
         (&other_build, "belongs to another build of SBCL"),
     ] {
         std::fs::write(&core, content).expect("it is written");

@@ -143,7 +143,9 @@ pub fn check(text: &str, known: &[String]) -> CheckResult {
             if reader::changes_readtable(&lines) {
                 for finding in &mut findings {
                     finding.severity = Severity::Note;
-                    finding.message.push_str(" (unless the file defines its own syntax, in which the code is correct)");
+                    finding
+                        .message
+                        .push_str(" (the file changes the readtable, so this may be correct in its own syntax)");
                 }
                 return CheckResult { findings, repaired: None };
             }

@@ -355,7 +355,8 @@ valid, push the reason; the first value is NIL."
                             (t
                              (lambda ()
                                (apply #'invoke-restart restart arguments)
-                               (push-notice "The restart made no non-local exit: the evaluation is still held.")))))))))))
+                               (push-notice "The restart returned instead of resuming the evaluation, so the evaluation is still held. Invoke ~
+another restart, or abort the evaluation.")))))))))))
 
 ;;; Frames
 

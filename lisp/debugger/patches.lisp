@@ -34,7 +34,7 @@
          (lexenv (cached-lexenv-lexenv (evaluation-lexenv))))
     (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv)))))
 
-(define-assumption "code compiled as submitted code keeps its closures in its frames, and the value of *SOURCE-PLIST*"
+(define-assumption "code compiled like submitted code keeps its closures in its frames, and *SOURCE-PLIST* in its debug source"
   (let* ((sb-c::*source-plist* '(:probe 1))
          (closure (evaluate-as-submitted '(flet ((make (n) (lambda () (incf n) (error "probe ~D" n))))
                                            (declare (notinline make))

@@ -403,8 +403,8 @@ evaluates to a list; the concatenation of these lists contains the arguments wit
       (values (mapcar #'parameter lambda-list) (reverse forms)))))
 
 (defun call-newest-definition (cell symbol name arguments)
-  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. If the newest definition is CELL itself, the
-program no longer has the function: signal an error that mentions NAME."
+  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. The program no longer has the function of
+CELL, a definition of SYMBOL. If no newer definition exists, signal an error that mentions NAME."
   (let ((newest (gethash symbol **program-functions**)))
     (if (or (null newest) (eq newest cell))
         (fail-missing-function name)

@@ -280,8 +280,9 @@ pub(super) struct TestOptions {
 pub(super) struct Serve {
     #[command(flatten)]
     pub(super) options: Options,
-    /// Continue or begin the persistent session of this name (or in this directory, if it contains a slash). Its
-    /// image is saved at the end, and from time to time. `sbcl-mcp sessions` lists sessions.
+    /// Continue or begin the persistent session of this name (or in this directory, if it contains a slash). The
+    /// session's image is saved when the server ends, and when the session is idle after work. `sbcl-mcp sessions` lists
+    /// sessions.
     #[arg(long, value_name = "NAME")]
     pub(super) session: Option<OsString>,
     /// State to restore after the Lisp process dies.

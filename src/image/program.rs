@@ -198,7 +198,7 @@ pub(crate) fn wait_outside_lisp<R>(wait: impl FnOnce() -> R) -> R {
 
 thread_local! {
     static CURRENT_CONTEXT: Cell<Option<CallContext>> = const { Cell::new(None) };
-    /// True from the moment a non-local exit ended a call of Lisp until the host function has returned to Lisp.
+    /// True from the moment a non-local exit ended a call from Rust to Lisp until the host function has returned to Lisp.
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -135,17 +135,20 @@ impl FreshRun {
         let Some((arguments, directory)) = SERVER_OPTIONS.get() else {
             return Err("This server is part of another program and cannot run tests in a fresh image.".to_owned());
         };
-        let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
-        let mut child = Command::new(this_program().map_err(|error| failed("has no program file", &error))?)
-            .arg0("sbcl-mcp")
-            .arg("beside")
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .map_err(|error| failed("cannot be started", &error))?;
+        let failed =
+            |what: &str, error: &dyn std::fmt::Display| format!("The fresh image for the tests {what}: {error}.");
+        let mut child = Command::new(this_program().map_err(|error| {
+            failed("could not be started, because the server cannot find its own program file", &error)
+        })?)
+        .arg0("sbcl-mcp")
+        .arg("beside")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(|error| failed("could not be started", &error))?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let process = Pid::from_child(&child);
         // Without a pidfd, the end of the pipe shows that the child has exited.
@@ -155,11 +158,12 @@ impl FreshRun {
             self.end();
         }
         let (Some(mut stdin), Some(mut stdout)) = (stdin, stdout) else {
-            return Err("The image for the tests cannot be used: its process has no pipes.".to_owned());
+            return Err("The fresh image for the tests cannot be used: its process has no pipes.".to_owned());
         };
         let scratch = ScratchDirectory::in_directory(directory);
         let request = TestRequest { tests: tests.clone(), scratch: scratch.path().to_owned() };
-        let request = serde_json::to_string(&request).map_err(|error| failed("cannot be sent the request", &error))?;
+        let request =
+            serde_json::to_string(&request).map_err(|error| failed("could not be sent its request", &error))?;
         // The request is written on a thread, because a write to a child that does not read would block past the time
         // limit. The thread returns the pipe, since the child exits when the pipe is closed.
         let write_request = move || (stdin.write_all(format!("{request}\n").as_bytes()), stdin);
@@ -174,12 +178,12 @@ impl FreshRun {
         });
         scratch.remove();
         let written = writer.and_then(|writer| writer.join().map_or(Ok(()), |(written, _)| written));
-        written.and(read).map_err(|error| failed("does not answer", &error))?;
+        written.and(read).map_err(|error| failed("stopped communicating with the server", &error))?;
         serde_json::from_slice(&output).map_err(|_| {
             let how = match status {
                 _ if Instant::now() >= deadline => {
                     return format!(
-                        "The image for the tests did not finish within {} s and was ended: a test, or loading a system, may \
+                        "The fresh image for the tests did not finish within {} s and was ended: a test, or loading a system, may \
                          hang or take too long.",
                         TIME_LIMIT.as_secs()
                     );
@@ -187,7 +191,7 @@ impl FreshRun {
                 Some(Ok(status)) => format!("died: {status}"),
                 _ => "died".to_owned(),
             };
-            format!("The image for the tests {how}: a test, or loading its system, may have killed the image.")
+            format!("The fresh image for the tests {how}: a test, or loading its system, may have killed the image.")
         })
     }
 }

@@ -251,7 +251,7 @@ mod tests {
         }
         let message = "x".repeat(MAX_EVENT);
         let event = WorkerEvent::Changed(SessionEvent::Handshake { call: 1, message });
-        assert!(event.encode().unwrap_err().to_string().starts_with("it takes 8"));
+        assert!(event.encode().unwrap_err().to_string().starts_with("the event takes 8"));
         assert!(WorkerEvent::decode(b"{\"changed\":{\"limits\":null}}").is_err());
     }
 }

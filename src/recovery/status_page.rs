@@ -108,7 +108,8 @@ impl StatusPage {
         self.0[STEP_INDEX].store(step.len() as u64, Ordering::Release);
     }
 
-    /// Increments a number if `more` is true, else decrements it. A number that would overflow or become negative stays.
+    /// Increments the number in `field` if `more` is true, else decrements it. A number that would overflow or become
+    /// negative stays.
     pub(crate) fn adjust(self, field: StatusField, more: bool) {
         let number = &self.0[field as usize];
         // The arithmetic is checked, since foreign code may have written any value to the page.
@@ -117,7 +118,7 @@ impl StatusPage {
         });
     }
 
-    /// Reads a number.
+    /// Returns the number in `field`.
     pub(crate) fn get(self, field: StatusField) -> u64 {
         self.0[field as usize].load(Ordering::Acquire)
     }
@@ -164,7 +165,7 @@ impl WorkerStatus {
         Ok(self.0.as_raw_fd())
     }
 
-    /// Reads a number.
+    /// Returns the number in `field`.
     pub(crate) fn get(&self, field: StatusField) -> u64 {
         self.read::<1>(field as usize)[0]
     }
@@ -184,7 +185,7 @@ impl WorkerStatus {
         String::from_utf8(bytes).ok()
     }
 
-    /// Reads `N` numbers from this index on.
+    /// Returns the `N` numbers from `index` on.
     fn read<const N: usize>(&self, index: usize) -> [u64; N] {
         let mut bytes = [[0; 8]; N];
         // After an error the numbers are 0, as on a new page.

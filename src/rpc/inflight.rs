@@ -763,7 +763,7 @@ mod tests {
         big.leave_unanswered();
         let taken: Vec<_> = (0..MAX_REQUESTS).map(|id| client.admit(id as i64).unwrap()).collect();
         let refused = client.admit(-3).unwrap_err();
-        assert!(refused.message.contains("10000 requests of "), "{refused:?}");
+        assert!(refused.message.contains("10000 requests with "), "{refused:?}");
         taken.into_iter().for_each(Responder::leave_unanswered);
         client.admit(-3).unwrap().leave_unanswered();
         assert_eq!(client.end(), Vec::<Value>::new());

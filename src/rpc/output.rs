@@ -196,8 +196,8 @@ impl Output {
         self.write(&frame::encode_header(FrameKind::Received, lines, 0));
     }
 
-    /// Sends an event to the supervisor, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes. A client gets no
-    /// events.
+    /// Sends an event to the supervisor, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes. Without a
+    /// supervisor, does nothing.
     pub(crate) fn send_event(&self, payload: &[u8]) {
         if self.is_framed() {
             self.write(&frame::encode_event(payload));

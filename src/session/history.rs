@@ -25,12 +25,12 @@ impl History {
     pub(crate) fn push(&mut self, error: Arc<ErrorRecord>) {
         self.bytes += error.byte_size();
         self.errors.push_back(error);
-        self.limit(MAX_BYTES);
+        self.trim_to(MAX_BYTES);
     }
 
     /// Drops the oldest errors until at most [`MAX_ERRORS`] errors remain and take at most `bytes` together. The newest
     /// error stays.
-    pub(crate) fn limit(&mut self, bytes: usize) {
+    pub(crate) fn trim_to(&mut self, bytes: usize) {
         while self.errors.len() > MAX_ERRORS || self.bytes > bytes && self.errors.len() > 1 {
             let oldest = self.errors.pop_front();
             self.bytes -= oldest.map_or(0, |error| error.byte_size());

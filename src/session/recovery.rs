@@ -86,7 +86,7 @@ impl SavedErrors {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
             self.history.push(error);
-            self.history.limit(MAX_HISTORY_BYTES);
+            self.history.trim_to(MAX_HISTORY_BYTES);
         }
         let before = self.last.take().filter(|error| Some(error.id) == last);
         self.last = before.or_else(|| self.history.get(last?).cloned());

@@ -874,9 +874,10 @@ impl SchedulerState {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// Moves a detachable evaluation that runs to the background. An evaluation that still waits is marked to begin
-    /// in the background, and an evaluation whose post-processing runs counts as a background evaluation from now on.
-    /// Returns false if the background is full, or the evaluation is about to end or is not detachable.
+    /// Moves a running detachable evaluation to the background. A waiting evaluation is marked to begin in the
+    /// background, and an evaluation in post-processing counts as a background evaluation from now on, even beyond the
+    /// limit. Returns false if the limit of background evaluations is reached, or the evaluation has ended or is not
+    /// detachable.
     pub(super) fn move_to_background(&mut self, job: u64) -> bool {
         let full = self.background_and_waiting_count() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];

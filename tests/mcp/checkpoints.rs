@@ -220,7 +220,7 @@ fn lost_image_starts_from_the_last_checkpoint() {
     kill_worker(&server);
     let (text, is_error) = server.outcome(id);
     assert!(is_error);
-    assert!(text.contains("Restored: the checkpoint \"b\" of "), "{text}");
+    assert!(text.contains("Restored: the checkpoint \"b\" from "), "{text}");
     assert!(text.contains(" ago (evaluation 2) and the one defining form since then."), "{text}");
     assert!(text.contains("Lost: values assigned to variables since the checkpoint"), "{text}");
     assert_eq!(server.evaluate("(after)"), "=> (:AFTER 3)");
@@ -621,7 +621,7 @@ fn restore_and_lose(server: &mut Server, name: &str) {
     restore(server, name);
     kill_worker(server);
     let text = server.evaluate("(+ 1 2)");
-    assert!(text.ends_with("=> 3") && text.contains(&format!("Restored: the checkpoint {name:?} of ")), "{text}");
+    assert!(text.ends_with("=> 3") && text.contains(&format!("Restored: the checkpoint {name:?} from ")), "{text}");
 }
 
 #[test]

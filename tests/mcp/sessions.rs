@@ -88,7 +88,7 @@ fn restarted_session_restores_values_package_and_error_history() {
     let mut server = state.serve("work");
     let text = server.evaluate("(list cl-user::*x* (cl-user::f))");
     assert!(
-        text.starts_with("[notice]\nThe session \"work\" continues. Restored: the checkpoint \"auto-1\" of "),
+        text.starts_with("[notice]\nThe session \"work\" continues. Restored: the checkpoint \"auto-1\" from "),
         "{text}"
     );
     assert!(text.contains(" ago (evaluation 3). Nothing was defined since then.\n\n=> (41 41)"), "{text}");
@@ -189,7 +189,7 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
     drop(server);
     let mut server = state.serve("idle");
     let text = server.evaluate("(list *x* (f))");
-    assert!(text.contains("the checkpoint \"mine\" of "), "{text}");
+    assert!(text.contains("the checkpoint \"mine\" from "), "{text}");
     let rest = "and the one defining form since then.\n  Lost: values assigned to variables since the checkpoint, \
                 threads and open files.\n\n=> (3 :F)";
     assert!(text.ends_with(rest), "{text}");
@@ -633,7 +633,7 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
     let number = |name: &str| name.strip_prefix("auto-").and_then(|number| number.parse::<u32>().ok());
     let last = names.filter_map(|name| number(&name)).max().expect("it is saved at the end");
     let gives_way = format!(
-        "The last saved image, \"auto-{last}\", is incomplete or damaged. Restored: the checkpoint \"first\" of "
+        "The last saved image, \"auto-{last}\", is incomplete or damaged. Restored: the checkpoint \"first\" from "
     );
     // First the automatic checkpoint is truncated, then all of them.
     for (image, reason, outcome) in

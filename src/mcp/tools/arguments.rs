@@ -77,9 +77,10 @@ impl<'a> CallArguments<'a> {
         required.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Checks the names of the arguments, and replaces underscores in them by hyphens. `known` has all accepted names,
-    /// including names that the tool does not list.
-    fn check_names(&mut self, known: &[&str]) -> Result<(), ArgumentError> {
+    /// Replaces underscores in the names of the arguments by hyphens. Returns an error if a name is not in `known`, which
+    /// has all accepted names, including those that the tool does not list; if a required argument is missing; or if there
+    /// are too many arguments.
+    fn normalize_names(&mut self, known: &[&str]) -> Result<(), ArgumentError> {
         if self.map.len() > MAX_ARGUMENTS {
             let (tool, given) = (&self.tool.name, self.map.len());
             return Err(ArgumentError(format!(
@@ -121,7 +122,7 @@ impl<'de> Deserializer<'de> for CallArguments<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ArgumentError> {
-        self.check_names(fields)?;
+        self.normalize_names(fields)?;
         let required: Vec<_> = self.required().map(str::to_owned).collect();
         // An empty string is a valid value of a required argument, but an optional argument then counts as absent.
         let is_given = |name: &str, value: &Value| {

@@ -114,7 +114,7 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
         Channel::Nobody => call.reply(outcome),
         Channel::Repeat => {
             let Some(user_question) = call.session().begin_user_question(error, drop) else {
-                return answer_as_it_is_now(call, outcome, None);
+                return answer_with_current_outcome(call, outcome, None);
             };
             if !call.is_awaited() {
                 // The call was cancelled, so nobody will answer the question.
@@ -215,7 +215,7 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
             pending.withdraw_question(withdrawal_reason(end));
         })
     });
-    let Some(user_question) = begun else { return answer_as_it_is_now(call, outcome, None) };
+    let Some(user_question) = begun else { return answer_with_current_outcome(call, outcome, None) };
     // The answer and the cancellation of the call both take the question; the first to do so decides.
     let user_question = Arc::new(Mutex::new(Some(user_question)));
     let abort = {
@@ -255,7 +255,7 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
                 format!("The user could not be asked for a restart: {NO_ANSWER_IN_TIME}.")
             }
         };
-        answer_as_it_is_now(call, outcome, Some(notice));
+        answer_with_current_outcome(call, outcome, Some(notice));
     });
     if let Some(end) = withdrawn.get() {
         // The hold ended before the request was sent.
@@ -273,10 +273,10 @@ fn withdrawal_reason(end: HoldEnd) -> &'static str {
     }
 }
 
-/// Answers a call whose question to the user had no effect, with the present outcome of the evaluation, which failed with
+/// Answers a call whose question to the user had no effect, with the current outcome of the evaluation, which failed with
 /// the outcome `before`: another request may have resumed or aborted the evaluation. While another request resumes the
 /// evaluation, the answer waits for the evaluation's end or next error.
-fn answer_as_it_is_now(call: Call, before: Arc<Outcome>, notice: Option<String>) {
+fn answer_with_current_outcome(call: Call, before: Arc<Outcome>, notice: Option<String>) {
     let mut before = Arc::unwrap_or_clone(before);
     before.notices.extend(notice);
     let id_of = |outcome: &Outcome| outcome.result.as_ref().err().map(|error| error.id);
@@ -328,7 +328,7 @@ fn apply_choice(
         // Asking again would get the same answer.
         None => {
             let notice = "The client's answer names no restart: the restart in its content must be an offered choice.";
-            answer_as_it_is_now(call, before, Some(notice.to_owned()));
+            answer_with_current_outcome(call, before, Some(notice.to_owned()));
         }
         Some(Choice::Decline) => user_question.abort(move |result| {
             let notice = match result {
@@ -336,15 +336,16 @@ fn apply_choice(
                 Err(HoldError::NothingHeld) => format!("The user chose no restart. {HOLD_HAD_ENDED}"),
                 Err(error) => format!("The user chose no restart. {error}"),
             };
-            answer_as_it_is_now(call, before, Some(notice));
+            answer_with_current_outcome(call, before, Some(notice));
         }),
         Some(Choice::Restart { number, values }) => {
             let (session, pending) = (call.session().clone(), call.pending());
             let before = Arc::unwrap_or_clone(before);
-            let job = user_question.invoke_restart(number, &values, move |after| {
-                continue_after_restart(call, ask_state, before, number, after);
+            pending.submit(&session, || {
+                user_question.invoke_restart(number, &values, move |after| {
+                    continue_after_restart(call, ask_state, before, number, after);
+                })
             });
-            pending.on_cancel(move || session.cancel(job));
         }
     }
 }
@@ -370,7 +371,7 @@ fn continue_after_restart(
         Err(error) => {
             let reason = if error == HoldError::NothingHeld { HOLD_HAD_ENDED.to_owned() } else { error.to_string() };
             let notice = format!("The user chose restart {number}. {reason}");
-            return answer_as_it_is_now(call, Arc::new(before), Some(notice));
+            return answer_with_current_outcome(call, Arc::new(before), Some(notice));
         }
     };
     if is_held(call.session(), &before) {

@@ -46,8 +46,8 @@ enum Relation {
 impl ToolSpec for FindReferences {
     const NAME: &'static str = "find-references";
     const TITLE: &'static str = "Find references";
-    const DESCRIPTION: &'static str = "List the callers of a function, or another relation: for each its name, place \
-        and source line. Works for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}.";
+    const DESCRIPTION: &'static str = "List a function's callers, or another relation, with name, place and source \
+        line. Covers loaded and evaluated code. Example: {\"name\": \"*db*\", \"relation\": \"sets\"}.";
     const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = References;

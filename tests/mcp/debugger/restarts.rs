@@ -371,7 +371,8 @@ fn returning_restart_leaves_the_evaluation_held(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *called* 0)");
     hold(&mut server, "(restart-bind ((count-me (lambda () (incf *called*)))) (error \"x\"))");
-    let said = "[notice]\nThe restart made no non-local exit: the evaluation is still held.\n\n; No values";
+    let said = "[notice]\nThe restart returned instead of resuming the evaluation, so the evaluation is still held. Invoke \
+                another restart, or abort the evaluation.\n\n; No values";
     assert_eq!(invoke_restart(&mut server, "count-me"), said);
     assert!(in_frame(&mut server, 0, "*called*").ends_with("=> 1"));
     call_ok(&mut server, "abort-evaluation", json!({}));

@@ -291,7 +291,7 @@ fn crash_of_a_fresh_image_leaves_the_session_intact() {
     let mut server = project.server();
     server.evaluate("(defvar *kept* 1)");
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
-    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe fresh image for the tests died: signal: 9"), "{text}");
     assert_eq!(server.evaluate("*kept*"), "=> 1");
     // Loading may fail in the fresh image.
     project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");
@@ -339,7 +339,7 @@ fn run_tests_fresh_ends_processes_left_running_by_tests() {
     gone("forked");
     let id = begin(&mut server, "dies");
     let (text, _) = server.outcome(id);
-    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe fresh image for the tests died: signal: 9"), "{text}");
     gone("forked");
     let id = begin(&mut server, "hangs");
     wait_until("the test hangs", || pid("hanging").is_some());

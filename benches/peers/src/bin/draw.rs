@@ -46,7 +46,7 @@ const CALLS: [(&str, Figure, &str); 15] = [
     (
         "`function.call::<i64>((1, 2))` from another thread",
         Figure::Time("function.call of two fixnums, another thread", 1.0),
-        "≤ 4 µs, and 1 µs over the hand-over",
+        "≤ 4 µs, and ≤ 1 µs more than the bare hand-over",
     ),
     (
         "for comparison: a bare hand-over to another thread and back, with the same polling",
@@ -219,16 +219,16 @@ fn page(samples: &Samples) -> String {
 {peers}
 ![The figures of this table and of one evaluation as plots, with logarithmic scales](benchmarks.svg)
 
-The figures are medians; the ratio to this crate's time is in parentheses. Each round starts one process for each engine, one
-after another. In each process, each program runs once to warm up, and then three times to be measured; each result is
-checked. In each language, the programs are written as fast code usually is. The Lisp programs therefore have type
-declarations, which SBCL checks, and `fib` is declared inline, which unrolls the recursion once; LuaJIT does so by itself.
-The keys of the hash table are widely spaced integers, so that no engine can use a vector. In rhai, only strings can be keys.
-Steel's tables are immutable, but are changed in place if nothing else refers to them. Each step of the mandelbrot program is
-a chain of three dependent floating-point operations, so all engines that compile to machine code are limited by the latency
-of these operations. The host function adds two integers, and is registered as each crate's guide recommends. The time of the
-start includes the first evaluation, `1 + 2`. [benches/peers](../benches/peers) contains the programs. If other work shares
-the processors, times are up to twice as long and ratios are inaccurate.{notes}
+The figures are medians; the ratio to this crate's time is in parentheses. Each round runs one process for each engine, one
+process after another. In each process, each program runs once to warm up, and then three times for the measurement; each
+result is checked. The programs are written in the style that is usual for fast code in each language. The Lisp programs
+therefore have type declarations, which SBCL checks, and `fib` is declared inline, which unrolls the recursion once; LuaJIT
+does so by itself. The keys of the hash table are widely spaced integers, so that no engine can use a vector. In rhai, only
+strings can be keys. Steel's tables are immutable, but are changed in place if nothing else refers to them. Each step of the
+mandelbrot program is a chain of three dependent floating-point operations, so all engines that compile to machine code are
+limited by the latency of these operations. The host function adds two integers, and is registered as each crate's guide
+recommends. The start time includes the first evaluation, `1 + 2`. [benches/peers](../benches/peers) contains the programs.
+If other work shares the processors, times are up to twice as long and ratios are inaccurate.{notes}
 
 ## One evaluation, compared with other ways to evaluate
 
