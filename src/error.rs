@@ -119,7 +119,7 @@ pub enum BootError {
     /// The core was built for another version of the contract between Rust and Lisp.
     #[error(
         "the SBCL core implements version {found} of ffi/sbcl_host.h, but this program needs version {expected}: rebuild \
-         the core from this version's sources, or do not pass your own core"
+         the core from the sources of this version of sbcl-mcp, or do not pass your own core"
     )]
     Contract {
         /// The version of the host contract in this crate.
@@ -181,7 +181,7 @@ pub enum EvaluationError {
     None,
     /// Nothing has been evaluated since the session was reset, or its image was replaced or lost.
     #[error(
-        "No evaluations since the session was reset or its image was replaced or lost; evaluations up to {last} are no \
+        "No evaluations since the session's image was reset, replaced or lost; evaluations up to {last} are no \
          longer kept."
     )]
     NoneSince {
@@ -206,7 +206,7 @@ pub enum EvaluationError {
         id: u64,
     },
     /// The evaluation was in the background when its image was lost.
-    #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_listed(&["describe-last-error"], ": \
+    #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_listed(&["describe-last-error"], "; \
         describe-last-error with `list` shows what is known about the loss"))]
     Lost {
         /// The evaluation's number.
@@ -214,7 +214,7 @@ pub enum EvaluationError {
     },
     /// The limit of background evaluations is reached. Evaluations that wait to begin in the background count, too.
     #[error(
-        "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate this in the \
+        "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate the code in the \
          foreground.",
         tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]

@@ -17,7 +17,8 @@ fn main() {
         Ok(_) => std::process::exit(101),
         Err(error) => {
             eprintln!(
-                "sbcl-mcp cannot start a thread with a larger stack: {error}. To run without this thread: ulimit -s {}",
+                "sbcl-mcp cannot start a thread with a larger stack: {error}. To avoid this thread: \
+                 ulimit -s {}",
                 STACK_SIZE >> 10
             );
             std::process::exit(1);

@@ -33,15 +33,16 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
         name: TIMEOUT,
         cause: "The evaluation ran longer than its time limit, and was interrupted.",
         afterwards: "The image is kept, with everything that the evaluation had done. If the evaluation could not be \
-                     interrupted within 2 seconds, the image is replaced, and the message says so.",
-        remedy: "Read the backtrace, which shows where the time went. Pass a larger `timeout`, or `background` or `wait`, \
-                 which have no time limit.",
+                     interrupted within 2 seconds, the image is replaced (with `--no-supervisor`, the evaluation's thread \
+                     is abandoned), and the message says so.",
+        remedy: "Read the backtrace, which shows where the time went. Pass a larger `timeout`; or pass `background` \
+                 or `wait`, with which there is no time limit.",
     },
     ResultKind {
         name: CANCELLED,
         cause: "The client cancelled the call, `abort-evaluation` ended it, or a reset or a restored checkpoint replaced \
                 the image meanwhile.",
-        afterwards: "The image is kept, with everything that the evaluation had done, unless it was replaced.",
+        afterwards: "Unless the image was replaced, it is kept, with everything that the evaluation had done.",
         remedy: "Call again if you still need the result.",
     },
     ResultKind {
@@ -53,7 +54,7 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     },
     ResultKind {
         name: THREAD_TERMINATED,
-        cause: "The code ended the thread that evaluated it, as with `sb-thread:abort-thread`.",
+        cause: "The code ended the thread that evaluated it, for instance with `sb-thread:abort-thread`.",
         afterwards: "The image is kept; a new thread has replaced the ended thread.",
         remedy: "Let the code return or signal an error.",
     },

@@ -661,7 +661,7 @@ fn calling_a_rust_function_in_a_forked_child_is_a_host_error() {
                       (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int))
                       (handler-case (progn (soundness:one) 1)
                         (rust:host-panic () 2)
-                        (rust:host-error (c) (if (search "forked copy of its process" (rust:host-error-message c)) 42 3))
+                        (rust:host-error (c) (if (search "forked copy of the program" (rust:host-error-message c)) 42 3))
                         (error () 4)))
                      (loop
                        (multiple-value-bind (ended status) (sb-posix:waitpid child sb-posix:wnohang)

@@ -250,7 +250,7 @@ impl<'a> FormWalk<'a> {
                     let operator = bare_name(self.text(at + 1));
                     if self.kind(at + 1) == Some(TokenKind::Atom) && !["AND", "OR", "NOT"].contains(&operator.as_str())
                     {
-                        self.refuse(at, "a list in a feature expression begins with AND, OR or NOT");
+                        self.refuse(at, "a list in a feature expression must begin with AND, OR or NOT");
                     }
                 }
                 TokenKind::Close => depth = depth.saturating_sub(1),

@@ -11,7 +11,7 @@
 (run RunCounts "The counts of a test run."
  (system text? "The system, if several are tested.")
  (passed number "The number of tests whose checks all passed.")
- (failed number "The number of tests with a failed check, or that exceeded their time limit.")
+ (failed number "The number of tests that had a failed check or exceeded their time limit.")
  (errors number "The number of tests that an error ended.")
  (skipped number "The number of tests that were not run, or that checked nothing and gave a reason.")
  (milliseconds number "The duration of the run."))
@@ -43,7 +43,7 @@
 (suspects Suspects "The header of a test's list of suspects."
  (system text? "The system, if several are tested.")
  (name text "The name of the test.")
- (printed text? "The failure report, printed by a test operation, to which the suspects belong.")
+ (printed text? "The failure report to which the suspects belong, as the test operation printed it.")
  (more number "The number of similar failure reports of that operation."))
 
 (suspect Suspect "A function that may cause a failure."
@@ -51,12 +51,12 @@
  (file text? "The file that defines the function.")
  (line number "The line of the definition, from 1.")
  (passing number "The number of passing tests that ran the suspected code.")
- (macros text? "The macros that the suspected code expands, separated by commas."))
+ (macros text? "The macros of the tested code that the function uses, separated by commas."))
 
 (line SuspectLine "A line of the preceding suspect."
  (line number "The line in the file, from 1.")
  (code text "The text of the line.")
- (passing number? "The number of passing tests that ran the line, if larger than for other lines."))
+ (passing number? "The number of passing tests that ran the line, if larger than the suspect's number."))
 
 (no-suspects NoSuspects "A search for suspects without results."
  (system text? "The system, if several are tested."))
@@ -147,7 +147,7 @@
 (note Note "A remark about search results."
  (text text "A sentence."))
 
-(more More "The number of further results beyond the requested number."
+(more More "The number of results beyond the requested number."
  (count number "The number of results."))
 
 (omitted Omitted "The number of further results that were not kept."

@@ -24,8 +24,8 @@ symbols without notice.")
   "The internal names found so far: a hash table from lists of package and name to lists of feature expressions.")
 
 (defvar *included-slots* nil
-  "A hash table from the names of SBCL's structures to lists of slot names. A structure of the Lisp side includes each of
-these structures, and gives the listed slots other initial values.")
+  "A hash table from the names of SBCL's structures to lists of slot names. Each of these
+structures is included by a structure of the Lisp side, which gives the listed slots other initial values.")
 
 (defconstant +conditional+ '+conditional+
   "The first element of a list that represents a form after #+ or #-. The other elements are the feature expression and

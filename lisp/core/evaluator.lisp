@@ -78,8 +78,8 @@ in PACKAGE. ROLE is a string that FORM-ROLE returns, or \"failed\"."
   "True when only the first form of the submitted code is evaluated.")
 
 (defvar *push-unfinished-form* nil
-  "A function without arguments that pushes the current form as a failed form if this form has defined something since it
-was last pushed. NIL while no form is evaluated.")
+  "A function without arguments. If the current form has defined something since it was last pushed, the function pushes
+the form as a failed form. NIL while no form is evaluated.")
 
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at position START, and evaluate it. Return two values: a list of the form's values,

@@ -86,7 +86,7 @@ interruption, only print CONDITION and continue the unwinding."
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
                                 (format nil "A memory fault: the image may be damaged.~:[~; reset-session ~
-                                             gives a fresh one.~]"
+                                             gives a new one.~]"
                                         **resets-available**))))
                      condition
                      (lambda () (error-frame hook)))

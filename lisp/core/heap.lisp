@@ -221,7 +221,8 @@ nearly full, and by WATCH-HEAP after each collection."
              (format stream "The heap is nearly used up: ~D of ~D MB."
                      (megabytes (heap-nearly-exhausted-used condition))
                      (megabytes (heap-nearly-exhausted-size condition)))))
-  (:documentation "The error of a program's call that keeps so many objects that garbage collections have too little room."))
+  (:documentation "The error that is signalled when a program's call keeps so many objects that garbage collections have
+too little room."))
 
 (defvar *watching-heap* nil
   "True while this thread runs WATCH-HEAP, which must not run again inside itself: its allocations may trigger further

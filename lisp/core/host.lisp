@@ -183,5 +183,5 @@ only. Without these pages, a stack overflow would write into the next stack, or 
       (protect (extern-alien "protect_alien_stack_hard_guard_page" (function void int system-area-pointer))))))
 
 (defglobal **resets-available** t
-  "True when a user can get a fresh image with the tool reset-session. False in the image of an embedding program, and when
+  "True when a user can get a new image with the tool reset-session. False in the image of an embedding program, and when
 the server does not list this tool.")

@@ -63,7 +63,7 @@
 (define-assumption "AVLTREE-FILTER returns the data of the nodes of a tree of threads"
   (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
 
-(define-assumption "an interruption is passed to *INTERRUPT-HANDLER* if that is a function, and otherwise called"
+(define-assumption "an interruption is called, or is passed to *INTERRUPT-HANDLER* if that is a function"
   (let ((calls '()))
     (flet ((interrupt (mark)
              (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (push mark calls)))))

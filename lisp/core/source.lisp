@@ -253,7 +253,7 @@ Ignore case."
             (if newline (- end newline) (1+ end)))))
 
 (defconstant +max-shown-line-length+ 100
-  "The maximum number of characters shown of a line of source.")
+  "The maximum number of shown characters of a source line.")
 
 (defun line-at (text position)
   "Return the line of TEXT that contains POSITION, without whitespace at both ends. Of a line that is longer than

@@ -150,7 +150,7 @@ exiting. So if THREAD takes too long, return NIL and leave the join to a later c
              (write-string "EXIT was called: " stream)
              (write-string (cond ((embedded-p condition) "the program that this image is part of continues.")
                                  (**resets-available**
-                                  "the server and the session continue. For a fresh session, use the tool reset-session.")
+                                  "the server and the session continue. For a new session, use the tool reset-session.")
                                  (t "the server and the session continue."))
                            stream)))
-  (:documentation "The error of user code that tries to end the process of a server or of an embedding program."))
+  (:documentation "The error that is signalled when user code tries to end the process of a server or embedding program."))

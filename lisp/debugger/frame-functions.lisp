@@ -298,7 +298,7 @@ expects the list, and true. Return NIL and NIL if the next methods are unknown."
 
 (defun refuse-to-restart (number control &rest arguments)
   "Refuse to restart frame NUMBER, for the reason that CONTROL, a format control, and ARGUMENTS give."
-  (refuse "Frame ~D cannot be called again: ~?" number control arguments))
+  (refuse "The function of frame ~D cannot be called again: ~?" number control arguments))
 
 (defun frame-function (frame number)
   "Return a function and a list of arguments with which FRAME, whose number is NUMBER, can be restarted. The function is
@@ -338,5 +338,5 @@ GENERIC-FUNCTION is the generic function; else it is NIL."
   (format nil "~S ~@?" name
           (cond (generic-function "is no longer a method of its generic function.")
                 ((symbolp name) "no longer has a global definition.")
-                (t "has no global name, and its frame does not keep the function object, as the frames of code sent to ~
-                    evaluate-lisp do."))))
+                (t "has no global name, and its frame does not keep the function object, unlike the frames of code sent ~
+                    to evaluate-lisp."))))

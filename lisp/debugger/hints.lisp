@@ -70,7 +70,7 @@ are no such symbols, or if SYMBOL is not a symbol."
 
 (defun old-layout-hint (object)
   "Return advice on OBJECT, a structure instance whose layout is obsolete."
-  (format nil "The object was made by an earlier definition of ~A with another layout: create it again."
+  (format nil "The object was made with an earlier definition of ~A, which had another layout: create the object again."
           (symbol-text (sb-kernel:classoid-name
                         (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
 

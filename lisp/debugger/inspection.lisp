@@ -427,7 +427,7 @@ class that defines the slot."
            t))))
 
 (defconstant +max-previewed-parts+ 10
-  "Maximum number of entries or slots that are shown of a value whose printed representation does not show them.")
+  "Maximum number of shown entries or slots of a value whose printed representation omits them.")
 
 (defun value-parts (value)
   "Return the first +MAX-PREVIEWED-PARTS+ parts of VALUE, their total number, and a format control that prints the noun

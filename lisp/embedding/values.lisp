@@ -216,7 +216,7 @@ VECTOR at any time, even between two reads of its header."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
-         (error "Another thread adjusted a vector while it was being read."))
+         (error "Another thread adjusted a vector while the vector was being read."))
        ,@body)))
 
 (defun put-string (buffer string)
@@ -309,7 +309,7 @@ error if LIST is circular."
 
 (define-condition object-on-stack (error)
   ()
-  (:report "An object with dynamic extent ends with the form that made the object, so the program needs a copy.")
+  (:report "An object with dynamic extent exists only while the form that made the object runs: copy the object first.")
   (:documentation "The error that is signalled when a handle for an object on a control stack is required."))
 
 (defun put-handle (buffer object)

@@ -421,7 +421,7 @@ DIRECTORIES, native namestrings."
 ;;; test-reports.lisp). There may be many reports, but reports of the same fault usually have the same first suspect.
 
 (defconstant +max-weighed-reports+ 300
-  "Maximum number of a test operation's failed reports for which suspects are searched.")
+  "Maximum number of a test operation's failed reports that are examined for suspects.")
 (defconstant +max-reported-groups+ 3
   "Maximum number of groups of a test operation's reports that are pushed.")
 

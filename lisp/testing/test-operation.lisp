@@ -56,10 +56,10 @@ list is for use when SYSTEM's own test operation runs no tests."
 
 (defvar *redirecting-frameworks* nil
   "True while this thread's calls of frameworks are redirected: if the thread calls a framework's function that runs tests,
-this test run runs the tests instead.")
+the thread's own test run runs the tests instead.")
 
 (defvar *framework-called* nil
-  "True once a call of a framework was redirected to this test run, even if the call selected no tests.")
+  "True once a call of a framework was redirected to this thread's test run, even if the call selected no tests.")
 
 (defun call-redirecting-frameworks (function)
   "Return the values of FUNCTION. Meanwhile, if this thread calls a framework's function that runs tests, run the selected

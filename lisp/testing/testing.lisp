@@ -328,7 +328,7 @@ unwinding."
     (:aborted (setf (verdict-status verdict) :error
                     (verdict-message verdict) "The test invoked the restart ABORT."))
     (:left (setf (verdict-status verdict) :error
-                 (verdict-message verdict) "A non-local exit, such as the end of its thread, ended the test."))))
+                 (verdict-message verdict) "A non-local exit, such as THROW or ABORT-THREAD, ended the test."))))
 
 (defun record-removed-test (verdict)
   "Record in VERDICT that the test could not run, because it no longer existed."
@@ -486,7 +486,7 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
     verdict))
 
 (defconstant +loading-milliseconds+ 600000
-  "The time limit in milliseconds for loading a system for its tests, equal to the limit of the tool load.")
+  "The time limit in milliseconds for loading a system for its tests, equal to the default limit of the tool load-system.")
 
 (defun load-for-tests (system &optional reload)
   "Load SYSTEM if it is not loaded. If SYSTEM is loaded and RELOAD is true, load its changed files."

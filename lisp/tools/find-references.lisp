@@ -307,7 +307,7 @@ one file are in the order of their positions."
 ;;; Records of references
 
 (defconstant +max-title-length+ 200
-  "Maximum number of characters that are shown of a reference's title.")
+  "Maximum number of shown characters of a reference's title.")
 
 (defun printed-name (name)
   "Return NAME, a function name or symbol, as text."
@@ -386,8 +386,8 @@ note on code that was not examined."
           (macro
            (push-note "Not searched: files that are not loaded, and code compiled with (space 3)."))
           ((xrefs-recorded-p name)
-           (push-note "Not searched: ~A in quoted lists or computed for FUNCALL, recursive calls, files that are not ~
-                       loaded~@[; and where it is inlined in code compiled with (space 3)~]."
+           (push-note "Not searched: ~A in quoted lists or computed for FUNCALL, recursive calls~:[ and~;,~] files that ~
+                       are not loaded~:*~@[, and inlined calls in code compiled with (space 3)~]."
                       (printed-name name)
                       (eq 'inline (sb-int:info :function :inlinep name))))
           (t
@@ -501,8 +501,8 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
                  (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
                  (printed-name symbol)))
     (if (xrefs-recorded-p symbol)
-        (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
-                    loaded.")
+        (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, and files that are ~
+                    not loaded.")
         (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code with the symbol was found."
                    (printed-name symbol)))))
 
@@ -563,7 +563,7 @@ or on a direct instance of that class."
                                 (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
                             limit
                             (format nil "~A has no methods, and no method specialises on it.~:[~; Not searched: other ~
-                                         code that names the class. The relation references finds some of that code.~]"
+                                         code that names the class. The relation `references` finds some of that code.~]"
                                     (printed-name symbol) class))))
 
 (defun class-eql-specializers (class)

@@ -227,7 +227,7 @@ PACKAGE, provided that SYMBOL is accessible in PACKAGE."
                        (eq :external (nth-value 1 (find-symbol name package))) bare))))))
 
 (defconstant +max-documentation-length+ 120
-  "Maximum number of characters that are shown of the first line of a documentation string.")
+  "Maximum number of shown characters of the first line of a documentation string.")
 
 (defun first-line (documentation)
   "Return the first line with text of DOCUMENTATION, cut at +MAX-DOCUMENTATION-LENGTH+ characters. Return NIL if there is no

@@ -86,7 +86,8 @@ error if TREE does not name a function that can be traced."
   (let* ((setf (and (tree-starts-with-p tree "setf") (= 2 (length tree))))
          (text (if setf (second tree) tree)))
     (unless (stringp text)
-      (error "~A is not the name of a function, such as foo, (setf foo), (method foo (integer)) or (labels bar :in foo)."
+      (error "~A is not the name of a function. Names have the form foo, (setf foo), (method foo (integer)) or ~
+              (labels bar :in foo)."
              (tree-text tree)))
     (multiple-value-bind (symbol found name looked-in) (locate-symbol text package)
       (let ((name-of (if setf (list 'setf symbol) symbol)))
@@ -161,7 +162,7 @@ block, which is part of the names of its local functions."
   "Return the target that TREE, such as (labels bar :in foo) or (flet bar :in (method foo (integer))), designates in the
 package named PACKAGE. Signal an error if there is no such local function, or if it cannot be traced."
   (unless (and (= 4 (length tree)) (stringp (second tree)) (stringp (third tree)) (string-equal ":in" (third tree)))
-    (error "~A is not the name of a local function, such as (labels bar :in foo)." (tree-text tree)))
+    (error "~A is not the name of a local function. Such names have the form (labels bar :in foo)." (tree-text tree)))
   (let* ((method (and (method-tree-p (fourth tree))
                       (multiple-value-list (method-of-tree (fourth tree) package))))
          (outer (if method (second method) (function-name-of-tree (fourth tree) package)))
@@ -181,13 +182,13 @@ package named PACKAGE. Signal an error if there is no such local function, or if
                   outer (second tree) outer))
           ((null name)
            (error "~S has no local function ~A in its compiled code~:[: it has none~;~:*; it has~{ ~(~S~)~^,~}~]. ~
-                   SBCL merges a function into its caller if it is inline or called from a single place: ~
-                   (declare (notinline ~(~A~))) there, and a second call or #'~:*~(~A~), prevent the merging."
+                   SBCL merges a function into its caller if the function is inline or called only once. To prevent the ~
+                   merging, add (declare (notinline ~(~A~))) to the caller, and a second call or #'~:*~(~A~)."
                   outer (second tree) locals (second tree))))
     (let ((debug-fun (sb-di:fun-debug-fun function :local-name name)))
       (when (eq :fixed (sb-c::compiled-debug-fun-returns (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun)))
-        (error "~S was compiled with too little debug information to tell where ~A returns: compile it under ~
-                (optimize (debug 1)) or more."
+        (error "~S was compiled with too little debug information to tell where ~A returns: compile it with ~
+                (optimize (debug 1)) or higher."
                outer (second tree)))
       (make-target (list (first name) (second name) :in outer) :local debug-fun))))
 

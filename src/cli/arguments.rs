@@ -64,7 +64,7 @@ pub(super) enum Command {
     /// Evaluate code and print the report.
     ///
     /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line, 3 if Lisp could not
-    /// start or the report could not be written.
+    /// start, there is no server to attach to, or the report could not be written.
     Eval {
         #[command(flatten)]
         attach: Attach,
@@ -76,9 +76,9 @@ pub(super) enum Command {
     },
     /// Load an ASDF system or a file, and print the report of load-system.
     ///
-    /// Without --attach the system is loaded in a new image, which ends afterwards, to test that it loads. The
-    /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if loaded, 1 if not, 2 if the load could
-    /// not be tried (no server, or a wrong command line).
+    /// Without --attach, a new image loads the system or file and then ends: this tests whether the load succeeds. The
+    /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if the load succeeded, 1 if it failed, 2 if
+    /// nothing was loaded (no server, or a wrong command line).
     Load {
         #[command(flatten)]
         attach: Attach,
@@ -103,12 +103,12 @@ pub(super) enum Command {
     /// Start a REPL for people, in a new image or in the image of a running server.
     ///
     /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
-    /// interrupts an evaluation; pressed twice within a second it replaces the image and restores it. The defaults
-    /// are for a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
-    /// file there are no prompts, and each form's values are printed. Exit status: 1 if something failed, 2 for a
-    /// wrong command line, 3 if there is no server.
+    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session. The defaults
+    /// suit a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
+    /// file, there are no prompts, and each form's values are printed. Exit status: 1 if a form from a pipe or file
+    /// failed, 2 for a wrong command line, 3 if there is no server or the server ended.
     Repl {
-        /// Attach to a running server (`serve --socket`): the only running server, or the server NAME. Work in its image.
+        /// Attach to a running server (`serve --socket`): the only running server, or the server NAME.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
         attach: Option<Option<String>>,
         #[command(flatten)]
@@ -122,16 +122,16 @@ pub(super) enum Command {
         #[command(subcommand)]
         action: Option<sessions::Action>,
     },
-    /// Wait for the child process that saves a session, and make a checkpoint of its core. Runs when a server has ended.
+    /// Wait for the child process that saves a session, and make a checkpoint of the core. Runs when a server has ended.
     #[command(hide = true)]
     FinishSaving {
         /// Directory of the session.
         #[arg(long)]
         directory: PathBuf,
-        /// File name of the core that is being saved there.
+        /// File name of the core that is being saved in this directory.
         #[arg(long)]
         file: String,
-        /// Name that the image identifies itself by.
+        /// Name by which the image identifies itself.
         #[arg(long)]
         name: String,
         /// Number of the image's last evaluation.
@@ -144,11 +144,11 @@ pub(super) enum Command {
         #[arg(long)]
         control_stack: u64,
     },
-    /// Check that the server has everything it needs, and say how to fix what is missing.
+    /// Check that the server has everything it needs, and say how to fix each problem.
     ///
     /// The checks cover versions, paths, limits, memory and directories; the command also starts a server with the given
     /// options and evaluates a form. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command
-    /// line, 3 if the checks could not be made.
+    /// line, 3 if the findings could not be written.
     Doctor {
         #[command(flatten)]
         options: Options,
@@ -165,7 +165,7 @@ pub(super) enum Command {
         #[arg(last = true)]
         options: Vec<OsString>,
     },
-    /// Boot an image and print its name and definitions. Tries out a checkpoint.
+    /// Boot an image and print its name and definitions, to test a checkpoint.
     #[command(hide = true)]
     Probe {
         #[command(flatten)]
@@ -176,7 +176,7 @@ pub(super) enum Command {
     /// The findings are unbalanced parentheses (located by the indentation), unclosed strings and comments, and wrong
     /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on
     /// other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
-    /// command line, 3 if a file cannot be read or written.
+    /// command line, 3 if a file cannot be read or written or there is no server to attach to.
     Check {
         /// Treat the packages of a running server (`serve --socket`) as known: the only running server, or the server NAME
         /// (--attach=NAME).
@@ -221,7 +221,7 @@ pub(super) enum Command {
         #[arg(long)]
         lock_fd: Option<i32>,
     },
-    /// Serve Lisp to a supervisor. `serve` starts this command, and again after Lisp dies.
+    /// Serve Lisp to a supervisor. `serve` runs this command at the start, and again whenever the Lisp process dies.
     #[command(hide = true)]
     Worker {
         #[command(flatten)]
@@ -253,7 +253,7 @@ pub(super) struct Attach {
 /// The options and arguments of `test`.
 #[derive(Debug, Args)]
 pub(super) struct TestOptions {
-    /// First load files that changed on disk; useful with --attach, whose image may have older versions.
+    /// First load files that changed on disk; useful with --attach, since the attached image may have older versions.
     #[arg(long)]
     pub(super) reload: bool,
     /// Run the tests in a fresh image that only loads the files. With --attach, list the tests whose result differs in
@@ -288,7 +288,7 @@ pub(super) struct Serve {
     /// State to restore after the Lisp process dies.
     #[arg(long, value_enum, default_value_t = RestoreMode::Checkpoint)]
     pub(super) restore: RestoreMode,
-    /// When checkpoints are saved. They contain everything in memory, secrets included, and take disk space.
+    /// When to save checkpoints. Checkpoints contain everything in memory, secrets included, and take disk space.
     #[arg(long, value_enum, default_value_t = CheckpointTiming::Asked)]
     pub(super) checkpoints: CheckpointTiming,
     /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic checkpoints are deleted.
@@ -305,12 +305,12 @@ pub(super) struct Serve {
     /// alongside the agent.
     #[arg(long)]
     pub(super) socket: bool,
-    /// Run Lisp in the server's own process, so that a crash of Lisp ends the server. Excludes --session and restoring
-    /// checkpoints.
+    /// Run Lisp in the server's own process, so that a crash of Lisp ends the server. Cannot be combined with
+    /// --session; checkpoints cannot be restored.
     #[arg(long)]
     pub(super) no_supervisor: bool,
-    /// Record every message of the session, with times, in this file: for bug reports and `sbcl-mcp replay`. Only its
-    /// owner can read it; at most 256 MiB.
+    /// Record every message of the session, with times, in this file: for bug reports and `sbcl-mcp replay`. Only the
+    /// file's owner can read the file; its size is at most 256 MiB.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
     /// Milliseconds between two checks of the Lisp process.
@@ -358,7 +358,7 @@ pub(super) struct Options {
     /// Time for which a failed evaluation is held for debugging.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_positive_duration)]
     pub(super) hold: Duration,
-    /// Grace period of an interrupted evaluation's cleanup forms, after which they are interrupted, too.
+    /// Grace period for the cleanup forms of an interrupted evaluation, after which the forms are interrupted, too.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_duration)]
     pub(super) cleanup: Duration,
     /// Size of the Lisp heap, such as 8G or 512M: address space, which takes memory only as it is used.

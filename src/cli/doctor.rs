@@ -236,7 +236,11 @@ fn check_memory(findings: &mut Findings, heap: u64) {
     }
     let room = limit.unwrap_or(total);
     if available.min(room) < LOW_MEMORY {
-        findings.note("memory", &found, "end other programs or raise the limit: large systems need more memory");
+        findings.note(
+            "memory",
+            &found,
+            "end other programs, or raise the control group's limit if there is one: large systems need more memory",
+        );
     } else if room < heap / 2 {
         // The server stops an evaluation that nearly fills the heap, but the kernel would kill the process first.
         let remedy = format!(
@@ -310,7 +314,7 @@ fn check_directories(findings: &mut Findings) {
             &other
                 .as_ref()
                 .map_or("HOME is not set".to_owned(), |home| format!("{} is not a directory", home.display())),
-            "set HOME: without it, compiled files and checkpoints are temporary",
+            "set HOME to an existing directory: otherwise compiled files and checkpoints are temporary",
         ),
     }
     let state = state_directory();
@@ -360,7 +364,7 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
     } else if brings.is_empty() || user_init {
         findings.fine("init file", &format!("{} is {loaded}", init.display()));
     } else {
-        let found = format!("{} sets up {} and is {loaded}", init.display(), brings.join(" and "));
+        let found = format!("{} sets up {}, but is {loaded}", init.display(), brings.join(" and "));
         findings.note("init file", &found, "to load this file, add --user-init to the server's arguments");
     }
     let registries = [".config/common-lisp/source-registry.conf", ".config/common-lisp/source-registry.conf.d"];
@@ -378,7 +382,10 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
     let started = Instant::now();
     let mut client = match Client::start(arguments) {
         Ok(client) => client,
-        Err(error) => return findings.problem("start", &format!("cannot start a process: {error}"), "raise ulimit -u"),
+        Err(error) => {
+            let found = format!("cannot start a process: {error}");
+            return findings.problem("start", &found, "raise the limit of processes (ulimit -u)");
+        }
     };
     if let Err(failure) = client.initialize(TIMEOUT) {
         return push_request_failure(findings, "start", failure, client);

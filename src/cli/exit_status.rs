@@ -34,7 +34,7 @@ macro_rules! statuses {
 pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "serve" {
         SUCCEEDED => "The client closed its end of the connection.",
-        FAILED => "The server could not start, or one image after another crashed before it answered a request.",
+        FAILED => "The server could not start, or the image crashed repeatedly without answering a request.",
         NOT_TRIED => "The command line is wrong.",
         EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
         EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: the heap was exhausted during a garbage collection.",
@@ -52,13 +52,14 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "load" {
         SUCCEEDED => "The system or file is loaded.",
         FAILED => "The system or file failed to load.",
-        NOT_TRIED => "Nothing was loaded: there is no server to attach to, or the command line is wrong.",
+        NOT_TRIED => "Nothing was loaded: there is no server, or the command line is wrong.",
     }
     "test" {
         SUCCEEDED => "All tests passed.",
         FAILED => "A test failed.",
         NOT_TRIED => "Tests could not be run: there are none, all are skipped, a system does not load, there is no server to \
-                    attach to, or the command line is wrong. With several systems, one such system is enough.",
+                    attach to, or the command line is wrong. With several systems: the tests of at least one \
+                    system could not be run.",
     }
     "repl" {
         SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form succeeded.",
@@ -68,7 +69,7 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     }
     "sessions" {
         SUCCEEDED => "The sessions were listed, or the session was deleted or exported.",
-        FAILED => "The session does not exist, is in use, or cannot be read.",
+        FAILED => "The session does not exist, is in use, or cannot be read, exported or deleted.",
         NOT_TRIED => "The command line is wrong.",
     }
     "doctor" {
@@ -87,6 +88,6 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "The reader accepts every file; the output may contain notes.",
         FAILED => "The reader rejects a file.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "A file cannot be read or written.",
+        CANNOT_RUN => "A file cannot be read or written, or there is no server to attach to.",
     }
 };

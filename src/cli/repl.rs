@@ -142,7 +142,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
 fn notice_text(params: &Value, colours: bool) -> String {
     let mut text = params["text"].as_str().unwrap_or_default().to_owned();
     if let Some(evaluation) = params["held"].as_u64() {
-        _ = write!(text, " :take {evaluation} takes over.");
+        _ = write!(text, " To take over: :take {evaluation}.");
     }
     let lines = text.lines().map(|line| if colours { format!("\x1b[2m; {line}\x1b[0m") } else { format!("; {line}") });
     lines.collect::<Vec<_>>().join("\n")
@@ -664,12 +664,8 @@ impl Repl {
     fn replace_image(&mut self, client: &mut Client) -> Result<(), ReplError> {
         let workers = self.workers(client);
         if workers.is_empty() {
-            let why = if self.owns_image {
-                "it does not run in a process of its own"
-            } else {
-                "it belongs to another \
-                server"
-            };
+            let why =
+                if self.owns_image { "it does not run in a process of its own" } else { "another server holds it" };
             return self.print(TextStyle::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
         }
         for worker in workers {

@@ -32,7 +32,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// An action on sessions.
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
-    /// List them (the default).
+    /// List sessions and running servers (the default).
     List,
     /// Delete a session that no process holds.
     Delete {

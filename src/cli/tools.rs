@@ -64,8 +64,8 @@ impl ToolRequest {
         let package = tests.what.first().and_then(|name| Some(name.split_once(':')?.0));
         match package {
             Some(package) if !options.iter().any(loads_code) => Err(format!(
-                "a new image has no package {package}: name the system that contains the tests, or --attach to a server \
-                 that has this package"
+                "a new image has no package {package}: name the system that contains the tests, or use --attach with a \
+                 server that has this package"
             )),
             _ => Ok(()),
         }

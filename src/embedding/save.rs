@@ -284,5 +284,5 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         (_, true) => format!("was killed by signal {}", libc::WTERMSIG(status)),
         _ => "could not be started".to_owned(),
     };
-    Err(format!("the process that was saving the image {how}{}{message}", if message.is_empty() { "" } else { ": " }))
+    Err(format!("the process for saving the image {how}{}{message}", if message.is_empty() { "" } else { ": " }))
 }

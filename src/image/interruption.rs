@@ -37,10 +37,10 @@ impl StuckReason {
         match self {
             Self::Unresponsive => {
                 "did not respond to an interrupt (interrupts are off inside without-interrupts, and in code that \
-                 interrupt-thread or a timer runs unless it uses with-interrupts)"
+                 interrupt-thread or a timer runs, except inside with-interrupts)"
             }
             Self::Unwinding => {
-                "could not finish unwinding, because cleanup forms do not end, or stop the unwinding with a non-local \
+                "could not finish unwinding, because cleanup forms keep running, or stop the unwinding with a non-local \
                  exit (return-from, go, throw or a restart),"
             }
         }

@@ -191,7 +191,7 @@ impl RecoveryContext {
         let lost = &self.messages.get()?.lost;
         let error = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
         Some(format!(
-            "[ERROR] {}\nTwo images were lost while answering this request; it is not retried.\n{}",
+            "[ERROR] {}\nTwo images were lost during this request, so it is not retried.\n{}",
             error.kind, error.message.text
         ))
     }

@@ -92,7 +92,7 @@ pub(crate) fn save_report(checkpoint: &Checkpoint, pause_microseconds: u64, thre
         1 => text += "1 timer, ",
         _ => _ = write!(text, "{timers} timers, "),
     }
-    text + "sockets, open files, foreign memory, environment variables, the umask."
+    text + "sockets, open files, foreign memory, environment variables and the umask."
 }
 
 /// Returns the report of a restore that discarded `forgotten` evaluations. `package` is the name of the current package,

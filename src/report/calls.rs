@@ -73,7 +73,7 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     if trace.stopped {
         head.push_str(
             "\nA thread was started: local functions were traced only until then, since SBCL's breakpoints work in \
-             one thread.",
+             only one thread.",
         );
     }
     append_report(head, outcome, max)

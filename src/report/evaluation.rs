@@ -109,7 +109,7 @@ fn push_debugger(target: &mut String, error: &ErrorRecord) {
     push_restarts(target, error);
     let tools: Vec<_> = tool_names::listed_debugger_tools().collect();
     if !tools.is_empty() {
-        _ = write!(target, "\nTools: {}.", tools.join(", "));
+        _ = write!(target, "\nTools: {}. The next evaluation, load or test run ends the hold.", tools.join(", "));
     }
 }
 

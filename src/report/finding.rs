@@ -25,7 +25,7 @@ pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
         }
         line
     });
-    let mut text = fit_lines(lines, found.more, max, "a kind, a package, external or another word in the query");
+    let mut text = fit_lines(lines, found.more, max, "`type`, `package`, `external` or another word in the query");
     if let Some(nothing) = &found.nothing {
         push_line(&mut text, &escape_output(nothing));
     }
@@ -46,7 +46,7 @@ pub fn references_found(found: &References, max: usize) -> String {
         }
         line
     });
-    let mut text = fit_lines(lines, found.more, max.saturating_sub(length(&notes)), "another relation");
+    let mut text = fit_lines(lines, found.more, max.saturating_sub(length(&notes)), "a more specific `relation`");
     push_line(&mut text, &notes);
     text
 }

@@ -50,7 +50,7 @@ impl Tests {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Difference {
     name: String,
-    #[schemars(extend("says" = "The only image in which it passes."))]
+    #[schemars(extend("says" = "The only image in which the test passes."))]
     passes: PassingImage,
 }
 

@@ -9,9 +9,9 @@ use crate::image::{self, Lane};
 /// The kind of the error that `Session::evaluate` returns on a thread that must not wait for an evaluation.
 pub(super) const DEADLOCK: &str = "DEADLOCK";
 
-const DEADLOCK_IN_EVALUATION: &str = "Session::evaluate was called on an evaluation thread, by a Rust function that an \
-    evaluation called or by a reply: the call would wait for itself. Call Lisp directly (Lisp::eval, Lisp::enter), or \
-    queue the code with Session::submit, which replies later.";
+const DEADLOCK_IN_EVALUATION: &str = "Session::evaluate was called on an evaluation thread (by a Rust function that an \
+    evaluation called, or by a function that receives a reply): the call would wait for itself. Call Lisp directly \
+    (Lisp::eval, Lisp::enter), or queue the code with Session::submit, which replies later.";
 pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation, but so many \
     background evaluations wait in this way that the background limit is reached: none can begin until another ends. \
     Queue the code with Session::submit, which replies later.";

@@ -249,7 +249,7 @@ impl Relay {
                 FrameKind::Event => match WorkerEvent::decode(&payload) {
                     Ok(event) => self.handle_event(id, event)?,
                     Err(_) if !process.replayed => {
-                        let crash = Crash::new("sent a report that cannot be read and was terminated");
+                        let crash = Crash::new("sent an unreadable report and was terminated");
                         return Err(LoopAction::Replace(id, crash));
                     }
                     Err(error) => report_unreadable_event(process, recovery.clients(), &error),

@@ -229,7 +229,7 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     assert_eq!(
         text,
         format!(
-            "Background evaluation {id} was lost with the image: describe-last-error with `list` shows what is known \
+            "Background evaluation {id} was lost with the image; describe-last-error with `list` shows what is known \
              about the loss."
         )
     );

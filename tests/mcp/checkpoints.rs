@@ -81,7 +81,7 @@ fn restore_brings_back_definitions_objects_and_variables() {
     );
     let text = save(&mut server, "all of it");
     assert!(text.starts_with("Saved \"all of it\" (evaluation 1): "), "{text}");
-    assert!(text.ends_with("\nNot included: thread holder, 1 timer, sockets, open files, foreign memory, environment variables, the umask."), "{text}");
+    assert!(text.ends_with("\nNot included: thread holder, 1 timer, sockets, open files, foreign memory, environment variables and the umask."), "{text}");
 
     // Changes after the save are not part of the checkpoint.
     assert_eq!(server.evaluate("(prog1 (list (next) (funcall *adder*) *) (setf *print-base* 10))"), "=> (42 12 11)");

@@ -182,7 +182,7 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
             "odd",
             "methods",
             "ODD has no methods, and no method specialises on it. Not searched: other code that names the class. \
-             The relation references finds some of that code.",
+             The relation `references` finds some of that code.",
         ),
     ] {
         assert_eq!(references(&mut server, name, relation)[0], expected);
@@ -293,7 +293,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
             "SMALL  evaluation 1, line 24: (defun small (x) (target x))",
             "BIG  evaluation 1, line 25: (defun big (x) (small x))",
             "DATA  evaluation 1, line 26: (defun data () 'target)  (as data)",
-            "Not searched: TARGET in quoted lists or computed for FUNCALL, recursive calls, files that are not loaded.",
+            "Not searched: TARGET in quoted lists or computed for FUNCALL, recursive calls and files that are not loaded.",
         ]
     );
     // Further relations of the same definitions.
@@ -629,7 +629,7 @@ fn macro_or_print_method_that_kills_the_image_answers_image_lost() {
     );
     let lost = call_err(&mut server, "macroexpand", json!({"form": "(deadly)"}));
     assert!(
-        lost.starts_with("[ERROR] IMAGE-LOST\nTwo images were lost while answering this request; it is not retried.\n"),
+        lost.starts_with("[ERROR] IMAGE-LOST\nTwo images were lost during this request, so it is not retried.\n"),
         "{lost}"
     );
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));

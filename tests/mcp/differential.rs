@@ -290,7 +290,7 @@ const HINTS: [&str; 9] = [
     "The existing objects and functions of ",
     "CONTINUE installs the new definition",
     "RECKLESSLY-CONTINUE installs it as if",
-    "The object was made by an earlier definition",
+    "The object was made with an earlier definition",
 ];
 
 /// Printed forms of the standard streams: the binary has its own, and bare SBCL's depend on how they are reached.

@@ -697,7 +697,7 @@ fn wild_pointer_is_a_memory_fault_with_a_damage_warning(mode: Mode) {
         "(sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap 4096) (function sb-alien:int)))",
     ] {
         let text = session.evaluate_err(code, 5.0, "SB-SYS:MEMORY-FAULT-ERROR");
-        assert!(text.contains("the image may be damaged. reset-session gives a fresh one"), "{code}: {text}");
+        assert!(text.contains("the image may be damaged. reset-session gives a new one"), "{code}: {text}");
     }
     session.reset();
     session.finish();
@@ -891,7 +891,7 @@ fn functions_of_interrupt_thread_and_of_timers_are_named_as_uninterruptible(mode
         assert!(!text.contains("did not respond"), "{text}");
         let text = session.evaluate_err(&code("(sleep 30)"), 2.0, "TIMEOUT");
         let reason = "did not respond to an interrupt (interrupts are off inside without-interrupts, and in code that \
-                      interrupt-thread or a timer runs unless it uses with-interrupts)";
+                      interrupt-thread or a timer runs, except inside with-interrupts)";
         assert!(text.contains(reason), "{text}");
     }
     session.finish();

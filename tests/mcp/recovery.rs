@@ -605,7 +605,7 @@ fn request_at_which_two_workers_stopped_is_answered_and_not_repeated() {
            1)",
     );
     let failed = call_err(&mut server, "macroexpand", json!({"form": "(stop)"}));
-    assert!(failed.contains("Two images were lost while answering this request; it is not retried."), "{failed}");
+    assert!(failed.contains("Two images were lost during this request, so it is not retried."), "{failed}");
     let text = server.evaluate("(f)");
     assert!(text.contains("was stopped by a signal") && text.ends_with("=> 42"), "{text}");
     let end = server.finish();

@@ -125,26 +125,32 @@ const OF_THE_REPOSITORY: [(&str, &str); 19] = [
     ("SBCL_MCP_ROUNDS", "`make flaky`, `make bench`: the number of rounds"),
     ("SBCL_MCP_SESSION_KILLS", "`make kill`: the number of servers with a session to kill"),
     ("SBCL_MCP_SOAK_EVALUATIONS", "`make soak`: the number of evaluations"),
-    ("SBCL_MCP_UPDATE_REFERENCE", "`make reference`: 1 has tests write generated pages and answers of examples"),
+    (
+        "SBCL_MCP_UPDATE_REFERENCE",
+        "`make reference`: if 1, tests write the generated pages and the answers of examples",
+    ),
 ];
 
 /// Variables of the build, by sbcl-core's settings.
 const OF_THE_BUILD: [(&str, &str); 6] = [
     (
         sbcl_core::settings::PREBUILT,
-        "An absolute directory with a ready `libsbcl.so` and `sbcl.core`: nothing is built.",
+        "The absolute path of a directory with a ready `libsbcl.so` and `sbcl.core`: nothing is built.",
     ),
     (
         sbcl_core::settings::SOURCE,
-        "SBCL's source: the pinned archive, or an absolute directory, of which only the version is checked.",
+        "The absolute path of SBCL's source: the pinned archive, or a directory with SBCL of the pinned version.",
     ),
     (
         sbcl_core::settings::BOOTSTRAP,
         "The command that starts the Lisp that builds SBCL (default `sbcl`), split at spaces.",
     ),
     (sbcl_core::settings::COMPILER, "The C compiler (default `cc`)."),
-    ("XDG_CACHE_HOME", "The directory of the build's cache: `sbcl-mcp` in it (default `~/.cache`)."),
-    ("HOME", "The home directory, where the default cache is."),
+    (
+        "XDG_CACHE_HOME",
+        "Base directory for caches (default `~/.cache`); the build's cache is its subdirectory `sbcl-mcp`.",
+    ),
+    ("HOME", "The home directory, which contains the default base directory for caches."),
 ];
 
 /// Returns the lines of a page. In its examples, parts that differ from run to run are masked, and the backtraces of
@@ -264,8 +270,8 @@ fn the_reference_of_the_tools_is_up_to_date() {
         run.perform(&Step::File(name.to_owned(), text.to_owned()));
     }
     let mut text = String::from(
-        "Each tool with its arguments, and an example that the real server has answered. The examples are one session, in this \
-         order. A line `→ TOOL {…}` is a call; indented lines below it are the argument `code`.\n\n\
+        "Each tool with its arguments, and an example that the real server has answered. The examples form one session, in \
+         this order. A line `→ TOOL {…}` is a call; indented lines below it are the argument `code`.\n\n\
          When a client connects, the server sends instructions on how to use the tools. Explanations are in \
          [How the tools work together](../explanation/tools.md).\n",
     );
@@ -282,8 +288,8 @@ fn the_reference_of_the_tools_is_up_to_date() {
 #[test]
 fn the_reference_of_the_options_is_up_to_date() {
     let text = format!(
-        "`sbcl-mcp` without a command serves an MCP client on stdin and stdout. `sbcl-mcp COMMAND --help` shows the same as \
-         this page.\n\n{}",
+        "`sbcl-mcp` without a command serves an MCP client on stdin and stdout. `sbcl-mcp COMMAND --help` prints what this \
+         page says about a command.\n\n{}",
         sbcl::cli::reference::options()
     );
     page("options.md", "Options and commands", "the definitions of the command line", &text);

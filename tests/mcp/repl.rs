@@ -571,9 +571,9 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
             "code": "(restart-case (+ 1 (error \"boo\")) (use (x) (list x)))", "on-error": "debug"
         }),
     );
-    let pane = terminal.await_text("takes over.");
-    let (said, number) = pane.lines().next().unwrap().split_once(": SIMPLE-ERROR. :take ").unwrap();
-    let number = number.strip_suffix(" takes over.").unwrap();
+    let pane = terminal.await_text("To take over: ");
+    let (said, number) = pane.lines().next().unwrap().split_once(": SIMPLE-ERROR. To take over: :take ").unwrap();
+    let number = number.strip_suffix('.').unwrap();
     assert_eq!(said, format!("; The session's own connection (raw) holds evaluation {number} for debugging"));
     let shown = terminal.evaluate(&format!(":take {number}"), "[1] CL-USER>");
     assert!(shown.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && shown.contains("  1. USE - USE"), "{shown}");

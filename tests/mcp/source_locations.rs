@@ -640,7 +640,10 @@ fn redefined_structure_errors_mention_the_earlier_definition(mode: Mode) {
     server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
     for code in ["(m-b *m*)", "(progn (defmethod area ((x m)) x) (area *m*))"] {
         let text = evaluate_err(&mut server, code);
-        assert!(text.contains("an earlier definition of M with another layout: create it again."), "{text}");
+        assert!(
+            text.contains("an earlier definition of M, which had another layout: create the object again."),
+            "{text}"
+        );
     }
 }
 

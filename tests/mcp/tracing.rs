@@ -356,7 +356,7 @@ fn trace_calls_traces_single_methods_and_local_functions() {
             "(outer 1) (sb-thread:join-thread (sb-thread:make-thread (lambda () (outer 2))))",
             json!(["(labels fact :in outer)"]),
             "1 call of the traced function:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
-             were traced only until then, since SBCL's breakpoints work in one thread.\n\n=> 2",
+             were traced only until then, since SBCL's breakpoints work in only one thread.\n\n=> 2",
         ),
     ] {
         assert_eq!(traced(&mut server, json!({"code": code, "functions": functions})), expected);
@@ -392,9 +392,12 @@ fn untraceable_local_functions_and_methods_are_refused() {
         ("(labels sum :in area)", "AREA is a generic function: name the method that sum is in"),
         ("(method area (string))", "There is no (method area (string)). The methods of AREA:\n  (method area "),
         ("(method fact (t))", "FACT is not a generic function: it has no methods."),
-        ("(labels fact)", "(labels fact) is not the name of a local function, such as (labels bar :in foo)."),
+        (
+            "(labels fact)",
+            "(labels fact) is not the name of a local function. Such names have the form (labels bar :in foo).",
+        ),
         ("(labels fact :in outer", "is not the name of a function."),
-        ("(lambda x)", "(lambda x) is not the name of a function, such as foo, (setf foo), (method foo (integer)) or"),
+        ("(lambda x)", "(lambda x) is not the name of a function. Names have the form foo, (setf foo), (method foo"),
     ] {
         let text = call_err(&mut server, "trace-calls", json!({"code": "1", "functions": [name]}));
         assert!(text.contains(expected), "{name}: {text}");

@@ -327,7 +327,7 @@ fn apply_choice(
     match parse_choice(result) {
         // Asking again would get the same answer.
         None => {
-            let notice = "The client's answer names no restart: the restart in its content must be an offered choice.";
+            let notice = "The client's answer names no restart: `restart` in its content must be one of the choices.";
             answer_with_current_outcome(call, before, Some(notice.to_owned()));
         }
         Some(Choice::Decline) => user_question.abort(move |result| {

@@ -29,7 +29,7 @@ pub(super) struct CheckEvaluation;
 pub(super) struct Arguments {
     /// Evaluation number. Default: the newest.
     id: Option<EvaluationNumber>,
-    /// Wait this many seconds for its end; then show the result as its call would have.
+    /// Wait this many seconds for the end; show the result as the call would have.
     #[serde(alias = "seconds", alias = "timeout")]
     wait: Option<WaitSeconds>,
     /// Show a page of this part.

@@ -127,7 +127,7 @@ pub(super) struct ResumeFromFrame;
 pub(super) struct ResumeArguments {
     /// Frame number in the backtrace.
     frame: FrameNumber,
-    /// Lisp code that sees the frame's variables; the frame returns its values.
+    /// Lisp code whose values the frame returns; sees the frame's variables.
     r#return: Option<Text>,
 }
 

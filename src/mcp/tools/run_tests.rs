@@ -350,7 +350,7 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
                 if !passed.is_empty() {
                     let more = passed.len().saturating_sub(MAX_NAMED_TESTS);
                     outcome.notices.push(format!(
-                        "These tests have no suspects, since they passed in the fresh image that searched for suspects: \
+                        "These tests have no suspects, since they passed in the fresh image used for the search: \
                         {}{}.",
                         passed[..passed.len() - more].join(", "),
                         if more > 0 { format!(" and {more} more") } else { String::new() }

@@ -94,7 +94,7 @@ impl ToolSet {
         let known = all_tool_definitions();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
             Some(unknown) => {
-                Err(format!("{} The words all and core name sets of tools.", unknown_tool_message(unknown, &known)))
+                Err(format!("{} The words `all` and `core` name sets of tools.", unknown_tool_message(unknown, &known)))
             }
             None => Ok(Self::Named(names)),
         }

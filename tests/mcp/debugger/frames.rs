@@ -279,7 +279,8 @@ fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
     let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
     in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
     let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
-    let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no longer a method of its generic function.";
+    let said = "The function of frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no longer a method \
+                of its generic function.";
     assert_eq!(text, said);
     let text = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(list :instead x)"}));
     assert_eq!(text, "=> ((:INSTEAD :A))");
@@ -295,8 +296,8 @@ fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
          (defmethod parts ((x integer)) (error \"not ~a\" x))",
     );
     let text = restart_frame_after_repair(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
-    let said = "Frame 1 cannot be called again: the next methods of (SB-PCL::FAST-METHOD PARTS (INTEGER)) cannot be \
-                determined.";
+    let said = "The function of frame 1 cannot be called again: the next methods of (SB-PCL::FAST-METHOD PARTS (INTEGER)) \
+                cannot be determined.";
     assert_eq!(text, said);
 }
 
@@ -389,7 +390,7 @@ fn restart_frame_passes_the_originally_supplied_arguments(mode: Mode) {
     assert_eq!(restart_frame_after_repair(&mut server, "(unused 1 2)", "(UNUSED 1", ""), "=> (1)");
     server.evaluate("(setf *calls* 0)");
     let text = restart_frame_after_repair(&mut server, "(unused 1 2)", "(UNUSED 1", "(defun unused (a b) (list a b))");
-    assert_eq!(text, "Frame 1 cannot be called again: SBCL no longer has all the arguments of UNUSED.");
+    assert_eq!(text, "The function of frame 1 cannot be called again: SBCL no longer has all the arguments of UNUSED.");
 }
 
 #[apply(both_modes)]
@@ -480,15 +481,17 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     assert_eq!(text, "=> (:FINE 1)");
     let text =
         restart_frame_after_repair(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
-    let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its frame does not \
-                keep the function object, as the frames of code sent to evaluate-lisp do.";
+    let said = "The function of frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its \
+                frame does not keep the function object, unlike the frames of code sent to evaluate-lisp.";
     assert_eq!(text, said);
     assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     let report = hold(&mut server, "(list (|gone~a| 1))");
     let frame = frame_of(&report, "(|gone~a| 1)");
     in_frame(&mut server, frame, "(fmakunbound '|gone~a|)");
     let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
-    assert_eq!(text, format!("Frame {frame} cannot be called again: |gone~a| no longer has a global definition."));
+    let said =
+        format!("The function of frame {frame} cannot be called again: |gone~a| no longer has a global definition.");
+    assert_eq!(text, said);
     server.evaluate("(setf *fails* t)");
     let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
     let said = "SBCL cannot unwind to frame 2: the frame's code was compiled without the needed debug information: evaluate \

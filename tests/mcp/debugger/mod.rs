@@ -17,8 +17,8 @@ const NOTHING_HELD: &str = "No evaluation is held: an evaluation that fails with
      resumed or aborted, its hold times out, or the next evaluation begins.";
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 const RELEASED: &str = "[notice]\nThe evaluation held for debugging was ended.\n\n";
-const DEBUGGER_SECTION_END: &str =
-    "Tools: get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation.";
+const DEBUGGER_SECTION_END: &str = "Tools: get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation. The next \
+     evaluation, load or test run ends the hold.";
 
 /// Evaluates code that must fail and be held; returns the report.
 #[track_caller]

@@ -128,7 +128,7 @@ fn uninterruptible_test_replaces_the_image() {
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
     let expected = "[ERROR] TIMEOUT\nThe time limit for the test DEMO-TESTS::STUCK was exceeded.\n\
                     The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
-                    code that interrupt-thread or a timer runs unless it uses with-interrupts) and was terminated. A new image has replaced it.\n";
+                    code that interrupt-thread or a timer runs, except inside with-interrupts) and was terminated. A new image has replaced it.\n";
     assert!(text.starts_with(expected), "{text}");
     server.assert_works();
 }
@@ -141,7 +141,7 @@ fn uninterruptible_test_in_a_fresh_image_leaves_the_session_intact() {
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
     let expected = "\n[ERROR] TIMEOUT\nThe time limit for the test DEMO-TESTS::STUCK was exceeded. \
                     The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
-                    code that interrupt-thread or a timer runs unless it uses with-interrupts).\n";
+                    code that interrupt-thread or a timer runs, except inside with-interrupts).\n";
     assert!(text.contains(expected), "{text}");
     assert_eq!(server.evaluate("*here*"), "=> T");
 }

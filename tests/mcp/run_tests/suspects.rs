@@ -288,7 +288,7 @@ fn absence_of_suspects_is_reported_with_the_reason() {
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
     let nothing = "ran no code from the files of the tested systems, apart from the tests themselves.\n";
-    let passed = "These tests have no suspects, since they passed in the fresh image that searched for suspects: \
+    let passed = "These tests have no suspects, since they passed in the fresh image used for the search: \
                   DEMO-TESTS::STALE.\n";
     let suspects = |server: &mut Server, name: &str| {
         let text =
