@@ -242,7 +242,7 @@ static int is_in_lisp(struct thread *thread) {
 }
 
 /* The number of pauses that have begun plus the number of pauses that have ended: odd while a pause is active. */
-static volatile uint32_t pause_counter;
+static uint32_t pause_counter;
 
 /* Begins a pause and returns its number, which is odd and so never 0. */
 uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pause_counter, 1, __ATOMIC_SEQ_CST); }
@@ -256,7 +256,7 @@ int32_t sbcl_host_pause(uint32_t number) {
   struct thread *thread = get_sb_vm_thread();
   if (!is_in_lisp(thread) || read_TLS(GC_INHIBIT, thread) != NIL)
     return 0;
-  for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && pause_counter == number; left--)
+  for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && __atomic_load_n(&pause_counter, __ATOMIC_RELAXED) == number; left--)
     nanosleep(&(struct timespec){0, 1000000}, 0);
   return 1;
 }

@@ -54,6 +54,8 @@ connection, has the global values."
   "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection. Do nothing for the session's
 own connection, which uses the global values."
   (when *connection-values*
+    ;; An inspection may read the vector meanwhile, and must not see a new object before the object's contents.
+    (sb-thread:barrier (:write))
     (map-into *connection-values* #'symbol-value *connection-variables*)))
 
 (define-query :forbid-resets (&key)

@@ -120,10 +120,12 @@ has set the number."
            (size (next-nursery-size kept)))
       (unless (or (= size **nursery-size**) (nursery-set-by-user))
         (setf **nursery-size** size
-              (sb-ext:bytes-consed-between-gcs) size
-              ;; Without the new trigger, SIZE would take effect only after the next collection. The trigger minus SIZE
-              ;; must be KEPT, because the host computes the kept bytes as this difference.
-              (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size))))))
+              (sb-ext:bytes-consed-between-gcs) size)
+        ;; The host reads the trigger first, and must not combine the new trigger with the old size.
+        (sb-thread:barrier (:write))
+        ;; Without the new trigger, SIZE would take effect only after the next collection. The trigger minus SIZE must be
+        ;; KEPT, because the host computes the kept bytes as this difference.
+        (setf (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size))))))
 
 (defun end-threads-for-heap ()
   "End the user's threads because the heap is nearly full and the thread that fills it cannot be identified. Notify the
@@ -131,7 +133,7 @@ user."
   (let ((threads (set-difference (user-threads) **ending-threads**))
         (used (sb-kernel:dynamic-usage)))
     (when threads
-      (setf **ending-threads** (append threads **ending-threads**))
+      (sb-ext:atomic-update **ending-threads** (lambda (ending) (append threads ending)))
       (adapt-nursery)
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
@@ -271,9 +273,12 @@ this function."
 (defun collect-after-threads ()
   "Collect the garbage of threads that END-THREADS-FOR-HEAP has ended. SBCL calls this function after each collection, in
 its finalizer thread."
-  (when (and **ending-threads** (not (eq **ending-threads** **collected-ending-threads**)))
-    (setf **collected-ending-threads** **ending-threads**)
-    (await-threads **ending-threads**)
-    (collect-recent-garbage **kept-bytes-before-user-threads**)
-    (setf **ending-threads** (remove-if-not #'sb-thread:thread-alive-p **ending-threads**)
-          **collected-ending-threads** **ending-threads**)))
+  (let ((ending **ending-threads**))
+    (when (and ending (not (eq ending **collected-ending-threads**)))
+      (setf **collected-ending-threads** ending)
+      (await-threads ending)
+      (collect-recent-garbage **kept-bytes-before-user-threads**)
+      ;; END-THREADS-FOR-HEAP may add threads meanwhile.
+      (setf **collected-ending-threads**
+            (sb-ext:atomic-update **ending-threads**
+                                  (lambda (ending) (remove-if-not #'sb-thread:thread-alive-p ending)))))))

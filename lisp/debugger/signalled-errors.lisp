@@ -129,7 +129,8 @@ observer was called."
          (incf (error-recorder-observed-count recorder))
          (let ((location (signalling-location hook)))
            (unless (known-error-p recorder condition location)
-             (push (list condition (class-of condition) location) (error-recorder-entries recorder))
+             ;; PUSH-UNHANDLED-ERROR reads the entries without the lock.
+             (sb-ext:atomic-push (list condition (class-of condition) location) (error-recorder-entries recorder))
              (incf (error-recorder-count recorder))
              (push-signalled-error condition hook))))))
 

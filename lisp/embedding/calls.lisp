@@ -57,10 +57,10 @@ values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if
 (defconstant +program-stack-bytes+ (* 256 1024)
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion
 of the stack.")
-(defconstant +program-other-stack-bytes+ (* 128 1024)
+(defconstant +program-other-stack-bytes+ (* 4 sb-c:+backend-page-bytes+)
   "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. SBCL reserves the last
 three pages of each stack for handling exhaustion. When code exhausts these pages, too, ffi/shim.c abandons all code that
-runs in them. This number is larger than three pages, so that the program is not called there.")
+runs in them. This number is one page larger, so that the program is not called there.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
@@ -77,7 +77,9 @@ and the program may call each other recursively."
     (when (< (sap- (thread-slot sb-vm::thread-alien-stack-pointer-slot) (thread-slot sb-vm::thread-alien-stack-start-slot))
              +program-other-stack-bytes+)
       (error 'sb-kernel::alien-stack-exhausted)))
-  (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
+  ;; On x86-64 the control stack grows downwards, elsewhere upwards.
+  (when (< #+x86-64 (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
+           #-x86-64 (- (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*) (sap-int (sb-vm::current-sp)))
            (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 

@@ -253,9 +253,12 @@ an evaluation thread is replaced only when the host asks for another thread."
   "Start a thread for LANE and return it."
   (let ((thread (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
                                          nil (sb-thread:make-semaphore))))
-    (if (eql lane +evaluation-lane+)
-        (sb-ext:atomic-push thread **evaluation-threads**)
-        (setf (svref **lane-threads** lane) thread))
+    (cond ((eql lane +evaluation-lane+)
+           (sb-ext:atomic-push thread **evaluation-threads**))
+          (t
+           ;; Other threads read the vector without a lock, and must not see THREAD before its slots.
+           (sb-thread:barrier (:write))
+           (setf (svref **lane-threads** lane) thread)))
     (handler-bind ((error (lambda (failure)
                             (declare (ignore failure))
                             (remove-evaluation-thread thread))))

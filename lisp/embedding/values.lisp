@@ -23,6 +23,8 @@
     (replace new old)
     (loop for place from size below (1- (length new))
           do (setf (svref new place) (1+ place)))
+    ;; Other threads read the table without the lock, and must not see it before its elements.
+    (sb-thread:barrier (:write))
     (setf **handle-table** new
           **free-handle** size)))
 

@@ -55,7 +55,10 @@ made.")
                              (evaluate-parachute-result result
                                                         (lambda () (call-next-method))
                                                         (lambda (status) (setf (,status result) status))))))))
-        (setf **parachute-report** (cons package name))))
+        (let ((report (cons package name)))
+          ;; Other threads read the variable without a lock.
+          (sb-thread:barrier (:write))
+          (setf **parachute-report** report))))
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()

@@ -208,9 +208,12 @@ the call."
   "Record that CALL ended at NOW, in nanoseconds. END says how CALL ended: :RETURNED, :FAILED or :LEFT. RESULT is a value of
 KEPT-VALUES, or the text of the error that ended CALL, which may be empty."
   (declare (type (unsigned-byte 62) now))
-  (setf (traced-call-nanoseconds call) (max 0 (- now (traced-call-start call) (traced-call-overhead call)))
-        (traced-call-result call) result
-        (traced-call-end call) end))
+  (setf (traced-call-nanoseconds call) (max 0 (- now (traced-call-start call) (traced-call-overhead call))))
+  ;; The evaluation's thread may read the call meanwhile. It must see RESULT's elements before the slot, and the slot before END.
+  (sb-thread:barrier (:write))
+  (setf (traced-call-result call) result)
+  (sb-thread:barrier (:write))
+  (setf (traced-call-end call) end))
 
 (defun add-overhead (parent call begun)
   "Add the time spent on recording CALL to the overhead of PARENT, the recorded call around CALL or NIL. The recording began
@@ -373,13 +376,15 @@ because printing and pushing a call takes several times as long as recording it.
         (when (eq thread (traced-call-thread call))
           (when (minusp (decf shown))
             (return-from push-traced-calls))
-          (push-record "call"
-                       :thread (unless (eq thread sb-thread:*current-thread*)
-                                 (let ((name (sb-thread:thread-name thread)))
-                                   (if (stringp name) name "unnamed")))
-                       :depth (traced-call-depth call)
-                       :text (recorded-call-text call)
-                       :end (string-downcase (or (traced-call-end call) :running))
-                       :result (recorded-result-text call)
-                       :nanoseconds (traced-call-nanoseconds call)
-                       :deeper (and (plusp (traced-call-deeper call)) (traced-call-deeper call))))))))
+          (let ((end (traced-call-end call)))
+            (sb-thread:barrier (:read))
+            (push-record "call"
+                         :thread (unless (eq thread sb-thread:*current-thread*)
+                                   (let ((name (sb-thread:thread-name thread)))
+                                     (if (stringp name) name "unnamed")))
+                         :depth (traced-call-depth call)
+                         :text (recorded-call-text call)
+                         :end (string-downcase (or end :running))
+                         :result (recorded-result-text call)
+                         :nanoseconds (traced-call-nanoseconds call)
+                         :deeper (and (plusp (traced-call-deeper call)) (traced-call-deeper call)))))))))

@@ -2,9 +2,16 @@
  * macro is not defined is left out.
  *
  * SBCL's runtime looks for its core in a section named lisp.core of the running program's file and maps it from there,
- * so the section starts and ends at a multiple of 32 KiB, the page size of SBCL's heap on x86-64. The library's symbols
- * delimit exactly the file's contents.
+ * so the section starts and ends at a multiple of the page size of SBCL's heap. The library's symbols delimit exactly the
+ * file's contents.
  */
+
+/* The page size of SBCL's heap, as a power of 2: 32 KiB on x86-64, 64 KiB on aarch64. Mach-O allows at most 32 KiB. */
+#if defined(__aarch64__) && !defined(__APPLE__)
+#define CORE_ALIGNMENT 16
+#else
+#define CORE_ALIGNMENT 15
+#endif
 
 #if defined(__APPLE__)
 #define SYMBOL(name) _##name
@@ -22,12 +29,12 @@
 
 #if defined(SBCL_CORE_FILE)
         CORE_SECTION
-        .p2align 15
+        .p2align CORE_ALIGNMENT
         .globl SYMBOL(sbcl_embedded_core_start)
         LOCAL(sbcl_embedded_core_start)
 SYMBOL(sbcl_embedded_core_start):
         .incbin SBCL_CORE_FILE
-        .p2align 15
+        .p2align CORE_ALIGNMENT
 #endif
 
 #if defined(SBCL_LIBRARY_FILE)

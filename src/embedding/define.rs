@@ -63,6 +63,20 @@ struct DefinitionCache {
     closures: Vec<(u64, Weak<HostClosure>)>,
 }
 
+impl DefinitionCache {
+    fn refresh(&mut self) {
+        let all = DEFINED_FUNCTIONS.read();
+        // Every change is made before the version is increased, so `all` is at least as new as this version.
+        self.version = DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire);
+        self.closures = all.iter().map(|(number, definition)| (*number, Arc::downgrade(&definition.closure))).collect();
+    }
+
+    fn find(&self, function: u64) -> Option<Arc<HostClosure>> {
+        let index = self.closures.binary_search_by_key(&function, |(number, _)| *number).ok()?;
+        self.closures[index].1.upgrade()
+    }
+}
+
 thread_local! {
     /// This thread's local functions by number.
     static LOCAL_CLOSURES: RefCell<HashMap<u64, LocalClosure>> = RefCell::default();
@@ -276,14 +290,14 @@ pub(super) fn function_name(function: u64) -> String {
 fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
     DEFINITION_CACHE.with_borrow_mut(|cache| {
         if cache.version != DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire) {
-            let all = DEFINED_FUNCTIONS.read();
-            // Every change is made before the version is increased, so `all` is at least as new as this version.
-            cache.version = DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire);
-            cache.closures =
-                all.iter().map(|(number, definition)| (*number, Arc::downgrade(&definition.closure))).collect();
+            cache.refresh();
         }
-        let index = cache.closures.binary_search_by_key(&function, |(number, _)| *number).ok()?;
-        cache.closures[index].1.upgrade()
+        // Lisp publishes a function's number without a lock, so a thread may see the number before the version. The lock
+        // that `refresh` takes orders the second search after the definition.
+        cache.find(function).or_else(|| {
+            cache.refresh();
+            cache.find(function)
+        })
     })
 }
 

@@ -42,7 +42,8 @@ pub(crate) struct HeapUsage {
 pub(crate) fn usage() -> Option<HeapUsage> {
     let variables = HEAP_VARIABLES.get()?;
     let used = variables.allocated.load(Ordering::Relaxed);
-    let trigger = variables.trigger.load(Ordering::Relaxed);
+    // Lisp stores the trigger last (`adapt-nursery` in lisp/core/heap.lisp).
+    let trigger = variables.trigger.load(Ordering::Acquire);
     let kept = trigger.saturating_sub(variables.bytes_between_collections.load(Ordering::Relaxed)).min(used);
     Some(HeapUsage { used, kept, size: variables.size.load(Ordering::Relaxed) })
 }

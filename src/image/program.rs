@@ -73,9 +73,12 @@ pub(crate) struct CallContext {
     not_send: PhantomData<*mut ()>,
 }
 
+/// Size of a stack's three guard pages, which have the size of a page of SBCL's heap.
+const GUARD_BYTES: usize = 3 * if cfg!(target_arch = "x86_64") { 32 } else { 64 } * 1024;
+
 /// Bytes of stack, including SBCL's guard pages, that must be left before a recursion in Rust goes one level deeper. A call
 /// of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
-const MIN_STACK_ROOM: usize = 192 * 1024;
+const MIN_STACK_ROOM: usize = GUARD_BYTES + 96 * 1024;
 
 /// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64, Lisp's control stack is the same stack.
 fn stack_end() -> usize {

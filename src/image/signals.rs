@@ -5,10 +5,9 @@
 //! fault only on a Lisp thread that is running Lisp. Other faults go to the handler that was installed before the boot.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use libc::{c_void, siginfo_t};
 
@@ -48,8 +47,21 @@ const DEFERRABLE_SIGNALS: [c_int; 13] = [
 const SIGNAL_TABLE_SIZE: usize = 64;
 
 thread_local! {
-    /// Number of host functions, called from Lisp, that are active in this thread.
-    static HOST_DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Number of host functions, called from Lisp, that are active in this thread. The signal filter reads the number.
+    static HOST_DEPTH: AtomicU32 = const { AtomicU32::new(0) };
+}
+
+/// Changes [`HOST_DEPTH`] and returns its previous value. Only this thread writes the number, so no atomic
+/// read-modify-write operation is needed; the fences keep the compiler from moving the change.
+fn change_host_depth(new: impl FnOnce(u32) -> u32) -> u32 {
+    compiler_fence(Ordering::SeqCst);
+    let before = HOST_DEPTH.with(|depth| {
+        let before = depth.load(Ordering::Relaxed);
+        depth.store(new(before), Ordering::Relaxed);
+        before
+    });
+    compiler_fence(Ordering::SeqCst);
+    before
 }
 
 /// The Lisp thread to which signals are forwarded; 0 until it has started.
@@ -66,13 +78,13 @@ pub(super) struct HostCallGuard(());
 
 /// Marks the start of a host function that Lisp has called.
 pub(super) fn enter_host() -> HostCallGuard {
-    HOST_DEPTH.set(HOST_DEPTH.get() + 1);
+    change_host_depth(|depth| depth + 1);
     HostCallGuard(())
 }
 
 impl Drop for HostCallGuard {
     fn drop(&mut self) {
-        HOST_DEPTH.set(HOST_DEPTH.get() - 1);
+        change_host_depth(|depth| depth - 1);
     }
 }
 
@@ -81,12 +93,12 @@ pub(super) struct LispCallGuard(u32);
 
 /// Marks the start of a call from the host back into Lisp.
 pub(super) fn enter_lisp() -> LispCallGuard {
-    LispCallGuard(HOST_DEPTH.replace(0))
+    LispCallGuard(change_host_depth(|_| 0))
 }
 
 impl Drop for LispCallGuard {
     fn drop(&mut self) {
-        HOST_DEPTH.set(self.0);
+        change_host_depth(|_| self.0);
     }
 }
 
@@ -362,7 +374,7 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
             return;
         }
         let lisp = (table.is_lisp_thread)() != 0;
-        if lisp && HOST_DEPTH.get() == 0 {
+        if lisp && HOST_DEPTH.with(|depth| depth.load(Ordering::Relaxed)) == 0 {
             if signal == libc::SIGSEGV && handle_stack_loss(table, info, context) {
                 return;
             }

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::io::FdFlags;
@@ -167,7 +167,17 @@ impl WorkerStatus {
 
     /// Returns the number in `field`.
     pub(crate) fn get(&self, field: StatusField) -> u64 {
-        self.read::<1>(field as usize)[0]
+        let read = || self.read::<1>(field as usize)[0];
+        // Some kernels may copy a number in pieces while the worker writes it, so two reads must agree.
+        let mut number = read();
+        for _ in 0..3 {
+            let again = read();
+            if again == number {
+                break;
+            }
+            number = again;
+        }
+        number
     }
 
     /// Reads the numbers of the background evaluations.
@@ -190,6 +200,8 @@ impl WorkerStatus {
         let mut bytes = [[0; 8]; N];
         // After an error the numbers are 0, as on a new page.
         let _ = rustix::io::pread(&self.0, bytes.as_flattened_mut(), index as u64 * 8);
+        // The worker may be writing: numbers that are read later must not be older.
+        fence(Ordering::Acquire);
         bytes.map(u64::from_ne_bytes)
     }
 }
