@@ -8,8 +8,8 @@
 this address or a higher address are the server's.")
 
 (defconstant +max-full-stack-depth+ 1000
-  "The maximum depth of a stack that is captured in full. Of a deeper stack, the innermost and the outermost frames are
-captured, half of this number each.")
+  "The maximum depth of a stack that is captured in full. For a deeper stack, only the innermost and the outermost frames
+are captured, half of this number of each.")
 
 (defmacro frame-pointer-here ()
   "Return the frame pointer of the function that contains this form."

@@ -391,8 +391,8 @@ note on code that was not examined."
                       (printed-name name)
                       (eq 'inline (sb-int:info :function :inlinep name))))
           (t
-           (push-note "SBCL keeps no cross-references of its own names: only full calls of ~A were found, not calls that ~
-                       the compiler inlines or transforms." (printed-name name))))))
+           (push-note "Not searched: calls of ~A that the compiler inlines or transforms, because SBCL keeps no ~
+                       cross-references of its own functions." (printed-name name))))))
 
 (defun function-components (name)
   "Return a list of code components: the component of the function or macro NAME or, if NAME names a generic function, the

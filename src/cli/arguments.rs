@@ -280,9 +280,9 @@ pub(super) struct TestOptions {
 pub(super) struct Serve {
     #[command(flatten)]
     pub(super) options: Options,
-    /// Continue or begin the persistent session of this name (or in this directory, if it contains a slash). The
-    /// session's image is saved when the server ends, and when the session is idle after work. `sbcl-mcp sessions` lists
-    /// sessions.
+    /// Resume or create the persistent session NAME; if NAME contains a slash, it is the path of the session's directory.
+    /// The session's image is saved when the server ends, and when the session is idle after work. `sbcl-mcp sessions`
+    /// lists sessions.
     #[arg(long, value_name = "NAME")]
     pub(super) session: Option<OsString>,
     /// State to restore after the Lisp process dies.

@@ -162,8 +162,8 @@ impl FreshRun {
         };
         let scratch = ScratchDirectory::in_directory(directory);
         let request = TestRequest { tests: tests.clone(), scratch: scratch.path().to_owned() };
-        let request =
-            serde_json::to_string(&request).map_err(|error| failed("could not be sent its request", &error))?;
+        let request = serde_json::to_string(&request)
+            .map_err(|error| format!("The tests could not be encoded as JSON: {error}."))?;
         // The request is written on a thread, because a write to a child that does not read would block past the time
         // limit. The thread returns the pipe, since the child exits when the pipe is closed.
         let write_request = move || (stdin.write_all(format!("{request}\n").as_bytes()), stdin);

@@ -49,9 +49,9 @@ pub(crate) fn replacement_messages(state: &RecoveryState, report: &ReplayReport)
     });
     let reset = replacement.filter(|_| state.crash.is_none()).map(|replacement| match &replacement.restore {
         Some(CheckpointRestore { checkpoint, .. }) => {
-            format!("Another connection restored the checkpoint {:?}.", checkpoint.name)
+            format!("Another client restored the checkpoint {:?}.", checkpoint.name)
         }
-        None => "Another connection reset the session: all definitions are gone.".to_owned(),
+        None => "Another client reset the session: all definitions are gone.".to_owned(),
     });
     ReplacementMessages {
         crash: state.crash.clone(),

@@ -65,9 +65,9 @@ impl Connection {
     pub(super) fn describe(&self) -> String {
         let name = self.name.lock();
         match (name.is_empty(), self.is_attached()) {
-            (true, _) => "Another connection".to_owned(),
-            (false, true) => format!("Another connection ({name})"),
-            (false, false) => format!("The session's own connection ({name})"),
+            (true, _) => "Another client".to_owned(),
+            (false, true) => format!("Another client ({name})"),
+            (false, false) => format!("The server's first client ({name})"),
         }
     }
 

@@ -340,7 +340,7 @@ fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     let text = server.evaluate("(list (package-name *package*) * 5)");
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r#"
     [notice]
-    Another connection (person) defined P.
+    Another client (person) defined P.
 
     => ("COMMON-LISP-USER" NIL 5)
     "#); }
@@ -360,7 +360,7 @@ fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     let text = server.evaluate("(fmakunbound 'p::own) 7");
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r"
     [notice]
-    Another connection (person) defined P::OWN.
+    Another client (person) defined P::OWN.
 
     => 7
     "); }
@@ -446,7 +446,7 @@ fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(
     let text = call_err(&mut server, "invoke-restart", json!({"restart": "use-value", "values": "2"}));
     assert!(text.starts_with("No evaluation is held"), "{text}");
     let text = server.evaluate("1");
-    assert!(text.contains("Another connection (person) took over evaluation "), "{text}");
+    assert!(text.contains("Another client (person) took over evaluation "), "{text}");
     assert_eq!(client.call_ok("invoke-restart", json!({"restart": "use-value", "values": "2"})), "=> 42");
     // No other evaluation is held.
     assert!(outcome(&client.request("sbcl-mcp/take-over", &json!({}))).0.starts_with("No evaluation is held"));

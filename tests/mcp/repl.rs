@@ -557,7 +557,7 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     terminal.keys(&["-l", "(f 4"]);
     terminal.await_text("> (f 4");
     server.evaluate("(defun cl-user::g () 1)");
-    let notice = "; The session's own connection (raw) defined G.";
+    let notice = "; The server's first client (raw) defined G.";
     terminal.wait_until("the notice, and what was typed", |pane| pane == format!("{notice}\nCL-USER> (f 4"));
     terminal.keys(&["-l", ")"]);
     terminal.keys(&["Enter"]);
@@ -574,11 +574,11 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     let pane = terminal.await_text("To take over: ");
     let (said, number) = pane.lines().next().unwrap().split_once(": SIMPLE-ERROR. To take over: :take ").unwrap();
     let number = number.strip_suffix('.').unwrap();
-    assert_eq!(said, format!("; The session's own connection (raw) holds evaluation {number} for debugging"));
+    assert_eq!(said, format!("; The server's first client (raw) holds evaluation {number} for debugging"));
     let shown = terminal.evaluate(&format!(":take {number}"), "[1] CL-USER>");
     assert!(shown.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && shown.contains("  1. USE - USE"), "{shown}");
     assert_eq!(terminal.evaluate(":restart use 5", "CL-USER>"), "=> (5)");
-    let notice = format!("Another connection (sbcl-mcp) took over evaluation {number}, which was held for debugging.");
+    let notice = format!("Another client (sbcl-mcp) took over evaluation {number}, which was held for debugging.");
     assert!(server.evaluate("1").contains(&notice));
     assert!(terminal.evaluate(":take", "CL-USER>").starts_with("; No evaluation is held"));
     assert_eq!(terminal.evaluate(":take it", "CL-USER>"), "; :take takes a number.");

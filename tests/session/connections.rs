@@ -182,7 +182,7 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     assert_eq!(
         text,
         format!(
-            "[notice]\nAnother connection (sbcl-mcp repl) took over evaluation {number}, which was held for debugging.\n\n=> 1"
+            "[notice]\nAnother client (sbcl-mcp repl) took over evaluation {number}, which was held for debugging.\n\n=> 1"
         )
     );
     assert_eq!(person.evaluation(None).unwrap().id, number);
@@ -212,7 +212,7 @@ fn definitions_by_another_connection_are_announced_in_a_notice() {
     let text = report::evaluation(&eval(&agent, "(area 2 3)"));
     insta::assert_snapshot!(text, @r"
     [notice]
-    Another connection (repl) defined AREA, *RATE*.
+    Another client (repl) defined AREA, *RATE*.
 
     => 6
     ");
@@ -220,14 +220,14 @@ fn definitions_by_another_connection_are_announced_in_a_notice() {
     let text = report::evaluation(&eval(&agent, "(area 2 3)"));
     insta::assert_snapshot!(text, @r"
     [notice]
-    Another connection (repl) defined MINE; redefined AREA.
+    Another client (repl) defined MINE; redefined AREA.
 
     => 5
     ");
     values(&agent, "(defun one () 1)");
     insta::assert_snapshot!(report::evaluation(&eval(&person, "(one)")), @r"
     [notice]
-    Another connection defined ONE.
+    Another client defined ONE.
 
     => 1
     ");

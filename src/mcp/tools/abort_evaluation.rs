@@ -24,7 +24,7 @@ pub(super) struct AbortEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// A running or waiting evaluation. Default: the held one.
+    /// Number of a running or waiting evaluation. Default: the held evaluation.
     id: Option<EvaluationNumber>,
     /// True to abort the newest evaluation if `id` is missing, as the tool evaluation of version 0.1 did.
     #[serde(default)]

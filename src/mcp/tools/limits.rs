@@ -34,8 +34,7 @@ impl ToolSpec for ConfigureLimits {
     const NAME: &'static str = "configure-limits";
     const TITLE: &'static str = "Configure limits";
     const DESCRIPTION: &'static str = "Show the session's limits and, with arguments, change them for later \
-        evaluations: to allow more time (TIMEOUT) or more output[[debugger|, or to hold every failure \
-        (on-error)]].";
+        evaluations: more time (after TIMEOUT), more output[[debugger|, every failure held (on-error)]].";
     const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;

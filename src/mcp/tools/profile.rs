@@ -88,7 +88,7 @@ impl ToolSpec for ProfileCode {
     const NAME: &'static str = "profile";
     const TITLE: &'static str = "Profile";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler. Returns the functions that used time \
-        or memory, in all threads, with source locations; then the code's own answer.";
+        or memory, in all threads, with source locations; then the code's result.";
     type Arguments = Arguments;
     type Content = Content;
 

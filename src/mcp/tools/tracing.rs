@@ -66,7 +66,7 @@ impl ToolSpec for TraceCalls {
     const NAME: &'static str = "trace-calls";
     const TITLE: &'static str = "Trace calls";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced. Returns the tree of their calls, in all threads, \
-        with arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
+        with arguments, values or error, and time; then the code's result. Macros and inlined calls are \
         not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
     type Arguments = Arguments;
     type Content = Content;

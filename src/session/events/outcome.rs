@@ -495,7 +495,7 @@ fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> Stri
         (InterruptReason::Timeout, Some(timeout)) => timeout_clause(timeout),
         (InterruptReason::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
         (InterruptReason::Cancel, _) => "The evaluation was cancelled".to_owned(),
-        (InterruptReason::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
+        (InterruptReason::Heap, _) => "The evaluation nearly filled the heap".to_owned(),
     };
     format!(
         "{what}, and {}. Its thread was abandoned: it may keep running and making changes until it ends by itself.",

@@ -205,7 +205,11 @@ impl Model {
                     let running = state.scheduler.find(job.id).expect("it runs");
                     let connection = running.connection.id;
                     if running.is_foreground() && matches!(job.kind, JobKind::Evaluate { .. }) {
-                        assert!(home.is_none_or(|home| home == thread), "the foreground left a free thread");
+                        assert!(
+                            home.is_none_or(|home| home == thread),
+                            "job {} began away from its home thread",
+                            job.id
+                        );
                         assert!(state.begun.insert(connection, job.id) < Some(job.id), "job {} began late", job.id);
                     }
                     Some(job)
