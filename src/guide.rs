@@ -345,7 +345,7 @@ pub mod what_ends_the_process {
     //! |---|---|
     //! | endless recursion in Lisp | a `storage-condition` |
     //! | a handler of such a `storage-condition` exhausts the stack again | the thread ends, as with `abort-thread`, and another thread replaces it: the call returns [`Error::Aborted`](crate::Error::Aborted) |
-    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack, and 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
+    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack besides its guard pages, and 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |

@@ -7,15 +7,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use sbcl::{
-    Condition, ConversionError, Error, FromLisp, Function, IntoLisp, Lisp, Reader, Restart, Serde, Shape, Symbol,
-    Value, Values, Writer, keyword,
+    Condition, ConversionError, Error, Evaluation, FromLisp, Function, IntoLisp, Lisp, Reader, Restart,
+    RestartDesignator, Serde, Shape, Symbol, TimeLimit, Value, Values, Writer, keyword,
 };
 
 fn lisp() -> Lisp {
@@ -490,6 +490,76 @@ fn panicking_drop_of_restart_argument_or_handler_does_not_end_the_process() {
     assert_eq!(lisp().eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }
 
+// ---- Calls from replies
+
+#[test]
+fn reply_within_a_host_function_makes_its_calls_on_another_thread() {
+    let lisp = lisp();
+    let call = |function: Function| function.call::<i64>(()).unwrap_or(-1);
+    lisp.define("soundness:call", "Call the function.", call).expect("defined");
+    let thrower: Function = lisp.eval("(lambda () (throw 'inner 1))").expect("a function");
+    let (sender, thrown) = mpsc::channel();
+    // The evaluation is held in Lisp code that the host function has called, and the reply runs on the same thread. If the
+    // reply called Lisp directly, its non-local exit would be resumed when the host function returns, without the catch tag.
+    let code = "(list (soundness:call (lambda () (catch 'inner (dotimes (i 7) (sleep 0.1)) 5) 6)) 8)";
+    let timeout = TimeLimit::Of(Duration::from_millis(300));
+    let session = lisp.session();
+    session.submit(Evaluation { hold: true, timeout, ..Evaluation::new(code) }, move |_| {
+        sender.send(thrower.call::<()>(())).expect("somebody waits");
+    });
+    let error = thrown.recv_timeout(Duration::from_secs(20)).expect("a reply").expect_err("there is no such tag");
+    assert!(error.condition().is_some_and(|condition| condition.is("control-error")), "{error:?}");
+    // The resumed evaluation has a time limit of its own, which it may exceed as well.
+    let outcome = loop {
+        let (sender, resumed) = mpsc::channel();
+        session.invoke_restart(&RestartDesignator::Name("CONTINUE".into()), "", move |reply| {
+            sender.send(format!("{reply:?}")).expect("somebody waits");
+        });
+        let outcome = resumed.recv_timeout(Duration::from_secs(20)).expect("a reply");
+        if !outcome.contains("TIMEOUT") {
+            break outcome;
+        }
+    };
+    assert!(outcome.contains("(6 8)"), "{outcome}");
+}
+
+#[test]
+fn save_in_a_finalizer_is_refused_and_later_saves_work() {
+    let lisp = lisp();
+    let directory = std::env::temp_dir().join(format!("sbcl-finalizer-save-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("created");
+    let path = directory.join("saved.core");
+    let (sender, refused) = mpsc::channel();
+    let (saver, target) = (lisp.clone(), path.clone());
+    let save = move || _ = sender.send(saver.save(&target).map_err(|error| error.to_string()));
+    lisp.define("soundness:save", "Save the image.", save).expect("defined");
+    let finalize = "(progn (sb-ext:finalize (make-string 100000) (lambda () (soundness:save)) :dont-save t) nil)";
+    lisp.eval::<()>(finalize).expect("done");
+    let reason = loop {
+        lisp.eval::<()>("(progn (sb-ext:gc :full t) nil)").expect("done");
+        if let Ok(saved) = refused.recv_timeout(Duration::from_millis(50)) {
+            break saved.expect_err("it is refused");
+        }
+    };
+    assert!(reason.contains("A finalizer or an after-GC hook cannot save the image"), "{reason}");
+    lisp.save(&path).expect("saved");
+    std::fs::remove_dir_all(&directory).expect("removed");
+}
+
+#[test]
+fn host_function_called_deep_in_a_recursion_has_240_kib_of_stack() {
+    let lisp = lisp();
+    // Writing all bytes would take a minute.
+    let burn = || {
+        let mut bytes = std::mem::MaybeUninit::<[u8; 240 << 10]>::uninit();
+        std::hint::black_box(&mut bytes);
+    };
+    lisp.define("soundness:burn", "Use stack.", burn).expect("defined");
+    lisp.load_str("(defun soundness::down (n) (soundness:burn) (1+ (soundness::down (1+ n))))").expect("loaded");
+    let error = lisp.eval::<i64>("(soundness::down 0)").expect_err("an endless recursion");
+    assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{error:?}");
+}
+
 // ---- Host function calls while an answer is read
 
 /// Defines the host functions for the tests of answers. Those tests run one at a time, while each holds the returned
@@ -597,6 +667,49 @@ fn reading_a_replaced_answer_is_a_memory_fault() {
     let error = error.expect_err("a fault");
     assert!(error.condition().is_some_and(|condition| condition.is("memory-fault-error")), "{error:?}");
     forget_symbol(&lisp);
+}
+
+// ---- Serde
+
+/// A type whose visitor forgets the elements.
+struct Forgetful;
+
+impl<'de> serde::Deserialize<'de> for Forgetful {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Forgets;
+
+        impl<'de> serde::de::Visitor<'de> for Forgets {
+            type Value = Forgetful;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("anything")
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, elements: A) -> Result<Forgetful, A::Error> {
+                std::mem::forget(elements);
+                Ok(Forgetful)
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, entries: A) -> Result<Forgetful, A::Error> {
+                std::mem::forget(entries);
+                Ok(Forgetful)
+            }
+        }
+
+        deserializer.deserialize_any(Forgets)
+    }
+}
+
+#[test]
+fn objects_after_a_forgotten_sequence_or_map_are_read_correctly() {
+    let lisp = lisp();
+    for code in ["(values '(111 222) 7)", "(values '((111) (222 (333))) 7)", "(values #(111 222) 7)"] {
+        let (_, next) = lisp.eval::<(Serde<Forgetful>, i64)>(code).expect(code);
+        assert_eq!(next, 7, "{code}");
+    }
+    let code = "(let ((table (make-hash-table))) (setf (gethash 1 table) 111) (values table 7))";
+    let (_, next) = lisp.eval::<(Serde<Forgetful>, i64)>(code).expect(code);
+    assert_eq!(next, 7);
 }
 
 // ---- Octets

@@ -489,7 +489,9 @@ child, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too
 SAVE-AND-REPORT does. Return the child's process number. If the caller is interrupted before the return, kill the child.
 Any thread of the program may call this while other threads run; in the child, their work is cut off. Signal an error if
 the fork fails, or if it is still blocked after +PROGRAM-FORK-WAIT-SECONDS+, for example because other threads compile,
-intern symbols or define classes."
+intern symbols or define classes. Also signal an error in SBCL's finalizer thread, which must be stopped for the fork."
+  (when (eq sb-thread:*current-thread* sb-impl::*finalizer-thread*)
+    (error "A finalizer or an after-GC hook cannot save the image: save it in another thread."))
   (let ((process nil)
         (obstacle nil)
         (returned nil))

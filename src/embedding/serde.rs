@@ -129,9 +129,25 @@ fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String,
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
-    fn visit_sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
+    /// Calls `visit` with the next `count` objects, and then skips those that `visit` has not read, even if it forgot them.
+    fn visit_elements<R>(
+        self,
+        count: usize,
+        names: &'static [&'static str],
+        keys: Option<SeenKeys<'m>>,
+        visit: impl for<'e> FnOnce(Elements<'e, 'm>) -> Result<R, SerdeError>,
+    ) -> Result<R, SerdeError> {
         self.0.check_stack_room()?;
-        visitor.visit_seq(Elements { reader: self.0, left: count, names: &[], keys: None })
+        let mut left = count;
+        let result = visit(Elements { reader: self.0, left: &mut left, names, keys });
+        for _ in 0..left {
+            self.0.skip();
+        }
+        result
+    }
+
+    fn visit_sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
+        self.visit_elements(count, &[], None, |elements| visitor.visit_seq(elements))
     }
 
     /// Visits the entries of a hash table.
@@ -141,8 +157,7 @@ impl<'m> Deserializer<'_, 'm> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room()?;
-        visitor.visit_map(Elements { reader: self.0, left: 2 * count, names, keys: None })
+        self.visit_elements(2 * count, names, None, |elements| visitor.visit_map(elements))
     }
 
     /// Visits the entries of a property list of `count` objects.
@@ -152,8 +167,7 @@ impl<'m> Deserializer<'_, 'm> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room()?;
-        visitor.visit_map(Elements { reader: self.0, left: count, names, keys: Some(Default::default()) })
+        self.visit_elements(count, names, Some(SeenKeys::default()), |elements| visitor.visit_map(elements))
     }
 
     /// Deserializes the object that begins with `token`.
@@ -293,7 +307,6 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.0.check_stack_room()?;
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
@@ -305,8 +318,8 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
             }
         };
         let name = self.0.read::<Symbol>()?.name;
-        let values = Elements { reader: self.0, left: count - 1, names: &[], keys: None };
-        visitor.visit_enum(VariantDeserializer { name: variant_name(&name, variants)?, values })
+        let name = variant_name(&name, variants)?;
+        self.visit_elements(count - 1, &[], None, |values| visitor.visit_enum(VariantDeserializer { name, values }))
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
@@ -317,20 +330,23 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     serde::forward_to_deserialize_any! { str string bytes byte_buf unit unit_struct identifier }
 }
 
-/// The remaining objects of a list, or the remaining keys and values of a property list or a hash table. Dropping this value
-/// skips them.
+/// The keys of a property list that have been read: symbols, and other keys in the message's encoding. A later entry with
+/// such a key does not count, as for `getf`.
+type SeenKeys<'m> = (HashSet<Symbol>, HashSet<&'m [u64]>);
+
+/// The remaining objects of a list, or the remaining keys and values of a property list or a hash table.
 struct Elements<'r, 'm> {
     reader: &'r mut Reader<'m>,
-    left: usize,
+    /// The number of objects that have not been read.
+    left: &'r mut usize,
     names: &'static [&'static str],
-    /// The keys of a property list that have been read: symbols, and other keys in the message's encoding. A later entry with
-    /// such a key does not count, as for `getf`.
-    keys: Option<(HashSet<Symbol>, HashSet<&'m [u64]>)>,
+    /// `None` unless the objects are a property list.
+    keys: Option<SeenKeys<'m>>,
 }
 
 impl Elements<'_, '_> {
     fn skip(&mut self, count: usize) {
-        self.left -= count;
+        *self.left -= count;
         for _ in 0..count {
             self.reader.skip();
         }
@@ -339,14 +355,8 @@ impl Elements<'_, '_> {
     /// Deserializes the next object. An object that Lisp has written as a handle because it is nested deeply is written out
     /// first.
     fn deserialize_next<'de, T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, SerdeError> {
-        self.left = self.left.saturating_sub(1);
+        *self.left = self.left.saturating_sub(1);
         self.reader.read_or_skip(|reader| reader.fetch(Shape::DEEP, |reader| seed.deserialize(Deserializer(reader))))
-    }
-}
-
-impl Drop for Elements<'_, '_> {
-    fn drop(&mut self) {
-        self.skip(self.left);
     }
 }
 
@@ -354,14 +364,14 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
     type Error = SerdeError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, SerdeError> {
-        if self.left == 0 {
+        if *self.left == 0 {
             return Ok(None);
         }
         self.deserialize_next(seed).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some(self.left.min(1 << 16))
+        Some((*self.left).min(1 << 16))
     }
 }
 
@@ -369,7 +379,7 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
     type Error = SerdeError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, SerdeError> {
-        while self.left >= 2 {
+        while *self.left >= 2 {
             if !self.reader.is_at_name() {
                 if let Some((_, keys)) = &mut self.keys
                     && !keys.insert(self.reader.peek())
@@ -379,7 +389,7 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
                 }
                 return self.deserialize_next(seed).map(Some);
             }
-            self.left -= 1;
+            *self.left -= 1;
             // A symbol that occurs again in a message is encoded in another way.
             let symbol = self.reader.read::<Symbol>()?;
             if let Some((symbols, _)) = &mut self.keys
@@ -462,17 +472,17 @@ impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
         value.ok_or_else(|| SerdeError(ConversionError::new("a variant with a value", "a variant without a value")))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(mut self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
-        let count = std::mem::take(&mut self.left);
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
+        let count = std::mem::take(self.left);
         Deserializer(self.reader).visit_sequence(count, visitor)
     }
 
     fn struct_variant<V: Visitor<'de>>(
-        mut self,
+        self,
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        let count = std::mem::take(&mut self.left);
+        let count = std::mem::take(self.left);
         Deserializer(self.reader).visit_property_list(count, fields, visitor)
     }
 }

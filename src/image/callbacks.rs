@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::bindings::{SBCL_HOST_CONTRACT, SBCL_JOB_PROGRAM, SBCL_JOB_SIGNALLED, sbcl_host, sbcl_job, sbcl_library};
 use super::float_traps::MaskedTrapsGuard;
 use super::process::is_forked;
+use super::program::NoContextGuard;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
 use crate::config::ImageConfig;
@@ -91,6 +92,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     LANE_AND_JOB_ID.set(Some((lane, LANE_AND_JOB_ID.get().map_or(0, |(_, job)| job))));
     // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
+    let _outside_calls = NoContextGuard::new();
     let job = loop {
         match panics::catch(|| host.next_job(lane, THREAD_NUMBER.with(|number| *number), held)) {
             Some(Some(job)) => break job,
@@ -139,6 +141,7 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     }
     let Some(host) = HOST.get() else { return 0 };
+    let _outside_calls = NoContextGuard::new();
     if let Event::ThreadEnded = event {
         panics::catch(|| host.thread_ended(THREAD_NUMBER.with(|number| *number)));
         return 0;

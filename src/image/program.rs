@@ -205,6 +205,24 @@ thread_local! {
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// A guard: while it lives, this thread is in no call from Lisp to the program, even if Lisp called a host function that has
+/// not returned. Replies and other user code that runs while Lisp reports an event or asks for a job must not call Lisp
+/// directly: a non-local exit of such a call would be resumed when that host function returns, and its target may be gone by
+/// then.
+pub(super) struct NoContextGuard(Option<CallContext>);
+
+impl NoContextGuard {
+    pub(super) fn new() -> Self {
+        Self(CURRENT_CONTEXT.take())
+    }
+}
+
+impl Drop for NoContextGuard {
+    fn drop(&mut self) {
+        CURRENT_CONTEXT.set(self.0);
+    }
+}
+
 /// Copies a message that Lisp has written.
 ///
 /// # Safety
