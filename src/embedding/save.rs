@@ -181,9 +181,12 @@ impl Lisp {
     /// Calls on other threads continue in this process. In the core they are cut off where they were, without their
     /// cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
     /// definitions, changes of packages and of weak or synchronized hash tables, and anything else in
-    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for some milliseconds. All other changes
+    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for a few milliseconds. All other changes
     /// can be cut off midway, whether they affect multiple objects or one hash table. If the core must not contain such a
     /// change half done, hold a lock of your own during the change, and take the same lock to save.
+    ///
+    /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's, which saving stops first. Such a
+    /// function delays the save until it returns, even beyond a time limit, and cannot itself save the image.
     ///
     /// Threads of the host, including those inside a function that Lisp has called, are not restricted. No code of the
     /// host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
