@@ -239,8 +239,8 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
                    or defining classes; the last was ~A."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
-           (error "The process cannot be copied: for ~D seconds, threads in C code held locks of malloc, ~
-                   stdio or the loader at each attempt."
+           (error "The process cannot be copied: every attempt in ~D seconds found a thread in C code that held a lock of ~
+                   malloc, stdio or the loader. Try again when no such thread runs."
                   seconds))
           (t
            (error "The process cannot be copied: for ~D seconds, ~A has not left code that must not be interrupted ~

@@ -503,8 +503,10 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
     (if (xrefs-recorded-p symbol)
         (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, and files that are ~
                     not loaded.")
-        (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code with the symbol was found."
-                   (printed-name symbol)))))
+        (push-note "SBCL keeps no cross-references of its own names, such as ~A~:[: only code that contains the symbol was ~
+                    searched~;~]."
+                   (printed-name symbol)
+                   (member relation '("sets" "binds") :test #'equal)))))
 
 (defun push-expansions (symbol limit)
   "Push up to LIMIT forms that expand the macro SYMBOL."

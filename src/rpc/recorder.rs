@@ -148,7 +148,7 @@ impl Recorder {
                 state.bytes_left -= length;
                 state.file = Some(file);
             }
-            Err(error) => tracing::warn!(%error, "the recording ends here; the session continues"),
+            Err(error) => tracing::warn!(%error, "cannot write to the recording; the session continues unrecorded"),
         }
     }
 }

@@ -513,7 +513,7 @@ fn report_unreadable_event(worker: &mut WorkerProcess, clients: impl Iterator<It
 
 /// Returns the action that replaces a worker because it broke the protocol.
 fn protocol_violation(id: WorkerId) -> LoopAction {
-    LoopAction::Replace(id, Crash::new("wrote to a pipe of the server and was terminated"))
+    LoopAction::Replace(id, Crash::new("was terminated because code had written to the server's pipe"))
 }
 
 /// Returns true when a client's backlog is so large that its answers become errors.

@@ -97,7 +97,7 @@ impl Watchdog {
             is_serving && self.stopped == 0 && unfinished_at.is_some() && unfinished_at == self.unfinished_at;
         self.unfinished_at = unfinished_at;
         if count(&mut self.unfinished, unfinished) >= UNFINISHED_LIMIT {
-            return Some(Crash::new("wrote to a pipe of the server and was terminated"));
+            return Some(Crash::new("was terminated because code had written to the server's pipe"));
         }
         // Only requests count: a notification may stay open until a request before it is answered.
         let waits = (requests.first_awaited(), begun);

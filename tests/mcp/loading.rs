@@ -185,7 +185,7 @@ fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
     let text = load_err(&mut server, json!({"path": "several"}));
     assert!(text.ends_with("has several .asd files: name one of the systems more, several."), "{text}");
     for (arguments, message) in [
-        (json!({}), "load-system needs the argument system or path."),
+        (json!({}), "load-system needs system, path or directory."),
         (json!({"system": "a", "path": "b"}), "load-system takes system or path, not both."),
         (
             json!({"system": "app", "directory": "nowhere"}),

@@ -347,7 +347,10 @@ fn crash_loop_writing_to_the_pipes_answers_each_request_once() {
     assert_eq!(answers.iter().map(|answer| answer["id"].as_i64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     for answer in &answers {
         let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains("lost 5 times") && message.contains("wrote to a pipe"), "{message}");
+        assert!(
+            message.contains("lost 5 times") && message.contains("code had written to the server's pipe"),
+            "{message}"
+        );
     }
     assert_eq!(output.status.code(), Some(1));
 }

@@ -193,7 +193,10 @@ fn evaluation(content: &Value) -> String {
     sections.push(backtrace);
     if content["held"] == true {
         let tools = "get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation.";
-        sections.push(format!("[Debugger]\nHeld. Restarts:{}\nTools: {tools}", restarts(error)));
+        sections.push(format!(
+            "[Debugger]\nHeld. Restarts:{}\nTools: {tools} The next evaluation, load or test run ends the hold.",
+            restarts(error)
+        ));
     }
     sections.join("\n\n")
 }

@@ -168,7 +168,7 @@ fn former_names_and_arguments_are_accepted_and_not_listed() {
     let traced = call("trace-calls", json!({"code": "(p::f 1)", "package": "p"}));
     assert!(traced.contains("(P::F 1)"), "{traced}");
     let refused = call("load", json!({}));
-    assert!(refused.starts_with("load-system needs the argument system or path."), "{refused}");
+    assert!(refused.starts_with("load-system needs system, path or directory."), "{refused}");
     assert!(call("run-tests", json!({"package": "p"})).contains("there are no tests of the package p."), "run-tests");
     assert!(call("profile", json!({"code": "1", "top": 3})).ends_with("=> 1"), "profile");
     assert!(

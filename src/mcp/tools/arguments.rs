@@ -406,7 +406,7 @@ whole_number!(
 );
 whole_number!(
     /// An evaluation's number, counted from 1.
-    EvaluationNumber, 1, None, "an evaluation number, from 1"
+    EvaluationNumber, 1, None, "an evaluation number, 1 or greater"
 );
 whole_number!(
     /// A character's index in a string, counted from 0.
@@ -414,7 +414,7 @@ whole_number!(
 );
 whole_number!(
     /// An integer from 1, without an upper bound.
-    PositiveNumber, 1, None, "a whole number from 1"
+    PositiveNumber, 1, None, "a whole number, 1 or greater"
 );
 
 /// Describes the allowed numbers of characters.

@@ -78,7 +78,7 @@ fn restart_designator(restart: String) -> Result<RestartDesignator, Fault> {
         (_, Some(number @ 1..)) => Ok(RestartDesignator::Number(number)),
         (Err(_), _) => Ok(RestartDesignator::Name(restart)),
         (Ok(_), _) => Err(Fault::Refusal(format!(
-            "{}: restart must be a number from 1, or a name, not {}.",
+            "{}: restart must be a number, 1 or greater, or a name, not {}.",
             InvokeRestart::NAME,
             quoted_excerpt(&restart)
         ))),

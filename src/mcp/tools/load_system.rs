@@ -158,7 +158,7 @@ impl Target {
             }
             (None, None, Some(directory)) => System::from_directory(&existing_directory(directory)?).map(Self::System),
             (None, None, None) => Err(Fault::Refusal(format!(
-                "{} needs the argument system or path. It takes: system, path, force, directory, package, timeout, on-error, \
+                "{} needs system, path or directory. It takes: system, path, force, directory, package, timeout, on-error, \
                  background, wait.",
                 LoadSystem::NAME
             ))),

@@ -333,7 +333,7 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
         assert!(text.starts_with("There is no frame 99. Frames are numbered from 0 to 2"), "{tool}: {text}");
     }
     for (tool, arguments, part) in [
-        ("invoke-restart", json!({"restart": 0}), "restart must be a number from 1, or a name"),
+        ("invoke-restart", json!({"restart": 0}), "restart must be a number, 1 or greater, or a name"),
         ("invoke-restart", json!({"restart": true}), "restart must be a string, not true"),
         ("invoke-restart", json!({"restart": 1, "values": [41]}), "values must be a string"),
         ("resume-from-frame", json!({"frame": -1}), "frame must be a frame number, from 0"),
