@@ -77,6 +77,8 @@ tail -n +1 -f --pid=$! "$other_log"
 wait
 cat "$other_log" >>"$log"
 
+# The output of the failed Rust tests, once more.
+awk '/^failures:$/ { show = 1 } show; /^test result: / { show = 0 }' "$log"
 sed 's/^/FAILED: /' "$failed"
 count
 [ ! -s "$failed" ]

@@ -138,22 +138,57 @@ own, such as malloc's, which a non-local exit would leave held, and for which a 
             #+(and linux x86-64) (in-system-call-context-p context)
             #-(and linux x86-64) t))))
 
+#+(and linux x86-64)
+(defun system-call (number &optional (first 0) (second 0) (third 0) (fourth 0))
+  "Make the Linux system call NUMBER with these integer arguments. Return its result, or -1 if it failed."
+  (alien-funcall (extern-alien "syscall" (function long long long long long long)) number first second third fourth))
+
+#+(and linux x86-64)
+(defun start-interruption-timer ()
+  "Start a timer that sends this thread the signal of INTERRUPT-THREAD in a millisecond. Return the timer's number, or NIL if
+the kernel provides none. The functions of the C library could allocate memory (timer_create(2))."
+  (let ((sigevent (make-array 8 :element-type '(unsigned-byte 64) :initial-element 0))
+        (timer (make-array 1 :element-type '(unsigned-byte 64) :initial-element 0))
+        (time (make-array 4 :element-type '(unsigned-byte 64) :initial-contents '(0 0 0 1000000))))
+    (with-pinned-objects (sigevent timer time)
+      (flet ((address (vector) (sap-int (vector-sap vector))))
+        ;; sigev_signo and sigev_notify, which is SIGEV_THREAD_ID, and sigev_notify_thread_id
+        (setf (aref sigevent 1) (logior sb-unix:sigurg (ash 4 32))
+              (aref sigevent 2) (sb-thread::thread-os-tid sb-thread:*current-thread*))
+        ;; 222 is timer_create, 1 is CLOCK_MONOTONIC, 223 is timer_settime.
+        (when (zerop (system-call 222 1 (address sigevent) (address timer)))
+          (let ((number (ldb (byte 32 0) (aref timer 0))))
+            (system-call 223 number 0 (address time) 0)
+            number))))))
+
+#+(and linux x86-64)
+(defun interrupt-this-thread-soon (function)
+  "Make INTERRUPT-THREAD's signal handler call FUNCTION on this thread in a millisecond. Return the number of the timer for
+END-INTERRUPTION-TIMER, or NIL if that is impossible. Call this function in an interruption."
+  (let ((timer (start-interruption-timer)))
+    (when timer
+      (sb-thread::with-tls-lock (sb-thread:*current-thread*)
+        (setf (sb-thread::thread-interruptions sb-thread:*current-thread*)
+              (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function)))))
+    timer))
+
+(defun end-interruption-timer (timer)
+  "Delete TIMER, the number of a timer."
+  #+(and linux x86-64) (system-call 226 timer)
+  #-(and linux x86-64) timer)
+
 (defun interrupt-outside-foreign-code (thread function)
-  "Interrupt THREAD with FUNCTION, a function of no arguments. While THREAD runs foreign code other than a system call, try
-again after a millisecond; after +MAX-INTERRUPTION-ATTEMPTS+ attempts, interrupt that code, too. If THREAD does not take an
-interruption within 20 ms, return: FUNCTION is called when THREAD takes the interruption."
-  (loop for attempt from 1 to +max-interruption-attempts+
-        for state = (list (if (= attempt +max-interruption-attempts+) :last :sent))
-        do (let ((state state))
-             (sb-thread:interrupt-thread
-              thread
-              (lambda ()
-                (when (or (in-interruptible-code-p)
-                          (not (eq :sent (sb-ext:compare-and-swap (car state) :sent :postponed))))
-                  (sb-ext:compare-and-swap (car state) :sent :taken)
-                  (funcall (the function function)))))
-             (loop repeat 20
-                   while (eq :sent (car state))
-                   do (sleep 0.001)))
-           (unless (eq :postponed (sb-ext:compare-and-swap (car state) :sent :unattended))
-             (return))))
+  "Interrupt THREAD with FUNCTION, a function of no arguments. While THREAD runs foreign code other than a system call, it
+interrupts itself again after a millisecond; after +MAX-INTERRUPTION-ATTEMPTS+ attempts, FUNCTION interrupts that code, too."
+  (declare (type function function))
+  (let ((attempts 0)
+        (timer nil))
+    (declare (type fixnum attempts))
+    (labels ((interrupt ()
+               (when timer
+                 (end-interruption-timer (shiftf timer nil)))
+               (unless (and (not (in-interruptible-code-p))
+                            (< (incf attempts) +max-interruption-attempts+)
+                            #+(and linux x86-64) (setf timer (interrupt-this-thread-soon #'interrupt)))
+                 (funcall function))))
+      (sb-thread:interrupt-thread thread #'interrupt))))

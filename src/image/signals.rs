@@ -260,6 +260,21 @@ unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
     }
 }
 
+/// Returns true if a timer sent the signal. A Lisp thread that is interrupted in foreign code sets a timer that sends SIGURG.
+///
+/// # Safety
+/// `info` must be the argument of a signal handler.
+unsafe fn is_from_timer(info: *mut siginfo_t) -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    // SAFETY: the caller guarantees that `info` came from the kernel.
+    return unsafe { (*info).si_code == libc::SI_TIMER };
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    {
+        let _ = info;
+        false
+    }
+}
+
 /// A guard that restores `errno`, because the interrupted code may be about to read it.
 struct SavedErrno(c_int);
 
@@ -361,7 +376,8 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
         let table = &*HANDLER_TABLE.load(Ordering::Acquire);
         if LISP_ONLY_SIGNALS.contains(&signal) {
             // Signals that SBCL did not send are ignored.
-            let is_lisp = is_from_this_process(info) && (table.is_lisp_thread)() != 0;
+            let is_own = is_from_this_process(info) || signal == libc::SIGURG && is_from_timer(info);
+            let is_lisp = is_own && (table.is_lisp_thread)() != 0;
             if is_lisp && !(signal == libc::SIGURG && defer(signal, context)) {
                 deliver_to_lisp(table, signal, info, context);
             }
