@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use sbcl::{
-    Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Serde, Shape, Symbol,
-    TimeLimit, Value, keyword,
+    Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Restart, Serde, Shape,
+    Symbol, TimeLimit, Value, keyword,
 };
 
 /// The environment variable that names the probe that a child runs.
@@ -1420,4 +1420,55 @@ fn long_computation_in_c() {
 #[test]
 fn time_limit_ends_code_that_spends_its_time_in_c() {
     run_probes("time_limit_ends_code_that_spends_its_time_in_c", &[("long_computation_in_c", long_computation_in_c)]);
+}
+
+/// A finalizer that does not return delays a save only until the time limit. The finalizer continues afterwards.
+fn save_beside_a_waiting_finalizer() {
+    let lisp = boot();
+    lisp.load_str(
+        "(defvar *begun* nil)
+         (defvar *ended* nil)
+         (defvar *go* nil)
+         (sb-ext:finalize (list 1) (lambda () (setf *begun* t) (loop until *go* do (sleep 0.01)) (setf *ended* t)))",
+    )
+    .unwrap();
+    lisp.eval::<()>("(loop until *begun* do (sb-ext:gc :full t) (sleep 0.01))").unwrap();
+    let path = std::env::temp_dir().join(format!("sbcl-finalizer-limit-{}", std::process::id()));
+    let (limited, target) = (lisp.with_timeout(LIMIT), path.clone());
+    let late = soon(move || limited.save(target));
+    assert!(is_timeout(&late), "{late:?}");
+    lisp.eval::<()>("(progn (setf *go* t) (loop until *ended* do (sleep 0.01)))").unwrap();
+    let target = path.clone();
+    soon(move || lisp.save(target)).unwrap();
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn save_waits_for_a_finalizer_within_its_time_limit() {
+    run_probes(
+        "save_waits_for_a_finalizer_within_its_time_limit",
+        &[("save_beside_a_waiting_finalizer", save_beside_a_waiting_finalizer)],
+    );
+}
+
+/// The handler of one definition waits for another definition.
+fn definition_in_the_handler_of_a_definition() {
+    let lisp = boot();
+    lisp.load_str("(defpackage :locked (:use) (:export :name) (:lock t))").unwrap();
+    let other = lisp.clone();
+    let handled = lisp.with_handler(move |_| {
+        let other = other.clone();
+        soon(move || other.define("host:other", "Return 3.", || 3)).unwrap();
+        Some(Restart::invoke("continue", ()))
+    });
+    soon(move || handled.define("locked:name", "Return 2.", || 2)).unwrap();
+    assert_eq!(lisp.eval::<(i64, i64)>("(list (host:other) (locked:name))").unwrap(), (3, 2));
+}
+
+#[test]
+fn handler_of_a_definition_may_wait_for_another_definition() {
+    run_probes(
+        "handler_of_a_definition_may_wait_for_another_definition",
+        &[("definition_in_the_handler_of_a_definition", definition_in_the_handler_of_a_definition)],
+    );
 }

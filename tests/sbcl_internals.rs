@@ -140,7 +140,8 @@ fn changed_internal_name_fails_the_build_before_compiling() {
     );
     assert!(!succeeded, "{output}");
     let moved: Vec<&str> = output.lines().filter(|line| line.contains("::")).collect();
-    let expected = "  SB-THREAD::MUTEX-STATE was the slot STATE of SB-THREAD::MUTEX, a WORD; is a macro of (MU)";
+    let expected = "  SB-THREAD::MUTEX-STATE was the slot STATE of SB-THREAD::MUTEX, a WORD; is now \
+                    a macro with the lambda list (MU)";
     assert_eq!(moved, [expected], "{output}");
     assert!(output.contains("CONTRIBUTING.md, Moving the pin"), "{output}");
     assert_eq!(copy.0.join("fasls").read_dir().unwrap().count(), 0, "{output}");

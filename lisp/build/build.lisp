@@ -55,7 +55,7 @@
               (compile-file (asdf:component-pathname component) :output-file fasl)
             (declare (ignore warned))
             (when (or failed (null output))
-              (error "~A/~A does not compile." folder name)))
+              (error "lisp/~A/~A.lisp does not compile: correct the errors above." folder name)))
           (load fasl)
           (push fasl compiled)))))
   (unless clean

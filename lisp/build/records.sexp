@@ -13,7 +13,7 @@
  (passed number "The number of tests whose checks all passed.")
  (failed number "The number of tests that had a failed check or exceeded their time limit.")
  (errors number "The number of tests that an error ended.")
- (skipped number "The number of tests that were not run, or that checked nothing and gave a reason.")
+ (skipped number "The number of tests that did not run, checked nothing for a stated reason, or failed as expected.")
  (milliseconds number "The duration of the run."))
 
 (test TestResult "The result of a test. Records about its checks follow."
@@ -23,11 +23,11 @@
  (status test-status "The outcome of the test.")
  (milliseconds number "The duration of the test.")
  (checks number? "The number of checks that passed, if known.")
- (message text? "The framework's message about the test.")
+ (message text? "A message about the test.")
  (error number? "The index in the outcome's errors, from 0, of the error that ended the test.")
  (file text? "The file that defines the test.")
  (line number? "The line of the definition, from 1.")
- (code text? "The text of that line."))
+ (code text? "The text of the line."))
 
 (check Check "A failed check of the preceding test."
  (form text? "The form that was checked.")
@@ -128,7 +128,7 @@
 (symbol FoundSymbol "A symbol or package that a search found."
  (name text "The name, as a user would type it.")
  (kind text "The kinds of things that the symbol names.")
- (lambda-list text? "The lambda list; for a package, its exported symbols.")
+ (lambda-list text? "The lambda list; for a package, its nicknames and export count.")
  (documentation text? "The first line of the documentation.")
  (exported flag "True if the package exports the symbol."))
 
@@ -141,10 +141,10 @@
 (reference Reference "A reference to a name."
  (name text "The definition that contains the reference.")
  (location text "The file and the line, or a note that they are unknown." "where")
- (code text? "The text of that line.")
+ (code text? "The text of the line.")
  (how text? "The way in which the definition refers to the name."))
 
-(note Note "A remark about search results."
+(note Note "A remark about the results."
  (text text "A sentence."))
 
 (more More "The number of results beyond the requested number."
@@ -164,7 +164,7 @@
 (error ExpansionError "An error in a macro function or in the reader."
  (class text "The class name of the condition." "type")
  (message text "The report of the condition.")
- (during text "The action during which it occurred." "while"))
+ (during text "The action that the error ended." "while"))
 
 (saving Saving "A process that is saving the image."
  (process number? "The process number.")

@@ -194,13 +194,13 @@ package, a name, the feature expression under which the sources use the name, an
       "nothing of that kind"
       (destructuring-bind (kind &rest details) facet
         (case kind
-          (:function (format nil "a function of ~A that returns ~A" (first details)
+          (:function (format nil "a function with the lambda list ~A that returns ~A" (first details)
                              (case (second details)
                                (:any "any number of values")
                                (:none "nowhere")
                                (t (format nil "~D value~:P" (second details))))))
           (:open-coded (format nil "a function of ~A argument~:P that the compiler open-codes" (first details)))
-          (:macro (format nil "a macro of ~A" (first details)))
+          (:macro (format nil "a macro with the lambda list ~A" (first details)))
           ((:slot :read-only-slot)
            (format nil "the~@[ ~A~] slot ~A of ~A, a ~A" (when (eq kind :read-only-slot) "read-only")
                    (second details) (first details) (third details)))
@@ -241,7 +241,7 @@ when this machine is of the kind on which the table was written."
                     for now = (find (facet-category facet) found :key #'facet-category :test #'equal)
                     unless (or (eq :symbol (first facet))
                                (equal (comparable-part facet same-machine) (comparable-part now same-machine)))
-                      collect (format nil "was ~A; is ~A" (facet-text facet) (facet-text now)))))
+                      collect (format nil "was ~A; is now ~A" (facet-text facet) (facet-text now)))))
       (error (failure) (list (format nil "cannot be described: ~A" failure))))))
 
 (defun changed-names (entries machine)
@@ -259,7 +259,7 @@ that describe the differences. MACHINE is the type of machine on which the table
   "If internal names in FILE, the table, have changed, signal an error that lists them and their changes."
   (let ((moved (multiple-value-call #'changed-names (read-table file))))
     (when moved
-      (error "This is SBCL ~A, in which internal names that the Lisp side uses have ~
-              changed:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
+      (error "In SBCL ~A, internal names that the Lisp side uses differ from ~
+              the table of names:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
               Adapt the sources to each change, then run make sbcl-internals (CONTRIBUTING.md, Moving the pin)."
              (lisp-implementation-version) moved))))

@@ -52,7 +52,7 @@ the lock of the dynamic loader may be held in the child by a thread that does no
   (loop for (address name) in **c-functions**
         do (setf (symbol-value address)
                  (or (sb-sys:find-foreign-symbol-address name)
-                     (error "The function ~A is not in this program." name)))))
+                     (error "The image cannot be saved: the program was linked without the C function ~A." name)))))
 
 (defun definition-mutexes ()
   "Return the mutexes that threads hold while they compile, intern symbols, or define classes. While one of these
@@ -186,6 +186,36 @@ written nothing for five seconds."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
+(defun stop-finalizers (seconds wait)
+  "Stop SBCL's finalizer thread. Call WAIT until the finalizer or after-GC hook that runs now returns. If SECONDS pass, or if
+WAIT exits non-locally, the thread continues; after SECONDS, signal an error. Interrupts must be off."
+  (declare (type function wait))
+  (let ((thread sb-impl::*finalizer-thread*)
+        (end (+ (monotonic-milliseconds) (* 1000 seconds)))
+        (stopped nil))
+    (flet ((join ()
+             ;; SBCL's function joins the thread that has ended, and also ends the thread that waits for signals.
+             (setf sb-impl::*finalizer-thread* thread)
+             (sb-impl::finalizer-thread-stop)
+             (setf sb-impl::*finalizer-thread* nil)))
+      (alien-funcall (extern-alien "finalizer_thread_stop" (function void)))
+      (unwind-protect
+           (progn
+             (loop while (sb-thread:thread-alive-p thread)
+                   do (when (> (monotonic-milliseconds) end)
+                        (error "The process cannot be copied: a finalizer or an after-GC hook has not returned for ~D ~
+                                seconds. Save again when it has ended."
+                               seconds))
+                      (funcall wait))
+             (join)
+             (setf stopped t))
+        (unless stopped
+          (setf (extern-alien "finalizer_thread_runflag" int) 1)
+          ;; The thread may have ended before it could see the flag.
+          (unless (sb-thread:thread-alive-p thread)
+            (join)
+            (sb-impl::finalizer-thread-start)))))))
+
 (defun fork-when-unblocked (mutexes seconds wait)
   "Call TRY-FORK until it succeeds or fails with an error, but not after SECONDS have passed. Call WAIT between
 attempts. Return the child's process number, 0 in the child, a negated error number, or NIL if each attempt was blocked;
@@ -236,15 +266,15 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
           (process)
           ((typep obstacle 'sb-thread:mutex)
            (error "The process cannot be copied: for ~D seconds, other threads kept compiling, interning symbols ~
-                   or defining classes; the last was ~A."
+                   or defining classes; the last was ~A. Save again when these threads have finished."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
            (error "The process cannot be copied: every attempt in ~D seconds found a thread in C code that held a lock of ~
                    malloc, stdio or the loader. Try again when no such thread runs."
                   seconds))
           (t
-           (error "The process cannot be copied: for ~D seconds, ~A has not left code that must not be interrupted ~
-                   (WITHOUT-INTERRUPTS)."
+           (error "The process cannot be copied: for ~D seconds, ~A stayed in code that must not be interrupted ~
+                   (WITHOUT-INTERRUPTS). Save again when this code has ended."
                   seconds (title obstacle))))))
 
 (defun mark-missing-threads-dead ()
@@ -319,7 +349,7 @@ that cannot be restored."
         (sb-posix:syscall-error (failure)
           (event 0 (event-code :notice) 0
                  (with-server-syntax ()
-                   (format nil "The working directory ~A could not be restored (~A)~@[: it is ~A now~]."
+                   (format nil "The working directory ~A could not be restored (~A)~@[: the current directory is ~A~]."
                            directory (sb-int:strerror (sb-posix:syscall-errno failure))
                            (first **start-directories**)))))))
     (when defaults
@@ -408,17 +438,16 @@ while it evaluates nothing. With FINISHER, the child outlives this process: it b
     (unwind-protect
          ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
          (without-interrupts
-           (sb-impl::finalizer-thread-stop)
-           (unwind-protect
-                (progn
-                  (setf (values process stopped obstacle)
-                        (fork-when-unblocked (definition-mutexes) seconds
-                                             (lambda () (sb-sys:with-local-interrupts (sleep 0.001)))))
-                  (when (eql 0 process)
-                    (when finisher
-                      (exec-finisher finisher lock errors))
-                    (save-image path)))
-             (sb-impl::finalizer-thread-start)))
+           (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
+             (stop-finalizers seconds #'wait)
+             (unwind-protect
+                  (progn
+                    (setf (values process stopped obstacle) (fork-when-unblocked (definition-mutexes) seconds #'wait))
+                    (when (eql 0 process)
+                      (when finisher
+                        (exec-finisher finisher lock errors))
+                      (save-image path)))
+               (sb-impl::finalizer-thread-start))))
       (unless (typep process '(integer 1))
         (setf **checkpoint-name** before)))
     (check-fork-result process obstacle seconds)
@@ -499,20 +528,20 @@ intern symbols or define classes. Also signal an error in SBCL's finalizer threa
          (progn
            (sb-thread:with-mutex (**saving-lock**)
              (without-interrupts
-               (sb-impl::finalizer-thread-stop)
-               (unwind-protect
-                    (progn
-                      ;; The fork waits until these mutexes are free instead of taking them: a thread that compiles in a loop
-                      ;; would take them again before this thread.
-                      (multiple-value-bind (child stopped reason)
-                          (fork-when-unblocked (definition-mutexes) +program-fork-wait-seconds+
-                                               (lambda () (sb-sys:with-local-interrupts (sleep 0.001))))
-                        (declare (ignore stopped))
-                        (setf process child
-                              obstacle reason))
-                      (when (eql 0 process)
-                        (save-and-report path report)))
-                 (sb-impl::finalizer-thread-start))))
+               (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
+                 (stop-finalizers +program-fork-wait-seconds+ #'wait)
+                 (unwind-protect
+                      (progn
+                        ;; The fork waits until these mutexes are free instead of taking them: a thread that compiles in a
+                        ;; loop would take them again before this thread.
+                        (multiple-value-bind (child stopped reason)
+                            (fork-when-unblocked (definition-mutexes) +program-fork-wait-seconds+ #'wait)
+                          (declare (ignore stopped))
+                          (setf process child
+                                obstacle reason))
+                        (when (eql 0 process)
+                          (save-and-report path report)))
+                   (sb-impl::finalizer-thread-start)))))
            (check-fork-result process obstacle +program-fork-wait-seconds+)
            (setf returned t)
            process)
@@ -555,7 +584,8 @@ and skip it, because otherwise the image could not be booted."
   (dolist (name (reverse (shiftf **missing-shared-objects** '())))
     (event 0 (event-code :notice) 0
            (with-server-syntax ()
-             (format nil "The shared object ~A could not be loaded again: its functions cannot be called."
+             (format nil "The shared object ~A could not be loaded again, so its functions cannot be called. ~
+                          To try again: (load-shared-object ~:*~S)"
                      name)))))
 
 (defun resume-from-checkpoint ()

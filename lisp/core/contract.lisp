@@ -119,12 +119,12 @@ numbers, or a struct's fields with their offsets. Signal an error if there is no
               thereis (case kind
                         (:constant (and (string= known name) members))
                         (:enum (cdr (assoc name members :test #'string=)))))
-      (error "ffi/sbcl_host.h has no number ~A." name)))
+      (error "ffi/sbcl_host.h declares no constant or enum member ~A." name)))
 
 (defmacro field-offset (structure field)
   "Expand to the offset in octets of FIELD in STRUCTURE, as the header declares it."
   (or (cdr (assoc field (header-declaration :struct structure) :test #'equal))
-      (error "struct ~A has no field ~A." structure field)))
+      (error "struct ~A in ffi/sbcl_host.h has no field ~A." structure field)))
 
 (defmacro structure-size (structure)
   "Expand to the size of STRUCTURE in octets, as the header declares it."

@@ -235,7 +235,7 @@ stream."
                (setf (third own) held)
                (push-notice "~S stays set to another stream, ~
                              ~:[so answers do not show its output~;so input is read from there~]. ~
-                             To undo that: (sbcl-host::install-standard-streams)"
+                             To reset the standard streams: (sbcl-host::install-standard-streams)"
                             symbol (eq 'sb-sys:*stdin* symbol))))))))
 
 (defun check-standard-streams ()
@@ -254,7 +254,7 @@ variable redirected."
                    (default-target-p variable)))
               (t
                (setf (standard-variable-reported variable) stream)
-               (push-notice "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
+               (push-notice "~A stays set to another stream. To reset the variable: (setf ~:*~(~A~) ~(~S~))"
                             symbol (standard-variable-target variable))))))))
 
 (defun evaluate-and-print (code package operation)

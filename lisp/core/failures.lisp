@@ -60,7 +60,7 @@ STORAGE-CONDITION, print no frames. HOOK is the frame pointer of the function th
     (let ((stream *error-output*))
       (guarded (with-server-syntax ()
                  (let ((*print-escape* nil))
-                   (format stream "~&Error in a cleanup form: ~A~%~A~%"
+                   (format stream "~&Error in a cleanup form of the interrupted evaluation: ~A~%~A~%"
                            (type-name-text (class-name-of condition)) condition)))
           (failure)
         nil))))
@@ -86,7 +86,7 @@ interruption, only print CONDITION and continue the unwinding."
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
                                 (format nil "A memory fault: the image may be damaged.~:[~; reset-session ~
-                                             gives a new one.~]"
+                                             starts a new image.~]"
                                         **resets-available**))))
                      condition
                      (lambda () (error-frame hook)))
@@ -103,7 +103,8 @@ does (RUN-HOOK in src/code/debug.lisp). If the called function fails in turn, no
       (progv (list variable) '(nil)
         (block contained
           (let ((*on-debugger* (lambda (failure)
-                                 (push-notice "The function in the variable ~A failed with ~A."
+                                 (push-notice "The function in the variable ~A failed with ~A. ~
+                                               To remove the function: (setf ~2:*~A nil)"
                                                       variable (type-name-text (class-name-of failure)))
                                  (return-from contained))))
             (funcall hook condition hook)))))))

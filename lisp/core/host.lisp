@@ -17,7 +17,7 @@
                   (eval-when (:compile-toplevel :load-toplevel :execute)
                     (defun ,name (name)
                       ,documentation
-                      (or (getf ',codes name) (error "~S is not in the enum ~A" name ,enum))))
+                      (or (getf ',codes name) (error "~S is not a member of the enum ~A in ffi/sbcl_host.h." name ,enum))))
                   (define-compiler-macro ,name (&whole form name)
                     (if (keywordp name) (getf ',codes name) form))))))
   (define-codes event-code "sbcl_event" "SBCL_EVENT_"

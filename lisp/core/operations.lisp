@@ -91,7 +91,7 @@ which 1 is pushed; or NIL, for which nothing is pushed."
 PUSH-FIELD. A kind or field that records.sexp does not list is an error at compile time."
   (flet ((check (name names)
            (or (assoc name names :test #'string-equal)
-               (error "There is no ~A in records.sexp; there are: ~{~(~A~)~^, ~}." name (mapcar #'first names)))))
+               (error "lisp/build/records.sexp has no kind or field ~A, only ~{~(~A~)~^, ~}." name (mapcar #'first names)))))
     (let ((known (mapcar #'list (rest (check kind *record-table*)))))
       `(progn
          (event *job-id* (event-code :record) 0 ,kind)

@@ -23,7 +23,7 @@ not hold, so the build tests dangerous assumptions after all others."
   ;; A failing probe may even end the process. The last line of the build's log is then the name of the probe.
   (format t "~&Probing: ~A~%" name)
   (finish-output)
-  (handler-case (if (funcall (the function holds-p)) nil "its test returned NIL")
+  (handler-case (if (funcall (the function holds-p)) nil "the test of the assumption returned NIL")
     (error (condition) (princ-to-string condition))))
 
 (defun broken-assumptions ()
@@ -205,7 +205,7 @@ count as the file's, because SBCL does not make them every time."
     (when (eq (find-package package) **user-package**)
       (error 'sb-kernel:simple-package-error
              :package package
-             :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
+             :format-control "The package COMMON-LISP-USER cannot be deleted: the image needs it."))
     (funcall delete-package package)))
 
 ;;; Saving a core in a child process that has only one thread

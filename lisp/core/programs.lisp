@@ -67,4 +67,4 @@ RUN-PROGRAM. Do nothing if the program does not share this process's output."
   (when (and *evaluation* (shared-output-p options)
              (not (shiftf (evaluation-output-warning-given *evaluation*) t)))
     (push-notice "Output of a program run with :output t or :error t is not captured: it goes to the server's stderr. To ~
-                  capture it, pass :output *standard-output*.")))
+                  capture it, pass *standard-output* instead of t.")))

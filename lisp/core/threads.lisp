@@ -65,7 +65,7 @@ in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
     (when (zerop count)
       (setf **kept-bytes-before-user-threads** (sb-kernel:dynamic-usage)))
     (when (>= count (thread-limit))
-      (error "Thread limit reached: ~D threads. Join or end some of them first~:[~;; reset-session ends all threads~]."
+      (error "Thread limit reached: ~D threads. Join or end some threads first~:[~;; reset-session ends all threads~]."
              count **resets-available**))))
 
 (defglobal **thread-start-hooks** '()

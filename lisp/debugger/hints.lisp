@@ -140,7 +140,7 @@ CONDITION reports the position itself, or if no form of the code is being read."
         (format nil "~:[The reader stopped at line ~D, column ~D of the code, in the form that begins at ~
                      line ~D, column ~D.~;~
                      The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
-                     a closing parenthesis or quote is missing.~]"
+                     probably a closing parenthesis, quote or |# is missing.~]"
                 (and (typep condition 'end-of-file)
                      (eq *form-stream* (ignore-errors (stream-error-stream condition))))
                 line column start-line start-column)))))
@@ -154,9 +154,9 @@ NIL."
              (not (find-package "QUICKLISP-CLIENT")))
     (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
       (with-server-syntax ()
-        (format nil "Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
-                     (asdf:load-system ...) loads the systems that are on this machine.~;~
-                     (load ~S) loads it.~]"
+        (format nil "Quicklisp is not loaded~:[, and not installed for this user (no ~A): ~
+                     (asdf:load-system ...) loads the systems that are on this machine.~;. ~
+                     To load Quicklisp: (load ~S)~]"
                 (and setup (probe-file setup))
                 (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp"))))))
 

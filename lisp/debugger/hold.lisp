@@ -55,7 +55,7 @@ interruption on the way out of NEXT-JOB would lose the job."
 code, or by code that interrupted JOB, such as a timer's function."
   (let ((message "A non-local exit, such as a throw, out of the held evaluation was stopped: the rest of the code was not ~
 evaluated, and the evaluation is still held. To leave a frame, use invoke-restart or resume-from-frame. If the code makes ~
-no such exit, a timer or another thread made it."))
+no such exit, a timer or another thread made the exit."))
     (if (eq (job-kind job) :frame-locals)
         (refuse message)
         (progn
@@ -177,7 +177,7 @@ evaluation, or :RELEASE, or NIL to keep the evaluation held."
     (:eval-in-frame (eval-in-frame-command job))
     (:return-from-frame (return-from-frame-command job))
     (:restart-frame (restart-frame-command job))
-    (t (refuse "A held evaluation does not accept this request."))))
+    (t (refuse "A held evaluation does not accept this request: resume or abort the evaluation first."))))
 
 (defmacro do-forms-in-hold ((form text result &optional (end (gensym "END"))) &body body)
   "Evaluate BODY for each form in TEXT, with FORM bound to the form and END to the form's end position. Return RESULT.
@@ -435,7 +435,8 @@ count as definitions of the held evaluation."
 NIL."
   (let ((why-not (unwind-refusal-reason frame)))
     (or (not why-not)
-        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which it can unwind is ~D.~]" number why-not
+        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which SBCL can unwind is ~D.~]"
+                number why-not
                 (car (find-if (lambda (entry)
                                 (and (> (car entry) number) (not (unwind-refusal-reason (cdr entry)))))
                               *held-frames*))))))

@@ -534,7 +534,7 @@ similar names in PACKAGE, and packages with similar names."
                          (pushnew (package-name (symbol-package (find-symbol name other))) packages
                                   :test #'string=))))))
     (format nil "Symbol ~A not found in package ~A (nor in the packages it uses).~
-                 ~@[~%Other packages have it: ~{~A~^, ~}.~]~
+                 ~@[~%Packages with a symbol of this name: ~{~A~^, ~}.~]~
                  ~@[~%Similar names: ~{~A~^, ~}.~]~
                  ~@[~%Packages with similar names: ~{~A~^, ~}.~]"
             name (package-name package)
@@ -589,7 +589,7 @@ names. If WITH-SOURCE is true, include the source text of definitions."
                                                 (push-type-roles symbol)))
                    (cond (called (push-package-role called))
                          (t (push-role symbol "SYMBOL")
-                            (push-text-detail "Note" "it names nothing yet")))))
+                            (push-text-detail "Note" "the symbol names nothing yet")))))
                 (called (push-package-role called))
                 (t (push-not-found name package))))))))
 

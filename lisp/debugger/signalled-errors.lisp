@@ -122,8 +122,8 @@ observer was called."
         ((or (= (error-recorder-count recorder) +max-recorded-errors+)
              (= (error-recorder-observed-count recorder) +max-observed-errors+))
          (setf (error-recorder-limit-reported recorder) t)
-         (push-notice "Only some of the signalled errors were recorded: the first ~D that differ in type or place, among ~
-                       the first ~D."
+         (push-notice "Only some of the signalled errors were recorded: recording stops after ~D errors that differ in type ~
+                       or location, or after ~D errors in all."
                       +max-recorded-errors+ +max-observed-errors+))
         (t
          (incf (error-recorder-observed-count recorder))
@@ -137,7 +137,7 @@ observer was called."
 (defun push-bounded-report (condition)
   "Push the report of CONDITION as PUSH-REPORT does, under a time limit: a user's print method might never return."
   (unless (call-with-time-limit +report-time-limit+ (lambda () (push-report (event-code :error-text) condition) t))
-    (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
+    (event *job-id* (event-code :error-text) 0 "(the condition's report took too long to print)")))
 
 (defun push-signalled-error (condition hook)
   "Push CONDITION as an error that the evaluated code may still handle. HOOK is the frame pointer with which the

@@ -362,7 +362,7 @@ is made."
 
 (defun fail-unknown-function ()
   "Signal that the program does not have the called function."
-  (fail-program-call 'rust:host-error '("the program" "the called function is not defined")))
+  (fail-program-call 'rust:host-error '("a function of the program" "the running program does not define this function")))
 
 (defun perform-program-call (function write missing)
   "Call the program's FUNCTION as EXCHANGE-MESSAGES does. Then return its values, signal its error, or resume the pending
@@ -386,7 +386,7 @@ MISSING."
   (declare (type function write missing) (dynamic-extent write missing))
   (check-stack-room)
   (when (zerop **program-call-address**)
-    (error "The program that defined this function is not running."))
+    (error "A function of an embedding program was called, but no embedding program is running."))
   (if *message-buffer*
       (perform-program-call function write missing)
       (let ((*message-buffer* (acquire-message-buffer)))

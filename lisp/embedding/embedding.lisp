@@ -247,7 +247,7 @@ no package prefix, look in *PACKAGE*. If there is no such symbol, intern it when
                 symbol
                 (error 'sb-kernel:simple-package-error
                        :package package
-                       :format-control "There is no symbol ~A in ~A."
+                       :format-control "There is no symbol ~A in package ~A."
                        :format-arguments (list name (package-name package)))))))))
 
 (defun parse-function-name (text)
@@ -363,17 +363,20 @@ and export the symbol unless its package is COMMON-LISP-USER. Notify the program
           (compile-program-function symbol lambda-list documentation cell variables shapes name))
     (unless (eq package (find-package "COMMON-LISP-USER"))
       (export symbol package))
-    (without-interrupts
-      (sb-ext:with-locked-hash-table (**program-functions**)
-        (let ((before (gethash symbol **program-functions**)))
-          (setf (fdefinition symbol) (program-function-function cell)
-                (gethash symbol **program-functions**) cell)
-          (call-program +program-defined+
-                        (lambda (buffer)
-                          (put-integer buffer number)
-                          (put-integer buffer (or (and before (program-function-number before)) 0))))
-          (when before
-            (setf (program-function-number before) nil)))))
+    ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
+    ;; would wait for ever.
+    (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
+      (without-interrupts
+        (sb-ext:with-locked-hash-table (**program-functions**)
+          (let ((before (gethash symbol **program-functions**)))
+            (setf (fdefinition symbol) (program-function-function cell)
+                  (gethash symbol **program-functions**) cell)
+            (call-program +program-defined+
+                          (lambda (buffer)
+                            (put-integer buffer number)
+                            (put-integer buffer (or (and before (program-function-number before)) 0))))
+            (when before
+              (setf (program-function-number before) nil))))))
     (setf (documentation symbol 'function) documentation)
     nil))
 
@@ -521,7 +524,7 @@ collections do not move the octets meanwhile."
   (declare (type (unsigned-byte 62) address length))
   (with-octets (octets count) object
     (unless (= length count)
-      (error "The vector has ~D octets, not ~D: it was changed meanwhile." count length))
+      (error "The vector has ~D octets, but had ~D when the copy began: read the vector again." count length))
     (sb-kernel:%byte-blt octets 0 (int-sap address) 0 length))
   (values))
 
@@ -613,11 +616,13 @@ call requests (see PUT-OBJECT)."
   (macrolet ((entries (&rest functions)
                (let ((codes (enum-codes "sbcl_entry" "SBCL_ENTRY_")))
                  (loop for (entry) on functions by #'cddr
-                       unless (getf codes entry) do (error "The enum sbcl_entry has no ~A." entry))
+                       unless (getf codes entry) do (error "The enum sbcl_entry in ffi/sbcl_host.h has no member ~A." entry))
                  `'(nil ,@(loop for (entry number) on codes by #'cddr
                                 for expected from 1
-                                unless (eql number expected) do (error "sbcl_entry ~A is not number ~D." entry expected)
-                                collect (or (getf functions entry) (error "sbcl_entry ~A has no function." entry)))))))
+                                unless (eql number expected) do
+                                  (error "In enum sbcl_entry, ~A is not number ~D." entry expected)
+                                collect (or (getf functions entry)
+                                            (error "No function is listed for ~A of enum sbcl_entry." entry)))))))
     (entries :run-under-conditions run-program-closure
              :evaluate-text evaluate-text
              :load-text load-text

@@ -97,7 +97,7 @@ interruption. If the reason is that the heap is nearly full, also end threads of
   (guarded (start-lane +evaluation-lane+)
       (failure)
     (event 0 (event-code :thread-refused) 0
-           (with-server-syntax () (format nil "No other thread could be started: ~A" failure)))))
+           (with-server-syntax () (format nil "Lisp could not start another evaluation thread: ~A" failure)))))
 
 (defun run-abandon (job)
   "Perform an :ABANDON job. JOB's argument is the number of another job, whose thread no longer serves its lane from now on.
@@ -112,7 +112,8 @@ JOB's flags are the lane's number. If the lane is the inspection lane, start ano
       (guarded (start-lane lane)
           (failure)
         (event (job-argument job) (event-code :refused) 0
-               (with-server-syntax () (format nil "The inspection thread could not be replaced: ~A" failure)))))))
+               (with-server-syntax () (format nil "Lisp could not start a new thread for queries about the image: ~A"
+                                               failure)))))))
 
 (defun essential-mutexes ()
   "Return the mutexes that threads need to compile code, to make definitions, to start threads, or to collect garbage."

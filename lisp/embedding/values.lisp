@@ -218,7 +218,7 @@ VECTOR at any time, even between two reads of its header."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
-         (error "Another thread adjusted a vector while the vector was being read."))
+         (error "Another thread adjusted a vector while it was being read: guard the vector with a lock."))
        ,@body)))
 
 (defun put-string (buffer string)
@@ -425,7 +425,7 @@ characters are written in full whatever the shape."
 
 (define-condition malformed-message (error)
   ()
-  (:report "The program's message is malformed.")
+  (:report "The program sent Lisp a malformed message: please report this bug.")
   (:documentation "The error that is signalled for a message whose words are not in the expected format."))
 
 (declaim (inline end-of-words))

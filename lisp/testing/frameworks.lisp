@@ -62,7 +62,8 @@ The car is the directory's native namestring, and the cdr is the framework's tit
   "Return the symbol named NAME in the package named PACKAGE, by default the current framework's main package. Signal an
 error if the symbol does not exist."
   (or (and (find-package package) (find-symbol name package))
-      (error "This version of ~A has no ~A, which run-tests needs." (framework-title *framework*) name)))
+      (error "The loaded version of ~A has no symbol ~A, which run-tests needs: load another version."
+             (framework-title *framework*) name)))
 
 (defun call-framework (name &rest arguments)
   "Call the current framework's function NAME with ARGUMENTS."

@@ -29,7 +29,7 @@ or a list of designators. Signal an error if DESIGNATOR names neither a test nor
         ((packagep designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
         ((call-framework "FIND-TEST" designator) (list (call-framework "FIND-TEST" designator)))
         ((find-package designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
-        (t (error "No test or package found for ~S." designator))))
+        (t (error "~S names neither a Parachute test nor a package." designator))))
 
 (defun parachute-groups (wanted-p)
   "Return no tests: a parent of tests is itself a test."

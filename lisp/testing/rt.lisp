@@ -63,7 +63,7 @@ test failed; and the names of the failed tests."
           (push name failed)
           (when (member name expected :test #'equal)
             (setf (verdict-status verdict) :skipped
-                  (verdict-message verdict) "The test fails, as expected.")))
+                  (verdict-message verdict) "The test failed, as expected.")))
         (record-verdict verdict)))
     (let ((failed (nreverse failed)))
       (values (subsetp failed expected :test #'equal) (null failed) failed))))

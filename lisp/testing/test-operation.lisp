@@ -217,7 +217,7 @@ suggests similar names."
         (when (zerop (length (test-run-verdicts *test-run*)))
           (run nil))
         (when (zerop (length (test-run-verdicts *test-run*)))
-          (signal-no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
+          (signal-no-tests "There is no test or suite named ~A in the loaded frameworks (~:[none~;~:*~{~A~^, ~}~]).~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
                            text (mapcar #'framework-title (loaded-frameworks))
                            (similar-names name (remove-duplicates names :test #'string=))))))))
@@ -461,7 +461,7 @@ RELOAD is true, load the changed files of a test system that is found by its nam
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
   (when (zerop (length (test-run-verdicts run)))
     (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does ~
-                      nothing~]. Loaded frameworks: ~{~A~^, ~}."
+                      nothing~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]."
                      (and system (asdf:component-name system)) package (mapcar #'framework-title (loaded-frameworks)))))
 
 (defun call-reporting-system-errors (run function)

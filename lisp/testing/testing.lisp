@@ -101,7 +101,7 @@
            (guarded (cut-text (let ((*print-escape* nil)) (princ-to-string condition)))
                (failure)
              "(the condition's report failed)")))
-        "(the condition's report does not end)")))
+        "(the condition's report took too long to print)")))
 
 (defun new-verdict (test)
   "Return a new verdict for TEST of the current framework."

@@ -376,7 +376,7 @@ note on code that was not examined."
          (count (push-references (all-references name
                                                  (if macro
                                                      '((:macroexpands nil) (:calls nil))
-                                                     '((:calls nil) (:macroexpands "expands its compiler macro")))
+                                                     '((:calls nil) (:macroexpands "expands the compiler macro")))
                                                  (linkage-index name))
                                  (source-name name) limit)))
     (when (zerop count)
@@ -794,7 +794,7 @@ LOCATE-SYMBOL."
                (is "~A names no variable.")))
             ((string= relation "expansions")
              (unless (and symbol (or (macro-function symbol) (compiler-macro-function symbol)))
-               (is "~A names no macro.")))
+               (is "~A names no macro or compiler macro.")))
             ((string= relation "methods")
              (unless (or (and symbol (find-class symbol nil))
                          (and (fboundp name) (typep (fdefinition name) 'generic-function)))

@@ -426,10 +426,11 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
       (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
-             "Quicklisp or OCICL is loaded but could not fetch the system.")
+             "Check the system's name. The tool load-system fetches missing systems through the loaded Quicklisp or OCICL.")
             ((or quicklisp ocicl)
              (with-server-syntax ()
-               (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches the system."
+               (format nil "To fetch the system, evaluate (load ~S), which loads ~:[OCICL~;Quicklisp~], ~
+                            and then call load-system."
                        (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
             (t "The system cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
 

@@ -96,8 +96,8 @@ error if TREE does not name a function that can be traced."
                (error "~A is a ~:[macro~;special operator~]: only functions can be traced." text
                       (special-operator-p name-of)))
               (t
-               (error "There is no function ~A in package ~A.~@[ Similar names: ~{~A~^, ~}.~] Local functions are named as ~
-                       (labels bar :in foo)."
+               (error "There is no function ~A in package ~A.~@[ Similar names: ~{~A~^, ~}.~] ~
+                       Names of local functions have the form (labels bar :in foo)."
                       (if setf (tree-text tree) name) (package-name looked-in)
                       (similar-symbol-names name looked-in #'traceable-p))))))))
 
@@ -115,7 +115,7 @@ value is SBCL's name of the method. Signal an error if there is no such method."
       (loop for (method . known) in named
             when (tree-matches-p (cddr tree) (cddr known))
               do (return-from method-of-tree (values method known)))
-      (error "There is no ~A. The methods of ~S:~{~%  ~(~S~)~}~@[~%  and ~D more~]" (tree-text tree) name
+      (error "~A is not defined. The methods of ~S:~{~%  ~(~S~)~}~@[~%  and ~D more~]" (tree-text tree) name
              (mapcar #'cdr (subseq named 0 (min 10 (length named))))
              (and (> (length named) 10) (- (length named) 10))))))
 
@@ -244,7 +244,8 @@ in the foreground."
 (defun find-target (text)
   "Return the target that TEXT designates in *PACKAGE*. Signal an error if TEXT designates nothing that can be traced."
   (let ((tree (name-tree text)))
-    (cond ((null tree) (error "~S is not the name of a function." text))
+    (cond ((null tree) (error "~S is not the name of a function. Names have the form foo, (setf foo), ~
+                                   (method foo (integer)) or (labels bar :in foo)." text))
           ((method-tree-p tree)
            (multiple-value-bind (method name) (method-of-tree tree "")
              (make-target name :method method)))
@@ -274,7 +275,8 @@ functions or too many, is locked, or belongs to the server."
                  (package-name found)))
         (let ((names (functions-of-package found)))
           (cond ((null names)
-                 (error "Package ~A has no functions of its own." (package-name found)))
+                 (error "Package ~A has no functions of its own: list the functions to trace in `functions`."
+                        (package-name found)))
                 ((> (length names) +max-traced-functions+)
                  (error "Package ~A has ~D functions, but at most ~D can be traced: list the functions to trace ~
                         in `functions`."

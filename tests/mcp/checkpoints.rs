@@ -200,8 +200,10 @@ fn restore_brings_back_directories_and_the_collection_interval() {
     save(&mut server, "in a directory that goes");
     std::fs::remove_dir(&gone).unwrap();
     let text = restore(&mut server, "in a directory that goes");
-    let notice =
-        format!("The working directory {} could not be restored (No such file or directory): it is ", gone.display());
+    let notice = format!(
+        "The working directory {} could not be restored (No such file or directory): the current directory is ",
+        gone.display()
+    );
     assert!(text.contains(&notice), "{text}");
     let text = server.evaluate("(sb-posix:getcwd)");
     assert_eq!(text, untouched.split_whitespace().nth(1).unwrap().replace('(', "=> "));

@@ -278,7 +278,7 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
         (
             json!({"code": "1", "functions": ["fakt"]}),
             "There is no function FAKT in package COMMON-LISP-USER. Similar names: \
-            FACT. Local functions are named as (labels",
+            FACT. Names of local functions have the form (labels",
         ),
         (json!({"code": "1", "functions": ["twice"]}), "twice is a macro: only functions can be traced."),
         (json!({"code": "1", "functions": ["if"]}), "if is a special operator: only functions can be traced."),
@@ -390,7 +390,7 @@ fn untraceable_local_functions_and_methods_are_refused() {
             "OUTER has no local function fect in its compiled code; it has (labels fact :in outer)",
         ),
         ("(labels sum :in area)", "AREA is a generic function: name the method that sum is in"),
-        ("(method area (string))", "There is no (method area (string)). The methods of AREA:\n  (method area "),
+        ("(method area (string))", "(method area (string)) is not defined. The methods of AREA:\n  (method area "),
         ("(method fact (t))", "FACT is not a generic function: it has no methods."),
         (
             "(labels fact)",

@@ -85,7 +85,11 @@ fn error_in_debugger_hook_is_reported_as_a_notice() {
     lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore c h)) (error \"in the hook\")))");
     let outcome = lisp.eval("(error \"boom\")");
     assert_eq!(error("boom", &outcome).message.text, "boom");
-    assert_eq!(outcome.notices, ["The function in the variable *DEBUGGER-HOOK* failed with SIMPLE-ERROR."]);
+    assert_eq!(
+        outcome.notices,
+        ["The function in the variable *DEBUGGER-HOOK* failed with SIMPLE-ERROR. To remove the function: \
+          (setf *DEBUGGER-HOOK* nil)"]
+    );
     lisp.values("(sb-ext:disable-debugger)");
     assert_eq!(lisp.error("(error \"boom\")").message.text, "boom");
 }

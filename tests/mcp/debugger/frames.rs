@@ -422,7 +422,8 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
     let said = format!(
         "SBCL cannot unwind to frame {frame}: the frame's local function is called directly by the same compiled code, \
-         which relies on the return types that the compiler derived. The next outer frame to which it can unwind is {}.",
+         which relies on the return types that the compiler derived. The next outer frame to which SBCL can \
+         unwind is {}.",
         frame + 1
     );
     assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame})), said);
