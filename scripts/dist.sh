@@ -18,7 +18,7 @@ if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
     # The program and the .deb may require at most the libraries of the old Debian; the .deb's dependencies come from it.
     export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
 else
-    echo "dist: without root and debootstrap the program is built for systems as new as this one"
+    echo "dist: without root and debootstrap, the program needs a glibc as new as that of this system"
     cargo build --profile lto
     program=$target/lto/sbcl-mcp
     environment=()

@@ -20,7 +20,7 @@ check_bindings() {
     diff -u "$before" "$bindings" || status=$?
     rm "$before"
     if [ $status != 0 ]; then
-        echo "lint: $bindings was not what ffi/sbcl_host.h gives; it is now" >&2
+        echo "lint: $bindings did not match ffi/sbcl_host.h and has been generated again; commit this file" >&2
         return 1
     fi
 }
@@ -30,4 +30,4 @@ step cargo clippy --quiet --workspace --all-targets -- -D warnings
 step cargo clippy --quiet --lib --no-default-features -- -D warnings
 RUSTDOCFLAGS="-D warnings" step cargo doc --quiet --no-deps --workspace
 check_bindings
-echo "lint: all is well"
+echo "lint: no problems"

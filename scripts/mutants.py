@@ -154,7 +154,7 @@ def main():
             chosen.shuffle(candidates)
             tests = run_tests(binary, directory, system)
             if not tests or any(test["status"] in ("failed", "error") for test in tests):
-                print(f"{system}: {len(tests)} tests, which do not all pass without any mutant; left out", flush=True)
+                print(f"{system}: left out, since it has no tests, or some fail without a mutant", flush=True)
                 continue
             of_library = 0
             for site in candidates:
@@ -170,7 +170,7 @@ def main():
                       f"function {shown[0]}, line {shown[1]}; best: function {shown[2]}, line {shown[3]}", flush=True)
     total = len(noticed)
     if not total:
-        sys.exit("no mutant was noticed by a test")
+        sys.exit("no test noticed a mutant")
     print(f"{total} mutants that tests notice; lines shown for a test, mean: {sum(e[5] for e in noticed) / total:.1f}")
     for what, index in (("function, for the first failing test", 0), ("its line, for the first failing test", 1),
                         ("function, for some failing test", 2), ("its line, for some failing test", 3)):

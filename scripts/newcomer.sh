@@ -28,7 +28,7 @@ status=0
 "$@" || status=$?
 left=$(find "$TMPDIR" -mindepth 1 -maxdepth 1 ! -name '.*')
 if [ -n "$left" ]; then
-    echo "newcomer: left in the temporary directory:"
+    echo "newcomer: files left in the temporary directory:"
     echo "$left" | sed 's/^/  /' | head -n 40
     [ $status != 0 ] || status=1
 fi

@@ -101,7 +101,7 @@ def perform(server, step):
             drawn.append(None)
     if wanted or result.get("isError", False) != step.fails:
         missing = f"no line matches {wanted[0]!r}" if wanted else f"isError is not {step.fails}"
-        sys.exit(f"recording: {step.tool} did not answer as the story needs: {missing}. The answer was\n{text}")
+        sys.exit(f"recording: the answer of {step.tool} does not fit the recording: {missing}. The answer was\n{text}")
     return drawn
 
 
@@ -316,12 +316,12 @@ def main():
     parser.add_argument("binary", nargs="?", default=ROOT / "target" / "release" / "sbcl-mcp")
     arguments = parser.parse_args()
     if not os.path.exists(arguments.binary):
-        sys.exit(f"recording: there is no {arguments.binary}; make build")
+        sys.exit(f"recording: there is no {arguments.binary}: run make build")
     drawn = draw(record(arguments.binary))
     xml.fromstring(drawn)
     if arguments.check:
         if DRAWING.read_text(encoding="utf-8") != drawn:
-            sys.exit("recording: docs/recording.svg differs from what would be drawn now: run make recording")
+            sys.exit("recording: docs/recording.svg is out of date: run make recording")
     else:
         DRAWING.write_text(drawn, encoding="utf-8")
         print(f"docs/recording.svg: {len(drawn.encode())} bytes")

@@ -40,7 +40,7 @@ require_rust() {
     fi
     have=$(rustc --version | cut -d ' ' -f 2)
     if [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
-        echo "setup: Rust $have is too old, $wanted or newer is needed: rustup update" >&2
+        echo "setup: Rust $have is too old: install $wanted or newer with rustup update" >&2
         exit 1
     fi
 }
@@ -157,7 +157,7 @@ find_missing_tools() {
 require_rust
 find_missing_tools
 if [ ${#names[@]} = 0 ]; then
-    echo "setup: everything is there"
+    echo "setup: everything is installed"
     exit
 fi
 echo "setup: missing: $(listed)"

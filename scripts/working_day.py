@@ -125,7 +125,7 @@ def play(day, system, directory, fault):
 
 def main():
     if not all((INSTALLED / library).exists() for library in ("esrap", "alexandria")):
-        print("esrap and alexandria are not installed (scripts/setup.sh test): no working day")
+        print("esrap and alexandria are not installed, so nothing was measured: run scripts/setup.sh test")
         sys.exit(1 if os.environ.get("CI") else 0)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch).resolve()

@@ -50,7 +50,7 @@ pub const VARIABLES: [Variable; 11] = [
     Variable { name: TEMPORARY_DIRECTORY, effect: "The directory for temporary files.", default: "`/tmp`" },
     Variable {
         name: HOME,
-        effect: "The home directory, which contains `.sbclrc` and the default directories above.",
+        effect: "The home directory, which contains `.sbclrc`; `~` in the defaults above.",
         default: "the home directory in the user database",
     },
     Variable { name: PATH, effect: "The search path, in which `doctor` looks for `sbcl-mcp`.", default: "" },

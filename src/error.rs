@@ -158,11 +158,14 @@ pub enum InspectError {
     /// The inspection took longer than this number of seconds: a print method or a macro function may not terminate.
     #[error(
         "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions may \
-         not terminate."
+         not terminate. Redefine that method or function."
     )]
     Timeout(u64),
     /// The inspection was cancelled, or the session was reset before the inspection finished.
-    #[error("The inspection was cancelled, or the session was reset before the inspection finished.")]
+    #[error(
+        "The inspection was cancelled, or the session was reset before the inspection finished. Call again if you \
+         still need the result."
+    )]
     Cancelled,
     /// A print method or a macro function ended the inspection's thread.
     #[error(

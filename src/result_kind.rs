@@ -36,7 +36,7 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
                      interrupted within 2 seconds, the image is replaced (with `--no-supervisor`, the evaluation's thread \
                      is abandoned), and the message says so.",
         remedy: "Read the backtrace, which shows where the time went. Pass a larger `timeout`; or pass `background` \
-                 or `wait`, with which there is no time limit.",
+                 or `wait`, which lift the time limit.",
     },
     ResultKind {
         name: CANCELLED,
@@ -61,8 +61,8 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     ResultKind {
         name: IMAGE_LOST,
         cause: "The Lisp process ended during the evaluation: it was killed, or C code or SBCL itself aborted.",
-        afterwards: "A new image has replaced the lost one, with the last checkpoint and the definitions since. The message \
-                     lists what was restored and what was not.",
+        afterwards: "A new image, with the last checkpoint and the definitions made since then, has replaced the lost one. \
+                     The message lists what was restored and what was not.",
         remedy: "Assign the lost values again. Save a checkpoint before you retry the evaluation.",
     },
 ];

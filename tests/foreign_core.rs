@@ -49,7 +49,7 @@ fn foreign_library_is_not_run_and_foreign_core_does_not_end_the_process() {
     let error = boot(&directory.0);
     assert!(!marker.exists(), "code of the foreign library has run: {error}");
     assert!(matches!(&error, Error::Boot(BootError::Library { path, .. }) if *path == library), "{error:?}");
-    assert!(error.to_string().ends_with("this program was built with another libsbcl"), "{error}");
+    assert!(error.to_string().contains("this program was built with another libsbcl"), "{error}");
 
     // The right library with cores that are empty, truncated, from another build, or no cores at all.
     std::fs::copy(&built.library, &library).expect("it is copied");

@@ -101,7 +101,7 @@ pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedF
         many => format!("{many} checks failed."),
     };
     let written = File::from(output).write_all(format!("{}\n{end}\n", findings.text).as_bytes());
-    written.map_err(|error| format!("sbcl-mcp cannot write the findings: {error}"))?;
+    written.map_err(|error| format!("sbcl-mcp cannot write the findings to stdout: {error}"))?;
     Ok(if findings.problems == 0 { SUCCEEDED } else { FAILED })
 }
 

@@ -33,7 +33,7 @@ fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result
         }
         let written = (&output).write_all(report.as_bytes());
         clean_up(&scratch);
-        written.map_err(|error| format!("sbcl-mcp cannot write the report: {error}"))?;
+        written.map_err(|error| format!("sbcl-mcp cannot write the report to stdout: {error}"))?;
         Ok(i32::from(outcome.is_error()))
     });
     let print_unfinished = print_outcome.clone();

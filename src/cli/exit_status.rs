@@ -52,14 +52,15 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "load" {
         SUCCEEDED => "The system or file is loaded.",
         FAILED => "The system or file failed to load.",
-        NOT_TRIED => "Nothing was loaded: there is no server, or the command line is wrong.",
+        NOT_TRIED => "Nothing was loaded: no server could be started or attached to, the server refused the request, or the \
+                    command line is wrong.",
     }
     "test" {
         SUCCEEDED => "All tests passed.",
         FAILED => "A test failed.",
-        NOT_TRIED => "Tests could not be run: there are none, all are skipped, a system does not load, there is no server to \
-                    attach to, or the command line is wrong. With several systems: the tests of at least one \
-                    system could not be run.",
+        NOT_TRIED => "Tests could not be run: there are none, all are skipped, a system does not load, no server could \
+                    be started or attached to, or the command line is wrong. With several systems: the tests of at \
+                    least one system could not be run.",
     }
     "repl" {
         SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form succeeded.",

@@ -34,13 +34,13 @@ fn without_hidden(command: &Command) -> Command {
 pub(super) fn print_completions(shell: Shell, output: OwnedFd) -> i32 {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut visible_command(), "sbcl-mcp", &mut text);
-    exit_status_of_write(File::from(output).write_all(&text), "the completions")
+    exit_status_of_write(File::from(output).write_all(&text), "the completions to stdout")
 }
 
 /// Writes one manual page per command, such as `sbcl-mcp.1` and `sbcl-mcp-eval.1`, and returns the exit status.
 pub(super) fn write_manual(directory: &Path) -> i32 {
     let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(visible_command(), directory));
-    exit_status_of_write(written, "the manual pages")
+    exit_status_of_write(written, &format!("the manual pages to {}", directory.display()))
 }
 
 fn exit_status_of_write(written: io::Result<()>, what: &str) -> i32 {

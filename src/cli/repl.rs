@@ -542,7 +542,7 @@ impl Repl {
                 lines.push(format!("not available: {}", missing.join(", ")));
             }
             if lines.is_empty() {
-                lines.push("No local variables: the frame's code is SBCL's own, or SBCL kept no variables.".to_owned());
+                lines.push("No local variables: the frame has none, or SBCL kept none, as in its own code.".to_owned());
             }
             answer.text = lines.join("\n");
         }
@@ -665,7 +665,7 @@ impl Repl {
         let workers = self.workers(client);
         if workers.is_empty() {
             let why =
-                if self.owns_image { "it does not run in a process of its own" } else { "another server holds it" };
+                if self.owns_image { "the server has no worker process" } else { "another server holds the image" };
             return self.print(TextStyle::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
         }
         for worker in workers {

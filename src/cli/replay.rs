@@ -136,7 +136,9 @@ impl Replay {
     }
 
     fn print(&mut self, text: &str) -> Result<(), String> {
-        self.output.write_all(text.as_bytes()).map_err(|error| format!("sbcl-mcp cannot write the report: {error}"))
+        self.output
+            .write_all(text.as_bytes())
+            .map_err(|error| format!("sbcl-mcp cannot write the report to stdout: {error}"))
     }
 
     /// Replays one record. Returns false if the server has ended.

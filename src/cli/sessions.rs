@@ -96,7 +96,7 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
 /// Returns a sentence that says which process holds the session, or why the session cannot be used.
 pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Result<(PersistentSession, Lock), String> {
     if restore != RestoreMode::Checkpoint {
-        return Err("--session continues from the last checkpoint: it cannot be combined with --restore.".to_owned());
+        return Err("--session always continues from the last checkpoint: omit --restore.".to_owned());
     }
     let session = PersistentSession::named(name)?;
     session.make_directory()?;
@@ -119,7 +119,8 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
         let timeout = if holder.is_ending() { SAVE_TIMEOUT } else { EXIT_TIMEOUT };
         if begin.elapsed() >= timeout {
             return Err(format!(
-                "The session {:?} is {holder}. A session can have only one server at a time.",
+                "The session {:?} is {holder}. A session can have only one server at a time: wait until that process \
+                 has ended, or attach to the session (--attach).",
                 session.name
             ));
         }

@@ -150,7 +150,7 @@ pub(super) fn call_and_print(mut client: Client, request: &ToolRequest, output: 
     let answer = call_and_show_progress(&mut client, tool, &arguments).map_err(reason)?;
     let text = reword_for_shell(answer.text.trim_end_matches('\n'), client.server_pid().is_none());
     let written = File::from(output).write_all(format!("{text}\n").as_bytes());
-    written.map_err(|error| format!("cannot write the answer: {error}"))?;
+    written.map_err(|error| format!("cannot write the answer to stdout: {error}"))?;
     if let Some(advice) = request.attach_advice(&answer) {
         super::print_to_stderr(&advice);
     }
@@ -255,9 +255,9 @@ pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
         [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),
         [name] if name.contains(':') => Ok(json!({"name": name})),
         _ => match names.iter().find(|name| name.contains(':')) {
-            Some(name) => {
-                Err(format!("{name} is not a system. Run a test or package alone: several names must all be systems."))
-            }
+            Some(name) => Err(format!(
+                "{name} is not a system. A test or package must be named alone; several names must be systems."
+            )),
             None => Ok(json!({"system": names.join(", "), "directory": absolute_path(Path::new("."))})),
         },
     }

@@ -344,7 +344,7 @@ impl Cx {
             }
             left = left.saturating_sub(released.len());
             if let Err(error) = self.release(&released) {
-                panics::catch(|| tracing::error!("handles could not be released: {error}"));
+                panics::catch(|| tracing::error!("Lisp could not release the objects of dropped handles: {error}"));
                 return;
             }
         }

@@ -61,7 +61,10 @@ pub enum Error {
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.
     ///
     /// Calls that print, read or warn wait for the stream, so a call made by the stream might wait for itself.
-    #[error("a stream or warning hook called Lisp, but Lisp may be waiting for the hook")]
+    #[error(
+        "a stream or warning hook called Lisp, which may be waiting for the hook: call Lisp on another \
+        thread, and do not wait for calls that print"
+    )]
     CalledByStream,
     /// The image could not be saved, for example because the disk is full or the process that saves it was killed.
     #[error("the image was not saved in {}: {reason}", path.display())]
@@ -77,7 +80,7 @@ pub enum Error {
     Boot(#[from] BootError),
     /// No image was booted with a [`Builder`](super::Builder). An image booted by
     /// [`Session::start`](crate::Session::start) cannot run calls of [`Lisp`](super::Lisp).
-    #[error("Lisp was not booted for this program: call Lisp::boot")]
+    #[error("no image was booted for calls of Lisp: boot it with Lisp::boot or Lisp::builder, not with Session::start")]
     NotBooted,
     /// An operation of the operating system failed.
     #[error(transparent)]

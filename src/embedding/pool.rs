@@ -741,7 +741,7 @@ impl Pool {
             };
             if let Err(error) = result {
                 helper_threads::run(move || {
-                    tracing::error!("a call could not be interrupted, or a thread could not be started: {error}");
+                    tracing::error!("Lisp could not interrupt a call or start a thread: {error}");
                 });
             }
         }

@@ -100,7 +100,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
             // If this thread ended, later requests on its lane might never be answered.
             None => {
                 panics::catch(|| {
-                    tracing::error!(?lane, "the host panicked in next_job; this Lisp thread tries again");
+                    tracing::error!(?lane, "choosing the next job panicked; this Lisp thread tries again");
                 });
                 std::thread::sleep(RETRY_PAUSE);
             }

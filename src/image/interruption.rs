@@ -40,7 +40,7 @@ impl StuckReason {
                  interrupt-thread or a timer runs, except inside with-interrupts)"
             }
             Self::Unwinding => {
-                "could not finish unwinding, because cleanup forms keep running, or stop the unwinding with a non-local \
+                "could not finish unwinding, because cleanup forms keep running or end the unwinding with a non-local \
                  exit (return-from, go, throw or a restart),"
             }
         }

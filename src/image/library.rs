@@ -248,7 +248,10 @@ fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };
     match std::fs::read(&path) {
         Ok(bytes) if bytes == embedded_library_bytes() => {}
-        Ok(_) => return Err(refused("this program was built with another libsbcl".to_owned())),
+        Ok(_) => {
+            let reason = "this program was built with another libsbcl: use the files of this program's build";
+            return Err(refused(reason.to_owned()));
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => {}
         Err(error) => return Err(refused(error.to_string())),
     }

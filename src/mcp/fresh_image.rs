@@ -133,7 +133,9 @@ impl FreshRun {
     /// started or given the request, or if it exits or reaches the time limit without an outcome.
     pub(crate) fn run(&self, tests: &TestSelection) -> Result<Outcome, String> {
         let Some((arguments, directory)) = SERVER_OPTIONS.get() else {
-            return Err("This server is part of another program and cannot run tests in a fresh image.".to_owned());
+            return Err("This server is part of another program and cannot run tests in a fresh image: omit the \
+                arguments `fresh` and `suspects`."
+                .to_owned());
         };
         let failed =
             |what: &str, error: &dyn std::fmt::Display| format!("The fresh image for the tests {what}: {error}.");

@@ -147,7 +147,7 @@ impl RecoveryContext {
     pub(super) fn abandon_replay(&self, session: &Session) {
         self.replay.abandon(|| {
             session.discard_pending_messages();
-            session.add_notice("The previous image was still being restored: its restore was abandoned.".to_owned());
+            session.add_notice("The restore of the previous image was abandoned before it was complete.".to_owned());
         });
     }
 

@@ -148,7 +148,7 @@ fn lost_values_sentence(state: &RecoveryState, others: &str) -> String {
     let (values, hint) = match state.checkpoint() {
         Some(_) => ("Lost: values assigned to variables since the checkpoint", ""),
         None => (
-            "Not kept: values assigned to variables after the variables' definitions",
+            "Not kept: values assigned to variables after their definitions",
             tool_names::if_listed(&["checkpoint"], " (The checkpoint tool also saves values.)"),
         ),
     };
@@ -214,16 +214,18 @@ mod tests {
         state.crash = Some(idle);
         let error = lost_outcome(&state, &ReplayReport::default()).result.unwrap_err();
         let text = error.message.text.clone();
-        assert!(text.contains(
-            "\nNot kept: values assigned to variables after the variables' definitions, threads and open files. ("
-        ));
+        assert!(
+            text.contains(
+                "\nNot kept: values assigned to variables after their definitions, threads and open files. ("
+            )
+        );
         state.crash = Some(crash);
         let error = lost_outcome(&state, &ReplayReport::default()).result.unwrap_err();
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not respond to an interrupt and was terminated. A new \
              image has replaced it.\nThere were no definitions to restore.\nNot kept: values assigned to \
-             variables after the variables' definitions, threads, open files, and other effects of the unfinished \
+             variables after their definitions, threads, open files, and other effects of the unfinished \
              evaluation. (The checkpoint tool also saves values.)"
         );
     }

@@ -40,7 +40,7 @@ impl Reporter {
             Ok(bytes) => self.output.send_event(&bytes),
             Err(error) => {
                 let begin: String = format!("{event:?}").chars().take(100).collect();
-                tracing::error!("an event cannot be sent to the supervisor: {error}: {begin}");
+                tracing::error!("an event cannot be sent to the supervisor ({error}): {begin}");
             }
         }
     }

@@ -134,7 +134,10 @@ impl WorkerStatus {
     pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
         let in_file = |path| {
             Self::create_in_file(path).inspect_err(|error| {
-                tracing::warn!("the status page is only in memory: {} cannot be written: {error}", Path::display(path));
+                tracing::warn!(
+                    "the status page is only in memory, as {} cannot be written: {error}",
+                    Path::display(path)
+                );
             })
         };
         if let Some(page) = path.and_then(|path| in_file(path).ok()) {

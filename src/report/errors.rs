@@ -247,7 +247,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
         );
     }
     if !shown.is_empty() && shown.iter().all(|frame| frame.locals.is_empty()) {
-        text += "\nNo local variables: the code is SBCL's own, or SBCL kept no variables.";
+        text += "\nNo local variables: the frames have none, or SBCL kept none, as in its own code.";
     }
     if length(&text) <= max {
         return text;
@@ -274,8 +274,8 @@ pub(crate) fn error_id_line(id: u64) -> String {
         ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| tool_names::is_listed(tool)).collect();
     match &tools[..] {
         [] => format!("Error id: E{id}"),
-        [one] => format!("Error id: E{id} (for the error-id of {one})"),
-        all => format!("Error id: E{id} (for the error-id of {})", all.join(" and ")),
+        [one] => format!("Error id: E{id} (argument error-id of {one})"),
+        all => format!("Error id: E{id} (argument error-id of {})", all.join(" and ")),
     }
 }
 

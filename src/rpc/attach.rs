@@ -76,7 +76,8 @@ fn check_directory(directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "{} must be a directory that belongs to this user and that no other user can write to",
+        "{} must be a directory that belongs to this user and that no other user can write to: correct its \
+         owner and mode, or set XDG_RUNTIME_DIR",
         directory.display()
     );
     Err(io_error(io::ErrorKind::PermissionDenied, reason))
@@ -115,7 +116,8 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
             )),
             [server] => UnixStream::connect(&server.path),
             servers => {
-                let reason = format!("several sessions are running: name one of {}", named(servers));
+                let reason =
+                    format!("several sessions are running; name one of them (--attach=NAME): {}", named(servers));
                 Err(io_error(io::ErrorKind::InvalidInput, reason))
             }
         };

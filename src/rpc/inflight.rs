@@ -201,7 +201,7 @@ impl Inflight {
     ) -> Result<Responder, ErrorData> {
         let mut table = self.table.lock();
         if table.ids.contains_key(&id) {
-            let reason = "not a valid request: a request with this id is still pending";
+            let reason = "not a valid request: a request with this id is still pending; use another id";
             return Err(ErrorData::invalid_request(reason, None));
         }
         if table.requests.len() >= MAX_REQUESTS || !table.requests.is_empty() && table.bytes + bytes > MAX_BYTES {
@@ -490,7 +490,7 @@ fn encode<R: Serialize>(id: &impl Serialize, body: ResponseBody<R>) -> EncodedLi
         Ok(answer) if answer.len() <= MAX_ANSWER => answer,
         Ok(_) => encode_error(id, too_large_error()),
         Err(error) => {
-            encode_error(id, ErrorData::internal_error(format!("the answer cannot be written: {error}"), None))
+            encode_error(id, ErrorData::internal_error(format!("the answer cannot be encoded as JSON: {error}"), None))
         }
     }
 }
@@ -511,8 +511,10 @@ fn too_large_error() -> ErrorData {
 
 /// Returns the error that replaces an answer to a client with too many unread bytes.
 pub(crate) fn unread_error() -> ErrorData {
-    let reason =
-        format!("the request was executed, but its answer was dropped: {} MiB of answers are unread", MAX_UNREAD >> 20);
+    let reason = format!(
+        "the request was executed, but its answer was dropped: the client has not read {} MiB of earlier answers",
+        MAX_UNREAD >> 20
+    );
     ErrorData::internal_error(reason, None)
 }
 

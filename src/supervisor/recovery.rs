@@ -74,7 +74,7 @@ impl RecoveryRecord {
             } else if let Some(program) = checkpoint.other_program() {
                 remark = Some(format!(
                     "The session's image was saved by {program} and cannot be booted here: only definitions are restored, \
-                     not values. (`sbcl-mcp sessions export {}` writes the definitions as a file.)",
+                     not values. (`sbcl-mcp sessions export {}` prints the definitions as source code.)",
                     session.shell_name()
                 ));
                 SavedFileStatus::OfOtherProgram
@@ -86,7 +86,7 @@ impl RecoveryRecord {
         if let Some(heap) = other_heap {
             let heap = heap >> 20;
             return Err(format!(
-                "The session {:?} was saved with another heap size: start it with --heap {heap}M.",
+                "The session {:?} was saved with another heap size: start the server with --heap {heap}M.",
                 session.name
             ));
         }
@@ -134,7 +134,7 @@ impl RecoveryRecord {
         }
         let mut log = RecoveryLog::new(session.directory());
         log.compact(&self.state)
-            .map_err(|error| format!("The session {:?} cannot be written: {error}.", session.name))?;
+            .map_err(|error| format!("The log of the session {:?} cannot be written: {error}.", session.name))?;
         self.log = Some(log);
         Ok(())
     }

@@ -308,7 +308,10 @@ impl Relay {
                     }
                     // The worker exits without a reason because its input has ended, although the server is not
                     // shutting down.
-                    None => return Err(LoopAction::Replace(id, Crash::new("lost its connection and was terminated"))),
+                    None => {
+                        let crash = Crash::new("lost its connection to the server and was terminated");
+                        return Err(LoopAction::Replace(id, crash));
+                    }
                 }
             }
             WorkerEvent::SaverStarted { pid } => self.saver = Pid::from_raw(pid),

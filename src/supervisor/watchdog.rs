@@ -76,7 +76,7 @@ impl Watchdog {
                 return Some(Crash::new("could not be interrupted and was terminated").caused_by_form());
             }
             return (count(&mut self.unready, deadline < monotonic_nanoseconds()) >= UNREADY_LIMIT)
-                .then(|| Crash::new("did not become ready and was terminated"));
+                .then(|| Crash::new("did not become ready in time and was terminated"));
         }
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun > worker.status.get(StatusField::Ended);

@@ -486,7 +486,7 @@ pub(crate) fn call_ok(server: &mut Server, tool: &str, arguments: Value) -> Stri
 }
 
 /// The answer for a frame without local variables.
-pub(crate) const NO_LOCALS: &str = "No local variables: the code is SBCL's own, or SBCL kept no variables.";
+pub(crate) const NO_LOCALS: &str = "No local variables: the frames have none, or SBCL kept none, as in its own code.";
 
 /// Returns the local variables of a frame of the held evaluation, one per line, and the notes after them.
 #[track_caller]
@@ -509,7 +509,7 @@ pub(crate) fn abort_newest(server: &mut Server) {
 
 /// Returns the end of check-evaluation's answer about an evaluation that failed with error `number`.
 pub(crate) fn error_id(number: u64) -> String {
-    format!("\n\nError id: E{number} (for the error-id of describe-last-error and get-backtrace)")
+    format!("\n\nError id: E{number} (argument error-id of describe-last-error and get-backtrace)")
 }
 
 /// Calls a tool that must fail and returns its text.

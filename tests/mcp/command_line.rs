@@ -62,7 +62,7 @@ fn eval_exits_with_3_when_the_report_cannot_be_written() {
         let output = Command::new(BINARY).args(["eval", code]).stdout(full).stderr(Stdio::piped()).output().unwrap();
         assert_eq!(output.status.code(), Some(3));
         let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(complaint.contains("cannot write the report: No space left on device"), "{complaint}");
+        assert!(complaint.contains("cannot write the report to stdout: No space left on device"), "{complaint}");
     }
 }
 
@@ -345,7 +345,7 @@ fn manual_pages_name_every_option_in_the_help() {
     }
     let file = run(&["man", "/dev/null/pages"], "");
     assert_eq!(file.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&file.stderr).starts_with("sbcl-mcp cannot write the manual pages: "));
+    assert!(String::from_utf8_lossy(&file.stderr).starts_with("sbcl-mcp cannot write the manual pages to "));
 }
 
 #[test]

@@ -197,8 +197,8 @@ fn test_of_an_unloaded_package_is_refused_without_attach_or_user_init() {
 fn test_with_several_names_requires_systems_before_attaching() {
     let workspace = Workspace::new();
     let result = workspace.run(&["test", "--attach=nobody", "passes", "few::one"]);
-    let expected =
-        "sbcl-mcp test: few::one is not a system. Run a test or package alone: several names must all be systems.\n";
+    let expected = "sbcl-mcp test: few::one is not a system. A test or package must be named alone; several names must be \
+         systems.\n";
     assert_eq!((result.stderr.as_str(), result.status), (expected, Some(2)), "{result:?}");
 }
 

@@ -111,7 +111,7 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
     let reason = format!("(the form takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
     // The report mentions no running evaluation.
-    assert!(text.contains(" after the variables' definitions, threads and open files. ("), "{text}");
+    assert!(text.contains(" after their definitions, threads and open files. ("), "{text}");
     assert!(text.ends_with("=> (7 NIL)"), "{text}");
     assert!(call_ok(&mut server, "list-definitions", json!({})).contains(&reason));
     server.evaluate("(defparameter *long* 1)");
@@ -862,7 +862,10 @@ fn a_reset_ends_a_restore() {
     let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
     let inspects = server.post_call("list-definitions", json!({}));
     let text = call_ok(&mut server, "reset-session", json!({}));
-    assert!(text.contains("The previous image was still being restored") && text.contains("Session reset."), "{text}");
+    assert!(
+        text.contains("The restore of the previous image was abandoned") && text.contains("Session reset."),
+        "{text}"
+    );
     for id in [lost, waits] {
         let (text, is_error) = server.outcome(id);
         assert!(is_error && text.starts_with("[ERROR] CANCELLED"), "{text}");

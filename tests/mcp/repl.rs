@@ -537,11 +537,14 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     let (text, _, status) = test(&["--test-timeout=0.1", "--reload", "sums"]);
     assert!(text.contains("0.1 s") && status == Some(1), "{text}");
     let (_, reason, status) = test(&["few", "few::one"]);
-    assert!(reason.contains("few::one is not a system. Run a test or package alone") && status == Some(2), "{reason}");
+    assert!(
+        reason.contains("few::one is not a system. A test or package must be named alone") && status == Some(2),
+        "{reason}"
+    );
     let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
     assert_eq!(
         terminal.evaluate(":test few few::one", "CL-USER>"),
-        "; few::one is not a system. Run a test or package alone: several names must all be systems."
+        "; few::one is not a system. A test or package must be named alone; several names must be systems."
     );
     server.evaluate("(sb-rt:deftest few::|two words| 1 1)");
     for (name, count) in [("few::|two words|", 1), ("FEW::one", 1), ("few:", 2), ("few, few", 2)] {

@@ -114,7 +114,8 @@ fn second_server_of_a_session_is_refused() {
     let end = second.end();
     assert_eq!(end.status.code(), Some(1));
     let reason = format!(
-        "The session \"only\" is served by process {}. A session can have only one server at a time.",
+        "The session \"only\" is served by process {}. A session can have only one server at a time: wait until that \
+         process has ended, or attach to the session (--attach).",
         server.pid()
     );
     assert!(end.stderr.contains(&reason), "{}", end.stderr);
@@ -146,7 +147,7 @@ fn second_server_of_a_session_is_refused() {
         );
     }
     let end = state.start(&["--session", "x", "--restore", "none"]).end();
-    assert!(end.stderr.contains("cannot be combined with --restore"), "{}", end.stderr);
+    assert!(end.stderr.contains("omit --restore"), "{}", end.stderr);
 }
 
 #[test]
@@ -390,7 +391,7 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
         text.starts_with(
             "[notice]\nThe session \"old\" continues. The session's image was saved by another build of sbcl-mcp (0.0.1, \
              with SBCL 2.0.0) and cannot be booted here: only definitions are restored, not values. (`sbcl-mcp sessions \
-             export old` writes the definitions as a file.) Restored: all 2 defining forms."
+             export old` prints the definitions as source code.) Restored: all 2 defining forms."
         ),
         "{text}"
     );
@@ -399,7 +400,10 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
     state.await_free("old");
     let end = state.start(&["--session", "old", "--heap", "1G"]).end();
     assert!(
-        end.stderr.contains("The session \"old\" was saved with another heap size: start it with --heap 8192M."),
+        end.stderr.contains(
+            "The session \"old\" was saved with another heap size: start the server with --heap \
+             8192M."
+        ),
         "{}",
         end.stderr
     );
@@ -582,7 +586,7 @@ fn client_is_answered_while_its_session_is_restored() {
         assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
         if resets {
             let text = call_ok(&mut server, "reset-session", json!({}));
-            assert!(text.contains("The previous image was still being restored"), "{text}");
+            assert!(text.contains("The restore of the previous image was abandoned"), "{text}");
             assert!(server.outcome(waits).0.starts_with("[ERROR] CANCELLED"));
             assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
             continue;

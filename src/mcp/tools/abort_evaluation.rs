@@ -64,7 +64,8 @@ impl ToolSpec for AbortEvaluation {
             Progress::Over(..) => reply_with(status),
             Progress::Held(_) if call.session().held_evaluation() == Some(id) => abort_held(),
             Progress::Held(_) => Err(Fault::Refusal(format!(
-                "Evaluation {id} is held for another client: only that client can resume or abort it."
+                "Evaluation {id} is held for another client: only that client can resume or abort the \
+                 evaluation, unless a REPL takes it over (:take)."
             ))),
             Progress::Queued | Progress::Running { .. } => handle_with(move |call| interrupt(call, id)),
         }

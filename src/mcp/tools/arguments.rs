@@ -42,7 +42,7 @@ impl serde::de::Error for ArgumentError {
     }
 
     fn duplicate_field(name: &'static str) -> Self {
-        Self(format!("The argument {name} is given twice, once under a former name."))
+        Self(format!("The argument {name} is given twice, once under a former name: omit the former name."))
     }
 }
 

@@ -217,7 +217,8 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     let Some(recovery) = call.context.recovery.clone() else {
         return refuse(
             call,
-            "Nothing was restored: a server without a supervisor (--no-supervisor) cannot replace its image."
+            "Nothing was restored: a server with --no-supervisor cannot replace its image. Start the server without \
+             this option."
                 .to_owned(),
         );
     };

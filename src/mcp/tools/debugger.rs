@@ -135,7 +135,7 @@ impl ToolSpec for ResumeFromFrame {
     const NAME: &'static str = "resume-from-frame";
     const TITLE: &'static str = "Resume from frame";
     const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) at a frame: with `return`, the \
-        frame returns that code's values; without it, its function is called again with the same arguments, for \
+        frame returns that code's values; otherwise its function is called again with the same arguments, for \
         instance after you have redefined it. Returns the values or the next error, held again.";
     type Arguments = ResumeArguments;
     type Content = schema::Evaluation;

@@ -30,8 +30,8 @@ pub(super) struct Arguments {
 impl ToolSpec for ListDefinitions {
     const NAME: &'static str = "list-definitions";
     const TITLE: &'static str = "List definitions";
-    const DESCRIPTION: &'static str = "List what this session defined, with lambda lists and values: functions, \
-        variables, macros, classes, packages, loaded systems (counted).";
+    const DESCRIPTION: &'static str = "List this session's functions, variables, macros, classes and packages, \
+        with lambda lists and values. Counts those of loaded systems.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::INSPECTION };
     type Arguments = Arguments;
     type Content = Content;

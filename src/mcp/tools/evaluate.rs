@@ -47,8 +47,8 @@ impl ToolSpec for EvaluateLisp {
     const NAME: &'static str = "evaluate-lisp";
     const TITLE: &'static str = "Evaluate Lisp";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code in the persistent SBCL session: any number of forms, \
-        one by one. Send functions that call each other together. Definitions, variables and `*package*` persist; `*`, \
-        `**`, `***` hold the last values. Answers with [stdout], [stderr], [warnings], then `=> value` for each value \
+        one by one. Send mutually recursive functions together. Definitions, variables and `*package*` persist; `*`, \
+        `**`, `***` hold the last values. Returns [stdout], [stderr], [warnings], then `=> value` for each value \
         of the last form. If the code fails: [ERROR] with type and message, and a [Backtrace][[describe-last-error|; \
         describe-last-error has details]].";
     const POLICY: CallPolicy = CallPolicy { asks_user: true, core: true, always_loaded: true, ..CallPolicy::NONE };

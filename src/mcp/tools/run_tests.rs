@@ -294,7 +294,11 @@ fn run_system_in_fresh_image(
     tests.load = of_kind(&here.records).map(|system: &SystemToLoad| system.name.clone()).collect();
     tests.reload = false;
     if tests.systems.is_empty() && tests.load.is_empty() {
-        return Err("The tests are not in a file of a loaded system, so a fresh image cannot load them.".to_owned());
+        return Err(
+            "The tests are not in a file of a loaded system, so a fresh image cannot load them: write them to \
+            such a file first."
+                .to_owned(),
+        );
     }
     let mut outcome = if options.fresh { run_fresh(run, &tests, &here)? } else { here };
     if options.suspects == 0 || outcome.is_error() || !has_failures(&outcome) {

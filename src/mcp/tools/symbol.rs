@@ -28,8 +28,8 @@ pub(super) struct Arguments {
 impl ToolSpec for DescribeSymbol {
     const NAME: &'static str = "describe-symbol";
     const TITLE: &'static str = "Describe symbol";
-    const DESCRIPTION: &'static str = "Describe a symbol, SBCL's own too: function, macro, variable with its value, \
-        class, type, with argument list, documentation and source location. Suggests similar names when nothing \
+    const DESCRIPTION: &'static str = "Describe any symbol, even SBCL's own: function, macro, variable with its value, \
+        class, type, with lambda list, documentation and source location. Suggests similar names if nothing \
         matches.";
     const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;

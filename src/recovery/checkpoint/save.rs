@@ -125,8 +125,8 @@ impl Saver {
         }
         if self.session.is_evaluating() {
             return done(Err(
-                "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait for the \
-                 evaluation (check-evaluation) or cancel it first."
+                "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait until the \
+                 evaluation has ended, or abort it, and save again."
                     .to_owned(),
             ));
         }

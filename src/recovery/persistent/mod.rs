@@ -62,7 +62,7 @@ impl PersistentSession {
         let entries = match fs::read_dir(sessions_directory()?) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(format!("The sessions cannot be read: {error}.")),
+            Err(error) => return Err(format!("The directory of the sessions cannot be read: {error}.")),
         };
         let mut all: Vec<_> = entries
             .flatten()

@@ -498,14 +498,15 @@ fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> Stri
         (InterruptReason::Heap, _) => "The evaluation nearly filled the heap".to_owned(),
     };
     format!(
-        "{what}, and {}. Its thread was abandoned: it may keep running and making changes until it ends by itself.",
+        "{what}, and {}. The evaluation's thread was abandoned: the thread may keep running and making changes until \
+         it ends by itself.",
         StuckReason::Unresponsive.predicate()
     )
 }
 
 fn timeout_message(timeout: Duration) -> String {
     format!(
-        "{} and was interrupted. Changes it had already made remain. For more time, pass a larger `timeout`{}.",
+        "{} and was interrupted; changes it had already made remain. For more time, pass a larger `timeout`{}.",
         timeout_clause(timeout),
         tool_names::if_listed(&["configure-limits"], ", or raise the default with configure-limits")
     )
