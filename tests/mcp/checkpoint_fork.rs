@@ -105,7 +105,7 @@ fn save_names_a_thread_that_cannot_be_interrupted() {
            (loop until *spins* do (sleep 0.001))"#,
     );
     let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert!(text.contains("for 10 seconds, thread spins has not left code that must not be interrupted"), "{text}");
+    assert!(text.contains("for 10 seconds, thread spins stayed in code that must not be interrupted"), "{text}");
     server.evaluate("(setf *stop* t)");
     call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
 }
