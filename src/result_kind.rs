@@ -61,8 +61,8 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     ResultKind {
         name: IMAGE_LOST,
         cause: "The Lisp process ended during the evaluation: it was killed, or C code or SBCL itself aborted.",
-        afterwards: "A new image, with the last checkpoint and the definitions made since then, has replaced the lost one. \
-                     The message lists what was restored and what was not.",
+        afterwards: "A new image, with the last checkpoint and the definitions made since then, has replaced the lost \
+                     image. The message lists what was restored and what was not.",
         remedy: "Assign the lost values again. Save a checkpoint before you retry the evaluation.",
     },
 ];

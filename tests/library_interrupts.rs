@@ -1443,11 +1443,29 @@ fn save_beside_a_waiting_finalizer() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// A finalizer ends SBCL's finalizer thread. A save starts another one.
+fn save_after_a_finalizer_that_ends_its_thread() {
+    let lisp = boot();
+    let finalized = "(progn (defvar *run* nil) (sb-ext:finalize (list 1) (lambda () (setf *run* t))) nil)";
+    lisp.load_str("(sb-ext:finalize (list 1) #'sb-thread:abort-thread)").unwrap();
+    let ended =
+        "(loop while (sb-thread:thread-alive-p sb-impl::*finalizer-thread*) do (sb-ext:gc :full t) (sleep 0.01))";
+    lisp.eval::<()>(ended).unwrap();
+    let path = std::env::temp_dir().join(format!("sbcl-finalizer-end-{}", std::process::id()));
+    lisp.save(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    lisp.eval::<()>(finalized).unwrap();
+    soon(move || lisp.eval::<()>("(loop until *run* do (sb-ext:gc :full t) (sleep 0.01))")).unwrap();
+}
+
 #[test]
 fn save_waits_for_a_finalizer_within_its_time_limit() {
     run_probes(
         "save_waits_for_a_finalizer_within_its_time_limit",
-        &[("save_beside_a_waiting_finalizer", save_beside_a_waiting_finalizer)],
+        &[
+            ("save_beside_a_waiting_finalizer", save_beside_a_waiting_finalizer),
+            ("save_after_a_finalizer_that_ends_its_thread", save_after_a_finalizer_that_ends_its_thread),
+        ],
     );
 }
 
@@ -1459,7 +1477,7 @@ fn definition_in_the_handler_of_a_definition() {
     let handled = lisp.with_handler(move |_| {
         let other = other.clone();
         soon(move || other.define("host:other", "Return 3.", || 3)).unwrap();
-        Some(Restart::invoke("continue", ()))
+        Some(Restart::named("continue"))
     });
     soon(move || handled.define("locked:name", "Return 2.", || 2)).unwrap();
     assert_eq!(lisp.eval::<(i64, i64)>("(list (host:other) (locked:name))").unwrap(), (3, 2));

@@ -285,8 +285,8 @@
     (expect "the mutexes of SBCL 2.6.5 are not noticed"
           (succeeds-in-child-p (lambda ()
                                  (newer-mutexes)
-                                 (and (says-p "SB-THREAD::MUTEX-STATE" "was the slot STATE" "is a macro")
-                                      (says-p "SB-THREAD::MUTEX-%OWNER" "was the slot %OWNER" "is a macro")))))
+                                 (and (says-p "SB-THREAD::MUTEX-STATE" "was the slot STATE" "is now a macro")
+                                      (says-p "SB-THREAD::MUTEX-%OWNER" "was the slot %OWNER" "is now a macro")))))
     (expect "the byte readers of SBCL after 2.6.7 are not noticed"
           (succeeds-in-child-p (lambda ()
                                  (newer-byte-readers)

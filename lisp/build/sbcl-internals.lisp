@@ -194,11 +194,11 @@ package, a name, the feature expression under which the sources use the name, an
       "nothing of that kind"
       (destructuring-bind (kind &rest details) facet
         (case kind
-          (:function (format nil "a function with the lambda list ~A that returns ~A" (first details)
+          (:function (format nil "a function with the lambda list ~A that ~A" (first details)
                              (case (second details)
-                               (:any "any number of values")
-                               (:none "nowhere")
-                               (t (format nil "~D value~:P" (second details))))))
+                               (:any "returns any number of values")
+                               (:none "never returns")
+                               (t (format nil "returns ~D value~:P" (second details))))))
           (:open-coded (format nil "a function of ~A argument~:P that the compiler open-codes" (first details)))
           (:macro (format nil "a macro with the lambda list ~A" (first details)))
           ((:slot :read-only-slot)

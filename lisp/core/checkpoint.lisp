@@ -193,15 +193,23 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
   (let ((thread sb-impl::*finalizer-thread*)
         (end (+ (monotonic-milliseconds) (* 1000 seconds)))
         (stopped nil))
-    (flet ((join ()
-             ;; SBCL's function joins the thread that has ended, and also ends the thread that waits for signals.
-             (setf sb-impl::*finalizer-thread* thread)
-             (sb-impl::finalizer-thread-stop)
-             (setf sb-impl::*finalizer-thread* nil)))
+    (flet ((alive-p ()
+             ;; A thread that has ended by itself is no longer in SBCL's variable.
+             (and thread (sb-thread:thread-alive-p thread)))
+           (join ()
+             ;; SBCL's function would fail if a finalizer had aborted the thread.
+             (when thread
+               (sb-thread:join-thread thread :default nil))
+             (setf sb-impl::*finalizer-thread* nil)
+             (let ((signals (shiftf sb-unix::*sighandler-thread* nil)))
+               (when signals
+                 (sb-unix:pthread-kill (sb-thread::thread-os-thread signals) sb-unix:sigterm)
+                 (sb-thread:join-thread signals)))
+             (sb-thread::%dispose-thread-structs)))
       (alien-funcall (extern-alien "finalizer_thread_stop" (function void)))
       (unwind-protect
            (progn
-             (loop while (sb-thread:thread-alive-p thread)
+             (loop while (alive-p)
                    do (when (> (monotonic-milliseconds) end)
                         (error "The process cannot be copied: a finalizer or an after-GC hook has not returned for ~D ~
                                 seconds. Save again when it has ended."
@@ -212,7 +220,7 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
         (unless stopped
           (setf (extern-alien "finalizer_thread_runflag" int) 1)
           ;; The thread may have ended before it could see the flag.
-          (unless (sb-thread:thread-alive-p thread)
+          (unless (alive-p)
             (join)
             (sb-impl::finalizer-thread-start)))))))
 

@@ -116,18 +116,26 @@ function that the interruption called."
 
 #+(and linux x86-64)
 (defun in-system-call-context-p (context)
-  "Return true when the code interrupted in CONTEXT, an interrupt context, waited in a system call. The kernel stops such a
-call with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCALL."
+  "Return true when the code interrupted in CONTEXT, an interrupt context, waited in a system call, or when the interruption
+was pending until the code unblocked signals, as SBCL's runtime does after a collection. The kernel stops a call that waits
+with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCALL."
   (flet ((syscall-at-p (address)
-           (and (eql #x0f (sap-ref-8 (int-sap address) 0)) (eql #x05 (sap-ref-8 (int-sap address) 1)))))
+           (and (eql #x0f (sap-ref-8 (int-sap address) 0)) (eql #x05 (sap-ref-8 (int-sap address) 1))))
+         (register (offset)
+           (ldb (byte 64 0) (sb-vm:context-register context offset))))
     (let ((pc (sap-int (sb-vm:context-pc context)))
-          (rax (ldb (byte 64 0) (sb-vm:context-register context sb-vm::rax-offset))))
+          (rax (register sb-vm::rax-offset)))
       (if (syscall-at-p pc)
           ;; The calls that may block, by their number: read, write, open, poll, select, nanosleep, connect, accept, sendto,
           ;; recvfrom, sendmsg, recvmsg, wait4, flock, rt_sigtimedwait, rt_sigsuspend, futex, clock_nanosleep, epoll_wait,
           ;; waitid, openat, pselect6, ppoll, epoll_pwait and accept4.
           (member rax '(0 1 2 7 23 35 42 43 44 45 46 47 61 73 128 130 202 230 232 247 257 270 271 281 288))
-          (and (syscall-at-p (- pc 2)) (eql rax (ldb (byte 64 0) -4)))))))
+          ;; The memory before the code may be unmapped, so the registers are tested first. After EINTR, RAX is -4. After
+          ;; rt_sigprocmask, the first argument is at most 2 and the fourth is 8; the first argument of other calls, such as
+          ;; those of malloc, is an address or a descriptor.
+          (and (or (eql rax (ldb (byte 64 0) -4))
+                   (and (eql rax 0) (<= (register sb-vm::rdi-offset) 2) (eql 8 (register sb-vm::r10-offset))))
+               (syscall-at-p (- pc 2)))))))
 
 (defun in-interruptible-code-p ()
   "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its

@@ -90,6 +90,9 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
         return 0;
     }
     LANE_AND_JOB_ID.set(Some((lane, LANE_AND_JOB_ID.get().map_or(0, |(_, job)| job))));
+    // The first use registers the destructor, for which the C library takes the dynamic loader's lock. Evaluated code that
+    // loads a library may hold the lock for long, so the lock must not be needed once a job has arrived.
+    CURRENT_JOB.with(|_| ());
     // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let _outside_calls = NoContextGuard::new();

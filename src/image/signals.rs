@@ -260,14 +260,16 @@ unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
     }
 }
 
-/// Returns true if a timer sent the signal. A Lisp thread that is interrupted in foreign code sets a timer that sends SIGURG.
+/// Returns true if this process may have sent SIGURG in another way than to a thread directly: by the timer of a Lisp thread
+/// that is interrupted in foreign code, or directly while the queue of signals is full, when the kernel drops the sender.
+/// SBCL ignores a SIGURG that announces nothing.
 ///
 /// # Safety
 /// `info` must be the argument of a signal handler.
-unsafe fn is_from_timer(info: *mut siginfo_t) -> bool {
+unsafe fn may_announce_interruption(info: *mut siginfo_t) -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     // SAFETY: the caller guarantees that `info` came from the kernel.
-    return unsafe { (*info).si_code == libc::SI_TIMER };
+    return unsafe { (*info).si_code == libc::SI_TIMER || (*info).si_code == libc::SI_USER && (*info).si_pid() == 0 };
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     {
         let _ = info;
@@ -376,7 +378,7 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
         let table = &*HANDLER_TABLE.load(Ordering::Acquire);
         if LISP_ONLY_SIGNALS.contains(&signal) {
             // Signals that SBCL did not send are ignored.
-            let is_own = is_from_this_process(info) || signal == libc::SIGURG && is_from_timer(info);
+            let is_own = is_from_this_process(info) || signal == libc::SIGURG && may_announce_interruption(info);
             let is_lisp = is_own && (table.is_lisp_thread)() != 0;
             if is_lisp && !(signal == libc::SIGURG && defer(signal, context)) {
                 deliver_to_lisp(table, signal, info, context);

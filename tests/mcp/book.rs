@@ -485,7 +485,7 @@ fn prepare_readme(run: &mut Run, last: &mut String, heading: &str, step: &Step) 
                     run.directory.write(name, text);
                 }
             }
-            "Before something risky" => {
+            "Before a risky step" => {
                 let code = "(defvar *stock* (make-hash-table)) (setf (gethash :apples *stock*) 40)";
                 run.server().call_tool("evaluate-lisp", json!({"code": code}));
             }

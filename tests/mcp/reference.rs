@@ -380,9 +380,9 @@ fn every_environment_variable_of_the_sources_is_in_the_reference() {
 #[test]
 fn the_reference_of_the_result_kinds_is_up_to_date() {
     let mut text = String::from(
-        "A call of a tool that fails answers with `[ERROR]` and a name. The name is usually the type of a Lisp condition, \
+        "A failed evaluation is reported as `[ERROR]` with a name. The name is usually the type of a Lisp condition, \
          such as `DIVISION-BY-ZERO`. The following names come from the server instead:\n\n\
-         | name | cause | afterwards | what to do |\n|---|---|---|---|\n",
+         | name | cause | afterwards | remedy |\n|---|---|---|---|\n",
     );
     for kind in RESULT_KINDS {
         let row = [kind.cause, kind.afterwards, kind.remedy].map(cell).join(" | ");

@@ -958,3 +958,25 @@ fn damaged_checkpoints_are_listed_and_delay_no_other_client(mode: Mode) {
     pings.assert_fast();
     server.assert_works();
 }
+
+/// While a shared object is being loaded, the dynamic loader's lock is held. The first query of an image needs no such lock.
+#[apply(both_modes)]
+fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
+    let mut server = mode.ready();
+    let pipe = server.home().join("library.so");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let begun = server.home().join("begun");
+    let load = format!(
+        "(progn (with-open-file (out {begun:?} :direction :output)) (ignore-errors (load-shared-object {pipe:?})))"
+    );
+    let loading = server.post_call("evaluate-lisp", json!({"code": load, "background": true}));
+    server.answer(loading);
+    wait_until("the load has begun", || begun.exists());
+    // The loader waits until the pipe is opened for writing.
+    let begin = Instant::now();
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    drop(std::fs::OpenOptions::new().write(true).open(&pipe).unwrap());
+    let ended = call_ok(&mut server, "check-evaluation", json!({"wait": 60}));
+    assert!(!ended.contains("IMAGE-LOST"), "{ended}");
+}

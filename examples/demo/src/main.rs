@@ -177,6 +177,6 @@ fn session() -> Result<()> {
         perform(&mut client, &step)?;
     }
     client.finish()?;
-    println!("\nAll answers are what they must be.");
+    println!("\nAll answers are as expected.");
     Ok(())
 }

@@ -18,7 +18,7 @@ pub(super) struct CheckpointTool;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// What to do.
+    /// Operation.
     #[serde(default)]
     action: Action,
     /// Name; not for `list`. Saving replaces a checkpoint of the same name.

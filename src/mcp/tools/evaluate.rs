@@ -34,7 +34,7 @@ pub(super) struct Arguments {
     /// Also record handled errors where they are signalled; [notice] lists them[[get-backtrace| for get-backtrace]].
     #[serde(default)]
     record_errors: Flag,
-    /// On a failure: `abort` unwinds; [[debugger|`debug` holds it where it failed; ]]`ask` lets the user choose a restart if the client can ask. Default: the session's.
+    /// On failure: `abort` unwinds; [[debugger|`debug` holds the evaluation at the error; ]]`ask` lets the user choose a restart if the client can ask. Default: the session's.
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]

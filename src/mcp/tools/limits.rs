@@ -24,9 +24,9 @@ pub(super) struct Arguments {
     timeout: Timeout,
     /// Characters of output kept for each evaluation.
     max_output: Option<OutputCharacters>,
-    /// Characters of one answer[[check-evaluation|; check-evaluation shows what is left out]].
+    /// Characters of one answer[[check-evaluation|; check-evaluation shows the rest]].
     max_answer: Option<AnswerCharacters>,
-    /// What to do on a failure.
+    /// Reaction to a failure.
     on_error: Option<OnErrorChoice>,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     /// Seconds until TIMEOUT; 0: no limit. Default: 600.
     #[serde(default)]
     timeout: Timeout,
-    /// What to do on a failure.
+    /// Reaction to a failure.
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]

@@ -195,17 +195,17 @@ fn evaluations(samples: &Samples) -> String {
     text
 }
 
-/// Why there are dashes, if there are.
+/// Returns the note that explains the dashes in the tables; an empty text if there are none.
 fn notes(samples: &Samples) -> String {
     let notes: Vec<String> = samples.notes().map(|(engine, note)| format!("{engine} was {note}")).collect();
     if notes.is_empty() {
         String::new()
     } else {
-        format!("\nA dash stands for what was not measured: {}.", notes.join("; "))
+        format!("\nA dash marks a figure that was not measured: {}.", notes.join("; "))
     }
 }
 
-/// What the page says around the tables.
+/// Returns the page: the text and the tables.
 fn page(samples: &Samples) -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     format!(
@@ -240,8 +240,12 @@ The figures are criterion's medians, from [benches/library.rs](../benches/librar
 over to a Lisp thread, which polls for 50 µs before it sleeps. On a virtual machine, a call that has to wake a sleeping
 processor takes 10 to 40 µs longer.
 ",
-        arch = std::env::consts::ARCH,
-        os = std::env::consts::OS,
+        arch = std::env::consts::ARCH.replace('_', "-"),
+        os = match std::env::consts::OS {
+            "linux" => "Linux",
+            "macos" => "macOS",
+            other => other,
+        },
         notes = notes(samples),
         peers = peers(samples),
         evaluations = evaluations(samples),
