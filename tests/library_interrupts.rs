@@ -1480,7 +1480,7 @@ fn definition_in_the_handler_of_a_definition() {
         Some(Restart::named("continue"))
     });
     soon(move || handled.define("locked:name", "Return 2.", || 2)).unwrap();
-    assert_eq!(lisp.eval::<(i64, i64)>("(list (host:other) (locked:name))").unwrap(), (3, 2));
+    assert_eq!(lisp.eval::<(i64, i64)>("(values (host:other) (locked:name))").unwrap(), (3, 2));
 }
 
 #[test]
