@@ -298,7 +298,9 @@ fn heap_exhaustion_is_an_error_and_frees_the_memory(mode: Mode) {
         "(loop (handler-case (let ((l nil)) (loop (push (make-array 1000) l))) (t () nil)))",
     ] {
         let text = session.evaluate_err(code, 30.0, soft);
-        assert!(text.contains("The heap was nearly used up"), "{code}: {}", head(&text));
+        // On an overloaded machine, the end of the next collection may come too late, and the host ends the evaluation.
+        let reasons = ["The heap was nearly used up", "The evaluation nearly filled the heap"];
+        assert!(reasons.iter().any(|reason| text.contains(reason)), "{code}: {}", head(&text));
         // The memory is free again.
         session.evaluate("(length (make-array 4000000))", 10.0);
     }
