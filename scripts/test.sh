@@ -2,7 +2,7 @@
 # Runs every test suite with the release profile; with --no-run, only compiles the suites. The end-to-end tests use the binary
 # that cargo test has built. All suites run even if an earlier one fails. The server's suite spends most of its time waiting
 # for processes, timers and locks, so all other suites run at the same time. Their output is printed after that of the server's
-# suite. The tests that measure delays run last, alone. The last line has the number of tests in all suites.
+# suite. The tests that measure delays run last, one on each processor. The last line has the number of tests in all suites.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -76,7 +76,7 @@ echo "== The other suites"
 tail -n +1 -f --pid=$! "$other_log"
 wait
 cat "$other_log" >>"$log"
-suite "Delays" "${rust[@]}" --test mcp -- stalls:: | tee -a "$log"
+RUST_TEST_THREADS=$(nproc) suite "Delays" "${rust[@]}" --test mcp -- stalls:: | tee -a "$log"
 
 # The output of the failed Rust tests, once more.
 awk '/^failures:$/ { show = 1 } show; /^test result: / { show = 0 }' "$log"
