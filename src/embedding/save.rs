@@ -186,7 +186,7 @@ impl Lisp {
     /// change half done, hold a lock of your own during the change, and take the same lock to save.
     ///
     /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's, which saving stops first. Such a
-    /// function delays the save until it returns, even beyond a time limit, and cannot itself save the image.
+    /// function delays the save until it returns, within the limits below, and cannot itself save the image.
     ///
     /// Threads of the host, including those inside a function that Lisp has called, are not restricted. No code of the
     /// host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
