@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target works in a fresh clone, and can be repeated.
 
 .DEFAULT_GOAL := help
-.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist clean
+.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl sbcl-next build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -28,8 +28,13 @@ endef
 build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp
 	$(call with_sbcl,cargo build --release)
 
-sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (CONTRIBUTING.md, Moving the pin)
+sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (docs/upgrading-sbcl.md)
 	cargo run --quiet -p sbcl-core -- internals
+
+# CARGO_TARGET_DIR keeps the results apart from those of the pinned SBCL; the recipe keeps its cache apart.
+sbcl-next: ## Build with another SBCL, and run every test (SRC: directory of its source; docs/upgrading-sbcl.md)
+	$(MAKE) test SBCL_MCP_NEXT="$(or $(abspath $(SRC)),$(error SRC must name a directory with SBCL's source))" \
+	  CARGO_TARGET_DIR="$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/next"
 
 demo: build ## Show a session over MCP, as a client sees it
 	cargo run --quiet --release -p demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"

@@ -20,6 +20,7 @@ fn main() {
     generate_records();
     if std::env::var_os("DOCS_RS").is_some() {
         println!("cargo::rustc-cfg=docsrs_build");
+        println!("cargo::rustc-env=SBCL_MCP_VERSION={}", sbcl_core::pin::VERSION);
         return;
     }
     let recipe = recipe();
@@ -95,6 +96,7 @@ fn embed(built: &BuildOutput) {
     // The cache keys of the library and the core, which are the names of their directories, identify this build. A saved
     // core records the keys, because only the build that saved the core can boot it.
     let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
+    println!("cargo::rustc-env=SBCL_MCP_VERSION={}", built.version);
     println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
     sbcl_build::embed("sbcl_embedded", &EmbeddedFiles { core, library: Some(&built.library) });
 }

@@ -49,7 +49,7 @@
 //! | aarch64 Linux, macOS | the Rust code compiles, but has never run there |
 //! | Windows | not supported |
 //!
-//! The crate needs Rust 1.89 or newer. The first build on a machine compiles SBCL 2.6.4, which takes some minutes.
+//! The crate needs Rust 1.89 or newer. The first build on a machine compiles SBCL, which takes some minutes.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
@@ -103,7 +103,7 @@ pub use session::{Background, Evaluation, JobId, RestartDesignator, Resumed, Ses
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The version of SBCL that this crate is built with.
-pub const SBCL_VERSION: &str = "2.6.4";
+pub const SBCL_VERSION: &str = env!("SBCL_MCP_VERSION");
 
 /// Returns the identity of this build of the crate and its SBCL. A saved core boots only in the build that saved it.
 fn build_id() -> String {

@@ -22,8 +22,13 @@
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
 (handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
   (error (failure)
-    (format *error-output* "~&~A~%" failure)
-    (sb-ext:exit :code 1 :abort t)))
+    ;; The table describes the pinned SBCL. The differences of another SBCL do not end the build, because
+    ;; core/compatibility.lisp may provide for them.
+    (unless (sb-ext:posix-getenv "SBCL_MCP_NEXT")
+      (format *error-output* "~&~A~%" failure)
+      (sb-ext:exit :code 1 :abort t))
+    ;; The build shows lines that begin with // as progress.
+    (format t "~{~&// ~A~%~}" (uiop:split-string (princ-to-string failure) :separator '(#\Newline)))))
 (delete-package "SBCL-INTERNALS")
 
 (let ((compiled '())

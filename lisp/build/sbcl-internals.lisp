@@ -261,5 +261,5 @@ that describe the differences. MACHINE is the type of machine on which the table
     (when moved
       (error "In SBCL ~A, internal names that the Lisp side uses differ from ~
               the table of names:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
-              Adapt the sources to each change, then run make sbcl-internals (CONTRIBUTING.md, Moving the pin)."
+              Adapt the sources to each change, then run make sbcl-internals (docs/upgrading-sbcl.md)."
              (lisp-implementation-version) moved))))

@@ -90,6 +90,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// The directory of another SBCL's source cannot be used.
+    #[error("{variable} is {directory:?}, but {problem}", variable = settings::NEXT)]
+    NextRefused {
+        /// The directory that `SBCL_MCP_NEXT` names.
+        directory: PathBuf,
+        /// The problem with the directory.
+        problem: &'static str,
+    },
+
     /// No provider had the source.
     #[error(
         "the source of SBCL {version} could not be obtained. Tried:{list}\nFetch {archive}, or tag {tag} of upstream's git \

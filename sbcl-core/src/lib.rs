@@ -26,6 +26,7 @@
 //! |---|---|
 //! | `SBCL_MCP_PREBUILT` | the absolute path of a directory with a prebuilt `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
 //! | `SBCL_MCP_SOURCE` | the absolute path of SBCL's source: the pinned archive, or a directory. For a directory, only the version can be checked; its builds are cached separately |
+//! | `SBCL_MCP_NEXT` | the absolute path of a directory with the source of an SBCL of any version, which is built in place of the pinned SBCL, in the cache's subdirectory `next` |
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
 //! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |

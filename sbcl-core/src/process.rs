@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, IoContext};
 use crate::progress::Progress;
+use crate::settings;
 
 /// Number of lines, from the end of a failed program's output, that an error shows.
 const LINES_SHOWN: usize = 120;
@@ -19,8 +20,18 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Environment variables that the programs of a step may see. Other environment variables are removed, since they could
 /// change a stage without changing its key.
-const KEPT_VARIABLES: [&str; 9] =
-    ["PATH", "HOME", "USER", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "SDKROOT", "DEVELOPER_DIR"];
+const KEPT_VARIABLES: [&str; 10] = [
+    settings::NEXT,
+    "PATH",
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "CPATH",
+    "SDKROOT",
+    "DEVELOPER_DIR",
+];
 
 /// Returns a command with a minimal environment and no input.
 pub(crate) fn clean_command(program: &str) -> Command {

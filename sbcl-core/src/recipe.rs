@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::sbcl::{BareSbcl, Sbcl};
 use crate::settings::Settings;
 use crate::toolchain::Toolchain;
-use crate::{core, library, sbcl};
+use crate::{core, library, pin, sbcl, source};
 
 /// The inputs of a build.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub struct Recipe {
 /// The results of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildOutput {
+    /// SBCL's version.
+    pub version: String,
     /// The shared library, without debugging symbols.
     pub library: PathBuf,
     /// The core that the library boots.
@@ -81,7 +83,8 @@ impl Recipe {
         let shim = Shim { source: &self.shim, include: &self.include_dir };
         let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
         let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.include_dir, &self.progress)?;
-        Ok(BuildOutput { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
+        let version = source::version(&self.settings)?;
+        Ok(BuildOutput { version, library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 
     /// Returns plain SBCL, without the Lisp side, and builds SBCL first if the cache does not have it. Works even if the
@@ -108,13 +111,13 @@ impl Recipe {
     #[must_use]
     pub fn inputs(&self) -> Vec<PathBuf> {
         let mut inputs = vec![self.lisp_dir.clone(), self.shim.clone(), self.include_dir.clone()];
-        inputs.extend(self.settings.source.clone());
+        inputs.extend(self.settings.source.iter().chain(&self.settings.next).cloned());
         inputs
     }
 
     fn prebuilt(&self, directory: &Path) -> Result<BuildOutput, Error> {
         let (library, core) = (directory.join(self.target.library_name()), directory.join(core::FILE_NAME));
-        let built = BuildOutput { library, core, bare: None, host: None };
+        let built = BuildOutput { version: pin::VERSION.to_owned(), library, core, bare: None, host: None };
         let problem = if !directory.is_absolute() {
             "this path is not absolute".to_owned()
         } else if let Some(missing) = self.missing_file(&built) {

@@ -115,6 +115,7 @@ pub(crate) fn build(
     platform: &Platform,
     progress: &Progress,
 ) -> Result<Sbcl, Error> {
+    let version = source::version(settings)?;
     let key = KeyBuilder::new("sbcl")
         .text("revision", REVISION)
         .text("commit", pin::GIT_COMMIT)
@@ -129,13 +130,12 @@ pub(crate) fn build(
     let directory = cache.get_or_build("sbcl", &key, progress, |context| {
         toolchain.check(&context.scratch)?;
         progress.say(format_args!(
-            "building SBCL {}, once on this machine: about three minutes; log: {}",
-            pin::VERSION,
+            "building SBCL {version}, once on this machine: about three minutes; log: {}",
             context.log.path().display()
         ));
         let source = source::find(settings, cache, progress)?;
         progress.say(format_args!("source: {source}"));
-        compile_sbcl(&source, &key, toolchain, context)
+        compile_sbcl(&source, &version, &key, toolchain, context)
     })?;
     cache.prune("sbcl", KEPT_VERSIONS);
     Ok(Sbcl { directory, key })
@@ -143,14 +143,15 @@ pub(crate) fn build(
 
 fn compile_sbcl(
     source: &source::Source,
+    version: &str,
     key: &Key,
     toolchain: &Toolchain,
     context: &StageContext<'_>,
 ) -> Result<(), Error> {
     let tree = context.scratch.join("tree");
     std::fs::create_dir(&tree).context("creating", &tree)?;
-    source::unpack(source, &tree, context)?;
-    let step = format!("building SBCL {}", pin::VERSION);
+    source::unpack(source, version, &tree, context)?;
+    let step = format!("building SBCL {version}");
     let mut build = script_command(&tree, "make.sh", key, toolchain);
     build.args(BUILD_OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
     context.log.run(&step, &mut build, context.progress)?;

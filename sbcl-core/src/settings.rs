@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 pub const PREBUILT: &str = "SBCL_MCP_PREBUILT";
 /// The environment variable that names SBCL's source: a directory or the pinned archive.
 pub const SOURCE: &str = "SBCL_MCP_SOURCE";
+/// The environment variable that names a directory with the source of an SBCL of any version, which is built in place of
+/// the pinned SBCL.
+pub const NEXT: &str = "SBCL_MCP_NEXT";
 /// The environment variable with the command that starts the bootstrapping Lisp.
 pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
 /// The environment variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
 
 /// The environment variables whose change requires another run of the recipe.
-pub const VARIABLES: [&str; 6] = [PREBUILT, SOURCE, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
+pub const VARIABLES: [&str; 7] = [PREBUILT, SOURCE, NEXT, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
 
 /// The settings of a build.
 #[derive(Debug, Clone)]
@@ -23,6 +26,8 @@ pub struct Settings {
     pub prebuilt: Option<PathBuf>,
     /// The path of SBCL's source, if the user named a path.
     pub source: Option<PathBuf>,
+    /// The directory of the source of another SBCL than the pinned one, if the user named a directory.
+    pub next: Option<PathBuf>,
     /// The command that starts the bootstrapping Lisp.
     pub bootstrap: String,
     /// The C compiler's command, if the user named a command.
@@ -46,13 +51,20 @@ impl Settings {
         let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
         // The XDG specification requires relative values to be ignored.
         let absolute = |name: &str| path(name).filter(|path| path.is_absolute());
+        let next = path(NEXT);
         let cache_home = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+        let mut cache = cache_home.map_or_else(|| fallback_cache.to_owned(), |home| home.join("sbcl-mcp"));
+        if next.is_some() {
+            // Stages of another SBCL must not displace the pinned SBCL's stages, of which the cache keeps only the latest.
+            cache.push("next");
+        }
         Self {
             prebuilt: path(PREBUILT),
             source: path(SOURCE),
+            next,
             bootstrap: text(BOOTSTRAP).unwrap_or_else(|| "sbcl".to_owned()),
             compiler: text(COMPILER),
-            cache: cache_home.map_or_else(|| fallback_cache.to_owned(), |home| home.join("sbcl-mcp")),
+            cache,
             jobs: text("NUM_JOBS")
                 .and_then(|jobs| jobs.parse().ok())
                 .or_else(|| std::thread::available_parallelism().ok())
@@ -92,10 +104,16 @@ mod tests {
     }
 
     #[test]
+    fn another_sbcl_has_a_cache_of_its_own() {
+        assert_eq!(settings(&[("HOME", "/home/me"), (NEXT, "/s")]).cache, Path::new("/home/me/.cache/sbcl-mcp/next"));
+    }
+
+    #[test]
     fn an_empty_variable_counts_as_unset() {
-        let settings = settings(&[(PREBUILT, ""), (SOURCE, ""), (BOOTSTRAP, ""), (COMPILER, "")]);
+        let settings = settings(&[(PREBUILT, ""), (SOURCE, ""), (NEXT, ""), (BOOTSTRAP, ""), (COMPILER, "")]);
         assert_eq!(settings.prebuilt, None);
         assert_eq!(settings.source, None);
+        assert_eq!(settings.next, None);
         assert_eq!(settings.bootstrap, "sbcl");
         assert_eq!(settings.compiler, None);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use sbcl_core::{Error, Platform, Progress, Recipe, Settings};
+use sbcl_core::{Error, Platform, Progress, Recipe, Settings, pin};
 
 const FAKE_MAKE_SH: &str = r#"
 set -e
@@ -47,7 +47,7 @@ impl Fixture {
         fixture.write("checkout/lisp/build/build.lisp", "(one)");
         fixture.write("source/make.sh", FAKE_MAKE_SH);
         fixture.write("source/make-shared-library.sh", "");
-        fixture.write("source/version.lisp-expr", "\"2.6.4\"");
+        fixture.write("source/version.lisp-expr", &format!("\"{}\"", pin::VERSION));
         fixture
     }
 
@@ -190,6 +190,24 @@ fn a_source_of_another_version_is_refused() {
     assert!(message.contains("is SBCL 2.6.3"), "{message}");
     assert!(message.contains("SBCL_MCP_SOURCE"), "{message}");
     assert_eq!(fixture.builds(), 0);
+}
+
+#[test]
+fn another_sbcl_is_built_with_its_version_in_a_separate_cache() {
+    let fixture = Fixture::new("next");
+    let make = format!("{FAKE_MAKE_SH}cp version.lisp-expr \"$HOME/version\"\n");
+    fixture.write("next/make.sh", &make);
+    fixture.write("next/make-shared-library.sh", "");
+    fixture.write("next/NEWS", "changes in sbcl-9.0.1 relative to sbcl-9.0.0:\n");
+    let run = || fixture.command().env("SBCL_MCP_NEXT", fixture.path("next")).output().unwrap();
+    for file in <[PathBuf; 2]>::from(printed_paths(&run())) {
+        assert!(file.starts_with(fixture.path("home/.cache/sbcl-mcp/next")), "{}", file.display());
+    }
+    assert_eq!(std::fs::read_to_string(fixture.path("home/version")).unwrap(), "\"9.0.1\"\n");
+    fixture.write("next/NEWS", "");
+    let message = failure_message(&run());
+    assert!(message.contains("SBCL_MCP_NEXT") && message.contains("version"), "{message}");
+    assert_eq!(fixture.builds(), 1);
 }
 
 #[test]

@@ -434,11 +434,11 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     };
     let spoil = |path: &Path| {
         let mut fasl = std::fs::read(path).expect("a fasl");
-        let version = b"2.6.4";
+        let version = sbcl::SBCL_VERSION.as_bytes();
         let places: Vec<_> = (0..fasl.len()).filter(|&at| fasl[at..].starts_with(version)).collect();
         assert!(!places.is_empty());
         for at in places {
-            fasl[at..at + version.len()].copy_from_slice(b"1.0.0");
+            fasl[at..at + version.len()].fill(b'0');
         }
         overwrite(path, &fasl, date(path));
     };

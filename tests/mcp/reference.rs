@@ -106,7 +106,7 @@ const STATUSES: &str = "$ sbcl-mcp eval '(+ 1 2)'; echo \"status $?\"\n$ sbcl-mc
                         $ echo '(car (list 1 2)' | sbcl-mcp check - >report; echo \"status $?\"\n";
 
 /// Variables that only builds, tests and scripts of the repository use.
-const OF_THE_REPOSITORY: [(&str, &str); 19] = [
+const OF_THE_REPOSITORY: [(&str, &str); 20] = [
     ("SBCL_MCP_BIN", "tests of the SDKs: the program under test"),
     ("SBCL_MCP_BUILD", "the build: the identity of library and core, compiled into the program"),
     ("SBCL_MCP_CHECKPOINT_CASES", "`make checkpoint-model`: the number of sequences"),
@@ -129,10 +129,11 @@ const OF_THE_REPOSITORY: [(&str, &str); 19] = [
         "SBCL_MCP_UPDATE_REFERENCE",
         "`make reference`: if 1, tests write the generated pages and the answers of examples",
     ),
+    ("SBCL_MCP_VERSION", "the build: SBCL's version, compiled into the program"),
 ];
 
 /// Variables of the build, by sbcl-core's settings.
-const OF_THE_BUILD: [(&str, &str); 6] = [
+const OF_THE_BUILD: [(&str, &str); 7] = [
     (
         sbcl_core::settings::PREBUILT,
         "The absolute path of a directory with a ready `libsbcl.so` and `sbcl.core`: nothing is built.",
@@ -140,6 +141,10 @@ const OF_THE_BUILD: [(&str, &str); 6] = [
     (
         sbcl_core::settings::SOURCE,
         "The absolute path of SBCL's source: the pinned archive, or a directory with SBCL of the pinned version.",
+    ),
+    (
+        sbcl_core::settings::NEXT,
+        "The absolute path of a directory with SBCL of any version, which is built in place of the pinned SBCL.",
     ),
     (
         sbcl_core::settings::BOOTSTRAP,
@@ -458,7 +463,7 @@ fn the_badges_of_the_readme_are_up_to_date() {
         ("rust", "Rust", format!("{} or newer", field("rust-version"))),
     ] {
         let file = format!("docs/badges/{name}.svg");
-        assert!(readme.contains(&format!("![{label}: {value}]({file})")), "README.md lacks {file} for {value}");
+        assert!(readme.contains(&format!("![{label}]({file})")), "README.md lacks {file}");
         let path = Path::new(ROOT).join(&file);
         let badge = badge(label, &value);
         if std::fs::read_to_string(&path).is_ok_and(|old| old == badge) {

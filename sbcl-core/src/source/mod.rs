@@ -13,19 +13,20 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::Cache;
 use crate::error::{Attempt, Error};
+use crate::pin;
 use crate::progress::Progress;
 use crate::settings::Settings;
 
 pub(crate) use unpack::unpack;
 
-/// A source that agrees with the pin.
+/// A source that agrees with the pin, or the directory that `SBCL_MCP_NEXT` names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The pinned archive.
     Archive(PathBuf),
     /// A bare git repository with the pinned commit.
     Repository(PathBuf),
-    /// A source directory of the right version.
+    /// A source directory.
     Directory(PathBuf),
 }
 
@@ -56,8 +57,23 @@ trait Provider {
     fn find(&self, progress: &Progress) -> LookupOutcome;
 }
 
-/// Returns the source from the first provider that has it.
+/// Returns the version of the SBCL to build: the pinned version, or the version of the source that `SBCL_MCP_NEXT` names.
+pub(crate) fn version(settings: &Settings) -> Result<String, Error> {
+    let Some(directory) = &settings.next else {
+        return Ok(pin::VERSION.to_owned());
+    };
+    let refuse = |problem| Error::NextRefused { directory: directory.clone(), problem };
+    if !directory.is_absolute() {
+        return Err(refuse("this path is not absolute"));
+    }
+    verify::version(directory).ok_or_else(|| refuse("neither version.lisp-expr nor NEWS there states SBCL's version"))
+}
+
+/// Returns the source that `SBCL_MCP_NEXT` names, or else the source from the first provider that has it.
 pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> Result<Source, Error> {
+    if let Some(directory) = &settings.next {
+        return Ok(Source::Directory(directory.clone()));
+    }
     search_providers(&providers(settings, &cache.create_sources_directory()?), progress)
 }
 
@@ -65,6 +81,9 @@ pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> R
 /// the pin bit by bit, or a digest of a directory's contents. Fails if the user named a source that cannot be used,
 /// even if the cache has all stages.
 pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<String, Error> {
+    if let Some(directory) = &settings.next {
+        return crate::key::directory_digest(directory, &unpack::directory_files(directory)?);
+    }
     if settings.source.is_some() {
         let named: Box<dyn Provider> = Box::new(named::NamedProvider::new(settings.source.clone()));
         if let Source::Directory(path) = search_providers(&[named], progress)? {

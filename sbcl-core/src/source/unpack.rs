@@ -7,8 +7,8 @@ use crate::cache::StageContext;
 use crate::error::{Error, IoContext};
 use crate::{files, pin, process};
 
-/// Unpacks the source into `tree`, an existing empty directory.
-pub(crate) fn unpack(source: &Source, tree: &Path, context: &StageContext<'_>) -> Result<(), Error> {
+/// Unpacks the source of this version into `tree`, an existing empty directory.
+pub(crate) fn unpack(source: &Source, version: &str, tree: &Path, context: &StageContext<'_>) -> Result<(), Error> {
     match source {
         Source::Archive(archive) => untar(archive, tree, context)?,
         Source::Repository(repository) => {
@@ -20,8 +20,8 @@ pub(crate) fn unpack(source: &Source, tree: &Path, context: &StageContext<'_>) -
         Source::Directory(directory) => files::copy(directory, tree, &directory_files(directory)?)?,
     }
     // Debian's archive and the repository lack this file, without which the build asks git for the version.
-    let version = tree.join("version.lisp-expr");
-    std::fs::write(&version, format!("\"{}\"\n", pin::VERSION)).context("writing", &version)
+    let file = tree.join("version.lisp-expr");
+    std::fs::write(&file, format!("\"{version}\"\n")).context("writing", &file)
 }
 
 /// Returns the files of a source directory, except git's data and the results of earlier builds.

@@ -27,7 +27,7 @@ pub(super) fn directory(path: &Path) -> Result<(), String> {
 }
 
 /// Returns the version in `version.lisp-expr`, or else the newest version in NEWS: a checkout of a tag has only NEWS.
-fn version(path: &Path) -> Option<String> {
+pub(super) fn version(path: &Path) -> Option<String> {
     let read = |name: &str| std::fs::read_to_string(path.join(name)).ok();
     let stated = read("version.lisp-expr").and_then(|text| {
         let mut code = text.lines().filter(|line| !line.starts_with(';'));
