@@ -110,7 +110,7 @@ be interrupted. Interrupts must be off."
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
           (unwind-protect
-               (unless (setf obstacle (find 0 mutexes :key #'sb-thread::mutex-state :test #'/=))
+               (unless (setf obstacle (find-if (lambda (mutex) (/= 0 (sb-thread::mutex-state mutex))) mutexes))
                  (setf process (fork-stopped-process (if wait-for-c 1 0) (vector-sap words) (length words))))
             (alien-funcall (extern-alien "release_gc_lock" (function void)))
             (alien-funcall (extern-alien "gc_start_the_world" (function void))))
@@ -309,8 +309,7 @@ never release a mutex that it holds."
          (push object held)))
      :all)
     (dolist (mutex held)
-      (setf (sb-thread::mutex-state mutex) 0
-            (sb-thread::mutex-%owner mutex) 0))))
+      (free-mutex mutex))))
 
 (defun skip-exit-handlers ()
   "Keep exit(3), which SBCL calls after saving, from running the exit handlers of the host's process. Exit handlers run

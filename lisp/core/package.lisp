@@ -6,6 +6,8 @@
   (:import-from "SB-EXT" "DEFGLOBAL")
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
   (:export
+   ;; compatibility
+   "GLOBAL-FUNCTION"
    ;; contract
    "DECLARED-NUMBER" "ENUM-CODES" "FIELD-OFFSET"
    ;; host

@@ -38,7 +38,7 @@ not hold, so the build tests dangerous assumptions after all others."
   "Signal an error that lists the assumptions that do not hold, if there are any."
   (let ((broken (broken-assumptions)))
     (when broken
-      (error "SBCL ~A does not meet these assumptions of the Lisp side (CONTRIBUTING.md, Moving the pin):~{~%  ~A~}~%"
+      (error "SBCL ~A does not meet these assumptions of the Lisp side (docs/upgrading-sbcl.md):~{~%  ~A~}~%"
              (lisp-implementation-version) broken))))
 
 (defun parameter-names (function)

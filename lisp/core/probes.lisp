@@ -6,7 +6,7 @@
 
 ;;; Streams: how SBCL calls a stream's functions
 
-(define-assumption "the byte reader of a stream (N-BIN) is called with a buffer, a size buffer, a start, a count and EOF-ERROR-P"
+(define-assumption "the byte reader of a stream (N-BIN) is called with the arguments for which DEFINE-BYTE-READER is written"
   (let ((stream (make-empty-stream))
         (octets (make-array 4 :element-type '(unsigned-byte 8))))
     (and (eql 0 (read-sequence octets stream))
@@ -40,13 +40,12 @@
 
 ;;; Threads, mutexes, interruptions
 
-(define-assumption "a mutex whose state and owner are set to 0 is free"
+(define-assumption "a mutex is free after FREE-MUTEX"
   (let ((mutex (sb-thread:make-mutex)))
     (sb-thread:grab-mutex mutex)
     (and (/= 0 (sb-thread::mutex-state mutex))
          (sb-thread:holding-mutex-p mutex)
-         (progn (setf (sb-thread::mutex-state mutex) 0
-                      (sb-thread::mutex-%owner mutex) 0)
+         (progn (free-mutex mutex)
                 (not (sb-thread:holding-mutex-p mutex)))
          (null (sb-thread:mutex-owner mutex))
          (sb-thread:grab-mutex mutex :waitp nil)

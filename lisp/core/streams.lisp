@@ -243,9 +243,8 @@ because the next evaluation needs it."
   "Implement READ-CHAR and READ-BYTE for the empty stream."
   (sb-impl::eof-or-lose stream eof-error-p eof-value))
 
-(defun read-no-octets (stream buffer sizes start count &optional (eof-error-p t))
+(define-byte-reader read-no-octets (stream eof-error-p)
   "Implement READ-N-BYTES for the empty stream."
-  (declare (ignore buffer sizes start count))
   (if eof-error-p (error 'end-of-file :stream stream) 0))
 
 (defun operate-empty-stream (stream operation argument)

@@ -309,7 +309,7 @@ the function or an argument is unknown."
          (global (and (not methodp)
                       (sb-int:legal-fun-name-p full-name)
                       (fboundp full-name)
-                      (fdefinition full-name)))
+                      (global-function full-name)))
          (closure (and (not methodp) (not global) (frame-closure frame))))
     (multiple-value-bind (method generic-function) (frame-method full-name)
       (let ((function (or global (and method (method-fast-function method)) closure)))

@@ -101,10 +101,10 @@ global name."
             ((consp name)
              (let ((definition (if (eq (first name) 'macro-function)
                                    (macro-function defined)
-                                   (and (fboundp defined) (fdefinition defined)))))
+                                   (and (fboundp defined) (global-function defined)))))
                (and definition (eq code (function-code definition)))))
             ((macro-function name) (eq code (function-code (macro-function name))))
-            (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
+            (t (and (fboundp name) (eq code (function-code (global-function name)))))))))
 
 (defun live-functions (code)
   "Return the simple functions of the component CODE, without top-level forms. Return NIL if these functions can no longer be
@@ -399,7 +399,7 @@ note on code that was not examined."
 components of its methods."
   (let ((definition (if (and (symbolp name) (macro-function name))
                         (macro-function name)
-                        (fdefinition name))))
+                        (global-function name))))
     (if (typep definition 'generic-function)
         (remove nil (mapcar #'method-code (sb-mop:generic-function-methods definition)))
         (list (function-code definition)))))

@@ -171,7 +171,7 @@ package named PACKAGE. Signal an error if there is no such local function, or if
                          (if (typep all 'sb-pcl::%method-function)
                              (or (sb-pcl::%method-function-fast-function all) all)
                              all))
-                       (fdefinition outer)))
+                       (global-function outer)))
          (generic (typep function 'generic-function))
          (locals (unless generic
                    (local-functions function (nth-value 1 (sb-int:valid-function-name-p

@@ -1,0 +1,33 @@
+;;;; The differences between the pinned SBCL and newer ones (docs/upgrading-sbcl.md). This file detects each difference when
+;;;; it is compiled, so that all other files are the same for every SBCL. After the pin has moved, delete the code for older
+;;;; SBCLs.
+
+(in-package "SBCL-HOST")
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun slot-accessors (structure names)
+    "Return the accessors of those slots of STRUCTURE, the name of a structure, whose names are in NAMES, a list of strings."
+    (loop for slot in (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure))
+          when (member (sb-kernel:dsd-name slot) names :test #'string=)
+            collect (sb-kernel:dsd-accessor-name slot))))
+
+;;; Since SBCL 2.6.5, a single slot contains both the state and the owner of a mutex, and MUTEX-STATE is a macro.
+(defmacro free-mutex (mutex)
+  "Make MUTEX, a variable, free, even if another thread holds it."
+  `(setf ,@(loop for accessor in (slot-accessors 'sb-thread:mutex '("STATE" "%STATE" "%OWNER"))
+                 append `((,accessor ,mutex) 0))))
+
+;;; Since SBCL 2.6.8, the byte reader of a stream (N-BIN) has no parameter for a buffer of character sizes.
+(defmacro define-byte-reader (name (stream eof-error-p) &body body)
+  "Define the function NAME as the byte reader of streams without data. The body ignores the buffer and its bounds."
+  (let ((ignored (if (slot-accessors 'sb-kernel:ansi-stream '("CSIZE-BUFFER"))
+                     '(buffer sizes start count)
+                     '(buffer start count))))
+    `(defun ,name (,stream ,@ignored &optional (,eof-error-p t))
+       (declare (ignore ,@ignored))
+       ,@body)))
+
+;;; Since SBCL 2.6.6, FDEFINITION returns the outermost encapsulation, as SYMBOL-FUNCTION does.
+(defmacro global-function (name)
+  "Return the function that is globally named NAME, without encapsulations."
+  `(,(or (find-symbol "UNENCAPSULATED-FUNCTION" "SB-EXT") 'fdefinition) ,name))
