@@ -131,15 +131,15 @@ fn every_change_of_an_internal_name_is_detected() {
     assert!(succeeded && output.contains(" changes, 0 failed"), "{output}");
 }
 
-/// A form that makes the change to SBCL that SBCL 2.6.5 made.
-const CHANGE_MUTEX_STATE: &str = "(progn (sb-ext:unlock-package \"SB-THREAD\")
-    (sb-int:clear-info :function :source-transform 'sb-thread::mutex-state)
-    (fmakunbound 'sb-thread::mutex-state)
-    (defmacro sb-thread::mutex-state (mu) `(logand (slot-value ,mu '%state) 3)))";
+/// A form that turns the accessor of a slot into a macro, as SBCL 2.6.5 did with MUTEX-STATE.
+const CHANGE_NAME: &str = "(progn (sb-ext:unlock-package \"SB-ALIEN\")
+    (sb-int:clear-info :function :source-transform 'sb-alien::shared-object-namestring)
+    (fmakunbound 'sb-alien::shared-object-namestring)
+    (defmacro sb-alien::shared-object-namestring (object) `(slot-value ,object 'namestring)))";
 
 /// The build's report of that change.
-const CHANGED_MUTEX_STATE: &str =
-    "  SB-THREAD::MUTEX-STATE was the slot STATE of SB-THREAD::MUTEX, a WORD; is now a macro with the lambda list (MU)";
+const CHANGED_NAME: &str = "  SB-ALIEN::SHARED-OBJECT-NAMESTRING was the slot NAMESTRING of SB-ALIEN::SHARED-OBJECT, a T; \
+                            is now a macro with the lambda list (OBJECT)";
 
 #[test]
 fn changed_internal_name_of_another_sbcl_is_reported_before_compiling() {
@@ -148,7 +148,7 @@ fn changed_internal_name_of_another_sbcl_is_reported_before_compiling() {
     let (_, output) = copy.build(
         &bare,
         &format!(
-            "(progn {CHANGE_MUTEX_STATE}
+            "(progn {CHANGE_NAME}
                     (require :sb-posix)
                     (sb-posix:setenv \"SBCL_MCP_NEXT\" \"/next\" 1)
                     (sb-ext:without-package-locks
@@ -157,7 +157,7 @@ fn changed_internal_name_of_another_sbcl_is_reported_before_compiling() {
                         (error \"Compiling begins.\"))))"
         ),
     );
-    let (report, rest) = output.split_once(&format!("// {CHANGED_MUTEX_STATE}\n")).expect(&output);
+    let (report, rest) = output.split_once(&format!("// {CHANGED_NAME}\n")).expect(&output);
     assert!(report.contains("// In SBCL") && rest.contains("Compiling begins."), "{output}");
 }
 
@@ -165,10 +165,10 @@ fn changed_internal_name_of_another_sbcl_is_reported_before_compiling() {
 fn changed_internal_name_fails_the_build_before_compiling() {
     let Some(bare) = bare() else { return };
     let copy = LispSideCopy::new("build");
-    let (succeeded, output) = copy.build(&bare, CHANGE_MUTEX_STATE);
+    let (succeeded, output) = copy.build(&bare, CHANGE_NAME);
     assert!(!succeeded, "{output}");
     let moved: Vec<&str> = output.lines().filter(|line| line.contains("::")).collect();
-    assert_eq!(moved, [CHANGED_MUTEX_STATE], "{output}");
+    assert_eq!(moved, [CHANGED_NAME], "{output}");
     assert!(output.contains("docs/upgrading-sbcl.md"), "{output}");
     assert_eq!(copy.0.join("fasls").read_dir().unwrap().count(), 0, "{output}");
     assert!(!copy.0.join("core").exists());

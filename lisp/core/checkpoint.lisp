@@ -110,7 +110,7 @@ be interrupted. Interrupts must be off."
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
           (unwind-protect
-               (unless (setf obstacle (find-if (lambda (mutex) (/= 0 (sb-thread::mutex-state mutex))) mutexes))
+               (unless (setf obstacle (find-if (lambda (mutex) (/= 0 (mutex-state mutex))) mutexes))
                  (setf process (fork-stopped-process (if wait-for-c 1 0) (vector-sap words) (length words))))
             (alien-funcall (extern-alien "release_gc_lock" (function void)))
             (alien-funcall (extern-alien "gc_start_the_world" (function void))))
@@ -305,7 +305,7 @@ never release a mutex that it holds."
        (declare (ignore size))
        (when (and (eql type sb-vm:instance-widetag)
                   (typep object 'sb-thread:mutex)
-                  (/= 0 (sb-thread::mutex-state object)))
+                  (/= 0 (mutex-state object)))
          (push object held)))
      :all)
     (dolist (mutex held)

@@ -11,7 +11,11 @@
           when (member (sb-kernel:dsd-name slot) names :test #'string=)
             collect (sb-kernel:dsd-accessor-name slot))))
 
-;;; Since SBCL 2.6.5, a single slot contains both the state and the owner of a mutex, and MUTEX-STATE is a macro.
+;;; Since SBCL 2.6.5, a single slot contains both the state and the owner of a mutex, and has another name.
+(defmacro mutex-state (mutex)
+  "Return the state of MUTEX: 0 if it is free, 1 if a thread holds it, 2 if other threads also wait for it."
+  `(logand 3 (,@(slot-accessors 'sb-thread:mutex '("STATE" "%STATE")) ,mutex)))
+
 (defmacro free-mutex (mutex)
   "Make MUTEX, a variable, free, even if another thread holds it."
   `(setf ,@(loop for accessor in (slot-accessors 'sb-thread:mutex '("STATE" "%STATE" "%OWNER"))
@@ -31,3 +35,24 @@
 (defmacro global-function (name)
   "Return the function that is globally named NAME, without encapsulations."
   `(,(or (find-symbol "UNENCAPSULATED-FUNCTION" "SB-EXT") 'fdefinition) ,name))
+
+;;; Since SBCL 2.6.8, EVAL calls the code that it has compiled inside the dynamic extent of the compiler, and no longer calls
+;;; COMPILE-IN-LEXENV. The patches of COMPILE-IN-LEXENV must see the compilation of submitted code, but not its evaluation.
+(defmacro define-eval-patch ()
+  "Define the patch that separates the compilation of evaluated code from its evaluation, where SBCL combines them."
+  (let ((eval (find-symbol "EVAL-WITH-COMPILE-IN-LEXENV" "SB-C")))
+    (when eval
+      `(define-patch ,eval (form *lexenv* source-info tlf ephemeral)
+         (lambda (eval form &rest environment)
+           (declare (ignore eval))
+           (apply #'compile-and-call form environment))))))
+
+(defun compile-and-call (form lexenv source-info toplevel-form-number ephemeral)
+  "Compile FORM in LEXENV, then call the compiled code. The other parameters are those of COMPILE-IN-LEXENV."
+  ;; A declaration is no form, and must be refused.
+  (let ((lambda `(lambda () ,(if (typep form '(cons (eql declare))) `(progn ,form) form))))
+    (funcall (the function
+                  (handler-bind ((sb-ext:compiler-note #'muffle-warning))
+                    (let ((sb-c::*source-form-context-alist*
+                            (acons lambda sb-impl::*eval-source-context* sb-c::*source-form-context-alist*)))
+                      (sb-c:compile-in-lexenv lambda lexenv nil source-info toplevel-form-number ephemeral nil)))))))

@@ -7,7 +7,7 @@
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
   (:export
    ;; compatibility
-   "GLOBAL-FUNCTION"
+   "GLOBAL-FUNCTION" "MUTEX-STATE"
    ;; contract
    "DECLARED-NUMBER" "ENUM-CODES" "FIELD-OFFSET"
    ;; host

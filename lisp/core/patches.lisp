@@ -220,7 +220,7 @@ count as the file's, because SBCL does not make them every time."
 (define-assumption "the threads and mutexes that a child process has to reset"
   (and (member sb-thread:*current-thread*
                (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
-       (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))))
+       (eql 0 (mutex-state (sb-thread:make-mutex)))))
 
 ;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the compiler prints the text of warnings
 ;;; there. Otherwise warnings are only recorded for the host.
@@ -258,6 +258,8 @@ count as the file's, because SBCL does not make them every time."
     (flet ((compile-form () (apply compile form lexenv arguments)))
       (declare (dynamic-extent #'compile-form))
       (call-in-compilation-unit lexenv #'compile-form))))
+
+(define-eval-patch)
 
 ;; Definitions made during COMPILE-FILE or LOAD come from a file, so the evaluated form that called COMPILE-FILE or LOAD is
 ;; not their source.

@@ -43,14 +43,14 @@
 (define-assumption "a mutex is free after FREE-MUTEX"
   (let ((mutex (sb-thread:make-mutex)))
     (sb-thread:grab-mutex mutex)
-    (and (/= 0 (sb-thread::mutex-state mutex))
+    (and (/= 0 (mutex-state mutex))
          (sb-thread:holding-mutex-p mutex)
          (progn (free-mutex mutex)
                 (not (sb-thread:holding-mutex-p mutex)))
          (null (sb-thread:mutex-owner mutex))
          (sb-thread:grab-mutex mutex :waitp nil)
          (progn (sb-thread:release-mutex mutex)
-                (eql 0 (sb-thread::mutex-state mutex))))))
+                (eql 0 (mutex-state mutex))))))
 
 (define-assumption "the slots of an ended thread that MARK-MISSING-THREADS-DEAD sets"
   (let ((thread (sb-thread:make-thread (lambda ()) :name "probe")))

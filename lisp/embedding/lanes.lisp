@@ -125,7 +125,7 @@ mutex. Report the empty string if there is no such mutex."
   (sb-ext:atomic-update **abandoned-threads** (lambda (threads) (remove-if-not #'sb-thread:thread-alive-p threads)))
   (let ((mutex (find-if (lambda (mutex)
                           ;; State 2 means that another thread waits for the mutex.
-                          (and (eql 2 (sb-thread::mutex-state mutex))
+                          (and (eql 2 (mutex-state mutex))
                                (member (sb-thread:mutex-owner mutex) **abandoned-threads** :test #'eq)))
                         (essential-mutexes))))
     (event 0 (event-code :blocked) 0
