@@ -149,8 +149,8 @@ fn changed_internal_name_of_another_sbcl_is_reported_before_compiling() {
         &bare,
         &format!(
             "(progn {CHANGE_NAME}
-                    (require :sb-posix)
-                    (sb-posix:setenv \"SBCL_MCP_NEXT\" \"/next\" 1)
+                    (alien-funcall (extern-alien \"setenv\" (function int c-string c-string int))
+                                   \"SBCL_MCP_NEXT\" \"/next\" 1)
                     (sb-ext:without-package-locks
                       (defun compile-file (&rest arguments)
                         (declare (ignore arguments))
