@@ -305,6 +305,10 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context);
 /* In the shim: returns 1 if SBCL knows the calling thread. Async-signal-safe. */
 int32_t sbcl_host_is_lisp_thread(void);
 
+/* In the shim: returns 1 if a thread may be stopping the other Lisp threads, as for a collection, or has stopped them.
+ * Also returns 1 while a thread starts or ends. Async-signal-safe. */
+int32_t sbcl_host_may_be_stopping(void);
+
 /* In the shim, to be called before initialize_lisp: from here on TAKE receives each signal and struct sigaction that SBCL
  * would install. The action is installed only if TAKE returns 0. Linux only; elsewhere TAKE is never called. */
 void sbcl_host_give_actions(int32_t (*take)(int32_t signal, const void *action));

@@ -133,6 +133,14 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
 
 int32_t sbcl_host_is_lisp_thread(void) { return get_sb_vm_thread() != 0; }
 
+/* Whoever stops the threads holds this lock until they may continue (gc_stop_the_world). */
+int32_t sbcl_host_may_be_stopping(void) {
+  if (pthread_mutex_trylock(&all_threads_lock) != 0)
+    return 1;
+  pthread_mutex_unlock(&all_threads_lock);
+  return 0;
+}
+
 static const char *runtime_path;
 
 void sbcl_host_set_runtime_path(const char *path) { runtime_path = path; }

@@ -1391,12 +1391,28 @@ fn limits_in_directory() {
     limits_in("(loop (directory \"/usr/lib/*\"))");
 }
 
+/// glob(3) does not return to Lisp before the time limit.
+fn limits_in_glob() {
+    limits_in(
+        "(let ((result (make-array 128 :element-type '(unsigned-byte 8))))
+           (sb-sys:with-pinned-objects (result)
+             (loop (sb-alien:alien-funcall
+                    (sb-alien:extern-alien \"glob\" (function sb-alien:int sb-alien:c-string sb-alien:int
+                                                              sb-alien:unsigned-long sb-sys:system-area-pointer))
+                    \"/usr/*/*/*\" 0 0 (sb-sys:vector-sap result)))))",
+    );
+}
+
 /// An interruption must not leave C code that holds a lock of its own, such as malloc's.
 #[test]
 fn time_limits_in_foreign_code_leave_no_lock_held() {
     run_probes(
         "time_limits_in_foreign_code_leave_no_lock_held",
-        &[("limits_in_probe_file", limits_in_probe_file), ("limits_in_directory", limits_in_directory)],
+        &[
+            ("limits_in_probe_file", limits_in_probe_file),
+            ("limits_in_directory", limits_in_directory),
+            ("limits_in_glob", limits_in_glob),
+        ],
     );
 }
 

@@ -130,12 +130,28 @@ with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCAL
           ;; recvfrom, sendmsg, recvmsg, wait4, flock, rt_sigtimedwait, rt_sigsuspend, futex, clock_nanosleep, epoll_wait,
           ;; waitid, openat, pselect6, ppoll, epoll_pwait and accept4.
           (member rax '(0 1 2 7 23 35 42 43 44 45 46 47 61 73 128 130 202 230 232 247 257 270 271 281 288))
-          ;; The memory before the code may be unmapped, so the registers are tested first. After EINTR, RAX is -4. After
-          ;; rt_sigprocmask, the first argument is at most 2 and the fourth is 8; the first argument of other calls, such as
-          ;; those of malloc, is an address or a descriptor.
-          (and (or (eql rax (ldb (byte 64 0) -4))
-                   (and (eql rax 0) (<= (register sb-vm::rdi-offset) 2) (eql 8 (register sb-vm::r10-offset))))
-               (syscall-at-p (- pc 2)))))))
+          ;; The memory before the code may be unmapped, so a register is tested first: SYSCALL sets RCX to the address of the
+          ;; next instruction. After EINTR, RAX is -4. After rt_sigprocmask, the first argument is at most 2 and the fourth
+          ;; is 8; the first argument of other calls, such as those of malloc, is an address or a descriptor. A call of
+          ;; getdents64, which reads a directory, takes long but is never stopped. B8 is MOV, which sets EAX.
+          (and (eql pc (register sb-vm::rcx-offset))
+               (syscall-at-p (- pc 2))
+               (or (eql rax (ldb (byte 64 0) -4))
+                   (and (eql rax 0) (<= (register sb-vm::rdi-offset) 2) (eql 8 (register sb-vm::r10-offset)))
+                   (and (eql #xb8 (sap-ref-8 (int-sap pc) -7)) (eql 217 (sap-ref-32 (int-sap pc) -6)))))))))
+
+(defconstant +max-interrupt-depth+ (- sb-vm:max-interrupts 3)
+  "The number of interrupt contexts of a thread up to which it runs interruptions. The rest is left for collections and
+faults. SBCL ends the process when a thread needs more than MAX-INTERRUPTS.")
+
+(defun run-interruption-unless-deep (run-interruption)
+  "Call RUN-INTERRUPTION, SBCL's function, which runs this thread's next interruption. When interruptions that enable
+interrupts have interrupted each other too often, leave the next interruption queued until one of them has ended."
+  (declare (type function run-interruption))
+  (when (<= sb-kernel:*free-interrupt-context-index* +max-interrupt-depth+)
+    (unwind-protect (funcall run-interruption)
+      (when (sb-thread::thread-interruptions sb-thread:*current-thread*)
+        (sb-unix:raise sb-unix:sigurg)))))
 
 (defun in-interruptible-code-p ()
   "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its

@@ -98,7 +98,7 @@ fn start_runtime(
     host: Arc<dyn Host>,
     program: Option<Embedding>,
 ) -> Result<(), BootError> {
-    let signals = BootPhase::begin(runtime.is_lisp_thread_function()?, runtime.catch_stack_loss_function()?);
+    let signals = BootPhase::begin(runtime.signal_functions()?);
     // SAFETY: BOOT_STATE admits one boot per process. The boot phase `signals` has begun. This thread was started for the
     // boot, so its signal mask may change.
     let status = unsafe { runtime.initialize(&runtime_arguments(runtime, config)) }?;

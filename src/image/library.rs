@@ -14,7 +14,7 @@ use once_cell::sync::OnceCell;
 
 use super::bindings::sbcl_host;
 use super::heap::{self, HeapVariables};
-use super::signals::{CatchStackLoss, intercept_action};
+use super::signals::{SignalFunctions, intercept_action};
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
@@ -112,14 +112,13 @@ impl Runtime {
             .map_err(|error| BootError::Library { path: PathBuf::from(name), reason: error.to_string() })
     }
 
-    /// Returns the function `sbcl_host_is_lisp_thread` of `ffi/shim.c`, which is part of libsbcl.
-    pub(super) fn is_lisp_thread_function(&self) -> Result<unsafe extern "C" fn() -> i32, BootError> {
-        Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
-    }
-
-    /// Returns the function `sbcl_host_catch_stack_loss` of `ffi/shim.c`, which is part of libsbcl.
-    pub(super) fn catch_stack_loss_function(&self) -> Result<CatchStackLoss, BootError> {
-        Ok(*self.symbol("sbcl_host_catch_stack_loss")?)
+    /// Returns the functions of `ffi/shim.c`, which is part of libsbcl, for signal handlers.
+    pub(super) fn signal_functions(&self) -> Result<SignalFunctions, BootError> {
+        Ok(SignalFunctions {
+            is_lisp_thread: *self.symbol("sbcl_host_is_lisp_thread")?,
+            may_be_stopping: *self.symbol("sbcl_host_may_be_stopping")?,
+            catch_stack_loss: *self.symbol("sbcl_host_catch_stack_loss")?,
+        })
     }
 
     /// Passes SBCL's variables about the heap to [`heap`], and installs the lossage handler, which ends the process with

@@ -109,12 +109,16 @@ struct HandlerTable {
     /// SBCL's handlers, which take three arguments; 0 where SBCL has installed none.
     sbcl_handlers: [AtomicUsize; SIGNAL_TABLE_SIZE],
     is_booting: AtomicBool,
-    is_lisp_thread: unsafe extern "C" fn() -> i32,
-    catch_stack_loss: CatchStackLoss,
+    functions: SignalFunctions,
 }
 
-/// The type of the function `sbcl_host_catch_stack_loss`, which `ffi/sbcl_host.h` declares.
-pub(super) type CatchStackLoss = unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32;
+/// The functions of the shim for signal handlers. `ffi/sbcl_host.h` declares them and says what they do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SignalFunctions {
+    pub(super) is_lisp_thread: unsafe extern "C" fn() -> i32,
+    pub(super) may_be_stopping: unsafe extern "C" fn() -> i32,
+    pub(super) catch_stack_loss: unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32,
+}
 
 /// The table in use; null until [`BootPhase::begin`].
 static HANDLER_TABLE: AtomicPtr<HandlerTable> = AtomicPtr::new(std::ptr::null_mut());
@@ -143,13 +147,12 @@ pub(super) struct BootPhase {
 impl BootPhase {
     /// Starts the phase. From here on, when [`intercept_action`] receives SBCL's handler of a filtered signal, it installs
     /// the filter, which calls SBCL's handler.
-    pub(super) fn begin(is_lisp_thread: unsafe extern "C" fn() -> i32, catch_stack_loss: CatchStackLoss) -> Self {
+    pub(super) fn begin(functions: SignalFunctions) -> Self {
         let table = HandlerTable {
             previous_actions: std::array::from_fn(|signal| current_action(signal as c_int)),
             sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
             is_booting: AtomicBool::new(true),
-            is_lisp_thread,
-            catch_stack_loss,
+            functions,
         };
         HANDLER_TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
         let mut mask = MaybeUninit::zeroed();
@@ -260,21 +263,29 @@ unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
     }
 }
 
-/// Returns true if this process may have sent SIGURG in another way than to a thread directly: by the timer of a Lisp thread
-/// that is interrupted in foreign code, or directly while the queue of signals is full, when the kernel drops the sender.
-/// SBCL ignores a SIGURG that announces nothing.
+/// Returns true if SBCL's handler should handle `signal`, one of the [`LISP_ONLY_SIGNALS`]: this process sent the signal, or
+/// may have sent it. While the queue of signals is full, the kernel drops the sender. Without a known sender, SIGURG is
+/// always accepted, because SBCL ignores a SIGURG that announces nothing. A SIGUSR2 for no reason would stop the thread until
+/// the next collection, so it is accepted only while threads may be stopped. SIGURG also comes from the timer of a Lisp
+/// thread that was interrupted in foreign code.
 ///
 /// # Safety
 /// `info` must be the argument of a signal handler.
-unsafe fn may_announce_interruption(info: *mut siginfo_t) -> bool {
+unsafe fn is_for_lisp(table: &HandlerTable, signal: c_int, info: *mut siginfo_t) -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    // SAFETY: the caller guarantees that `info` came from the kernel.
-    return unsafe { (*info).si_code == libc::SI_TIMER || (*info).si_code == libc::SI_USER && (*info).si_pid() == 0 };
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    {
-        let _ = info;
-        false
+    // SAFETY: the caller guarantees that `info` came from the kernel. The shim's function is async-signal-safe.
+    unsafe {
+        let is_sender_unknown = (*info).si_code == libc::SI_USER && (*info).si_pid() == 0;
+        if signal == libc::SIGURG && (is_sender_unknown || (*info).si_code == libc::SI_TIMER)
+            || signal == libc::SIGUSR2 && is_sender_unknown && (table.functions.may_be_stopping)() != 0
+        {
+            return true;
+        }
     }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = (table, signal);
+    // SAFETY: the caller guarantees that `info` came from the kernel.
+    unsafe { is_from_this_process(info) }
 }
 
 /// A guard that restores `errno`, because the interrupted code may be about to read it.
@@ -359,7 +370,7 @@ unsafe fn forward(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, con
 fn handle_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();
     // SAFETY: `info` and `context` come from the kernel: they are arguments of `filter_signal`.
-    unsafe { (table.catch_stack_loss)((*info).si_addr(), context) != 0 }
+    unsafe { (table.functions.catch_stack_loss)((*info).si_addr(), context) != 0 }
 }
 
 /// The filter: the handler of faults and of SBCL's own signals.
@@ -378,20 +389,19 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
         let table = &*HANDLER_TABLE.load(Ordering::Acquire);
         if LISP_ONLY_SIGNALS.contains(&signal) {
             // Signals that SBCL did not send are ignored.
-            let is_own = is_from_this_process(info) || signal == libc::SIGURG && may_announce_interruption(info);
-            let is_lisp = is_own && (table.is_lisp_thread)() != 0;
-            if is_lisp && !(signal == libc::SIGURG && defer(signal, context)) {
+            let is_accepted = (table.functions.is_lisp_thread)() != 0 && is_for_lisp(table, signal, info);
+            if is_accepted && !(signal == libc::SIGURG && defer(signal, context)) {
                 deliver_to_lisp(table, signal, info, context);
             }
             return;
         }
         if FORWARDED_SIGNALS.contains(&signal) {
-            if !forward(table, signal, info, context) && (table.is_lisp_thread)() != 0 && !defer(signal, context) {
+            if !forward(table, signal, info, context) && (table.functions.is_lisp_thread)() != 0 && !defer(signal, context) {
                 deliver_to_lisp(table, signal, info, context);
             }
             return;
         }
-        let lisp = (table.is_lisp_thread)() != 0;
+        let lisp = (table.functions.is_lisp_thread)() != 0;
         if lisp && HOST_DEPTH.with(|depth| depth.load(Ordering::Relaxed)) == 0 {
             if signal == libc::SIGSEGV && handle_stack_loss(table, info, context) {
                 return;
@@ -426,7 +436,7 @@ mod tests {
         unsafe { libc::close(-1) };
     }
 
-    extern "C" fn never_lisp_thread() -> i32 {
+    extern "C" fn always_false() -> i32 {
         0
     }
 
@@ -443,8 +453,11 @@ mod tests {
             previous_actions: [failing; SIGNAL_TABLE_SIZE],
             sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
             is_booting: AtomicBool::new(false),
-            is_lisp_thread: never_lisp_thread,
-            catch_stack_loss: catch_nothing,
+            functions: SignalFunctions {
+                is_lisp_thread: always_false,
+                may_be_stopping: always_false,
+                catch_stack_loss: catch_nothing,
+            },
         };
         HANDLER_TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
         // SAFETY: `location` returns the address of this thread's errno. For SIGALRM, the filter uses neither pointer.

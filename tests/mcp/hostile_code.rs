@@ -12,6 +12,7 @@ use crate::client::{DEADLINE, Scratch, Server};
 use crate::processes::wait_until;
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 
 /// Endless recursion that is no tail call.
@@ -874,6 +875,43 @@ fn cleanup_forms_that_stop_the_unwinding_are_named_as_the_reason_for_a_lost_imag
     assert!(text.contains("non-local exit (return-from, go, throw or a restart)"), "{text}");
     let text = session.evaluate_err("(sb-sys:without-interrupts (loop))", 0.5, "TIMEOUT");
     assert!(text.contains("The Lisp image did not respond to an interrupt"), "{text}");
+    session.finish();
+}
+
+/// SBCL ends the process when more than eight interruptions interrupt each other.
+#[apply(both_modes)]
+fn interruptions_that_enable_interrupts_wait_for_each_other(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let text = session.evaluate(
+        "(let ((me sb-thread:*current-thread*) (ended 0))
+           (sb-sys:without-interrupts
+             (dotimes (i 40)
+               (sb-thread:interrupt-thread me (lambda () (sb-sys:with-interrupts (sleep 0.001) (incf ended))))))
+           (loop until (= ended 40) do (sleep 0.001))
+           ended)",
+        10.0,
+    );
+    assert_eq!(text, "=> 40");
+    // The interruption of the time limit waits until one of the others has ended.
+    let flood = "(let ((me sb-thread:*current-thread*))
+                   (sb-sys:without-interrupts
+                     (dotimes (i 40)
+                       (sb-thread:interrupt-thread me (lambda () (sb-sys:with-interrupts (sleep 0.02))))))
+                   (loop))";
+    let text = session.evaluate_err(flood, 0.3, "TIMEOUT");
+    assert!(!text.contains("did not respond"), "{text}");
+    session.finish();
+}
+
+/// While the queue of signals is full, the kernel sends signals without their sender.
+#[apply(both_modes)]
+fn full_queue_of_signals_delays_no_collection_and_no_time_limit(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let pid = Pid::from_raw(mode.lisp_process(&session.0).cast_signed());
+    prlimit(pid, Resource::Sigpending, Rlimit { current: Some(0), maximum: Some(0) }).expect("a limit can be lowered");
+    let text = session.evaluate("(progn (dotimes (i 20) (sb-ext:gc :full t)) (cl-user::f))", 20.0);
+    assert_eq!(text, "=> 7");
+    session.assert_times_out("(loop)", 0.0);
     session.finish();
 }
 
