@@ -186,6 +186,13 @@ written nothing for five seconds."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
+(defun start-finalizers ()
+  "Start SBCL's finalizer thread, unless another thread, for example in SB-POSIX:FORK, has started it."
+  (handler-case (sb-impl::finalizer-thread-start)
+    (sb-int:bug (problem)
+      (unless sb-impl::*finalizer-thread*
+        (error problem)))))
+
 (defun stop-finalizers (seconds wait)
   "Stop SBCL's finalizer thread. Call WAIT until the finalizer or after-GC hook that runs now returns. If SECONDS pass, or if
 WAIT exits non-locally, the thread continues; after SECONDS, signal an error. Interrupts must be off."
@@ -222,7 +229,7 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
           ;; The thread may have ended before it could see the flag.
           (unless (alive-p)
             (join)
-            (sb-impl::finalizer-thread-start)))))))
+            (start-finalizers)))))))
 
 (defun fork-when-unblocked (mutexes seconds wait)
   "Call TRY-FORK until it succeeds or fails with an error, but not after SECONDS have passed. Call WAIT between
@@ -454,7 +461,7 @@ while it evaluates nothing. With FINISHER, the child outlives this process: it b
                       (when finisher
                         (exec-finisher finisher lock errors))
                       (save-image path)))
-               (sb-impl::finalizer-thread-start))))
+               (start-finalizers))))
       (unless (typep process '(integer 1))
         (setf **checkpoint-name** before)))
     (check-fork-result process obstacle seconds)
@@ -548,7 +555,7 @@ intern symbols or define classes. Also signal an error in SBCL's finalizer threa
                                 obstacle reason))
                         (when (eql 0 process)
                           (save-and-report path report)))
-                   (sb-impl::finalizer-thread-start)))))
+                   (start-finalizers)))))
            (check-fork-result process obstacle +program-fork-wait-seconds+)
            (setf returned t)
            process)

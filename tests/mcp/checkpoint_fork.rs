@@ -40,6 +40,13 @@ const INSERT: &str = r#"
                       (dotimes (i 1000)
                         (setf (gethash (list i) table) i))))))"#;
 
+/// Stops SBCL's finalizer thread and starts it again. SBCL refuses to fork a process with several threads.
+const FORK: &str = r#"
+(require :sb-posix)
+(work "forks" (lambda ()
+                (ignore-errors (sb-posix:fork))
+                (sleep 0.0003)))"#;
+
 /// Saves checkpoints while threads execute `loads`, then restores the last one.
 fn save_under_load(loads: &[&str]) {
     let state = Scratch::new();
@@ -91,6 +98,11 @@ fn save_works_with_threads_changing_weak_tables() {
 #[test]
 fn save_works_with_threads_in_malloc_and_in_weak_tables() {
     save_under_load(&[ALLOCATE, INSERT]);
+}
+
+#[test]
+fn save_works_with_a_thread_that_stops_and_starts_finalizers() {
+    save_under_load(&[FORK]);
 }
 
 #[test]
