@@ -331,7 +331,7 @@ fn non_utf8_path_in_a_struct_is_a_conversion_error_naming_the_field() {
     assert!(text.contains("path contains invalid UTF-8") && text.ends_with("(in the field source)"), "{text}");
     let error = lisp.call::<()>("list", (1, vec![Serde(BTreeMap::from([("job", job())]))])).expect_err("neither");
     let text = error.to_string();
-    assert!(text.ends_with("(in argument 2, element 0, the value of key 0, the field source)"), "{text}");
+    assert!(text.ends_with("(in argument 2, element 0, the value of entry 0, the field source)"), "{text}");
     assert!(lisp.function("list").expect("a function").call::<()>([Serde(job())]).is_err());
 }
 

@@ -236,7 +236,7 @@ when this machine is of the kind on which the table was written."
                                                        when (eq :included-slot (first facet))
                                                          collect (second facet)))))
           (if (null found)
-              (list (format nil "there is no such ~:[symbol~;symbol in the C runtime~]" (string= package "C")))
+              (list (format nil "no longer exists~:[~; in the C runtime~]" (string= package "C")))
               (loop for facet in facets
                     for now = (find (facet-category facet) found :key #'facet-category :test #'equal)
                     unless (or (eq :symbol (first facet))

@@ -58,7 +58,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":help", "", "this list"),
     command(":quit", "", "leave the REPL, like Ctrl-D, (quit) and (exit)"),
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
-    command(":test", "SYSTEM ...", "run the tests of systems, of a package (P:) or of a name (P::TEST)"),
+    command(":test", "SYSTEM ...", "run the tests of systems or of a package (P:), or one test or suite (P::TEST)"),
     command(":describe", "NAME", "describe a symbol and show its source"),
     command(":checkpoint", "[NAME]", "save the whole image"),
     command(":restore", "[NAME]", "restore a checkpoint"),

@@ -28,7 +28,7 @@ pub struct ConversionError {
     /// A description of the object that was found instead, cut off if it is long.
     pub found: String,
     /// The position of the found object in the object that was to be converted, outermost part first, such as `element 3`
-    /// or `key 0`.
+    /// or `the key of entry 0`; numbers begin at 0.
     pub place: Vec<String>,
 }
 
@@ -1029,9 +1029,9 @@ fn read_entries<K: FromLisp, V: FromLisp>(
         Token::Nil => {}
         Token::Table(count) => {
             for index in 0..count {
-                let key = reader.read().map_err(|error| error.with_outer_place(|| format!("key {index}")))?;
+                let key = reader.read().map_err(|error| error.with_outer_place(|| format!("the key of entry {index}")))?;
                 let value =
-                    reader.read().map_err(|error| error.with_outer_place(|| format!("the value of key {index}")))?;
+                    reader.read().map_err(|error| error.with_outer_place(|| format!("the value of entry {index}")))?;
                 add(key, value);
             }
         }
@@ -1053,8 +1053,8 @@ fn write_entries<'a, K: IntoLisp + 'a, V: IntoLisp + 'a>(
 ) -> Result<(), ConversionError> {
     writer.table(|writer| {
         for (index, (key, value)) in entries.enumerate() {
-            key.write(writer).map_err(|error| error.with_outer_place(|| format!("key {index}")))?;
-            value.write(writer).map_err(|error| error.with_outer_place(|| format!("the value of key {index}")))?;
+            key.write(writer).map_err(|error| error.with_outer_place(|| format!("the key of entry {index}")))?;
+            value.write(writer).map_err(|error| error.with_outer_place(|| format!("the value of entry {index}")))?;
         }
         Ok(())
     })

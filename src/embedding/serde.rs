@@ -523,7 +523,7 @@ impl CompoundSerializer<'_, '_> {
         let lisp = self.add_name(name);
         if let Some(lisp) = self.fields.replace(lisp) {
             let found = format!("two fields named :{}", lisp.to_lowercase());
-            return Err(ConversionError::new("a struct whose field names differ in more than case", found).into());
+            return Err(ConversionError::new("a struct whose field names become different keywords", found).into());
         }
         self.add(value, || format!("the field {name}"))
     }
@@ -713,12 +713,12 @@ impl ser::SerializeMap for CompoundSerializer<'_, '_> {
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), SerdeError> {
         let index = self.written.object_count() / 2;
-        self.add(key, || format!("key {index}"))
+        self.add(key, || format!("the key of entry {index}"))
     }
 
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), SerdeError> {
         let index = self.written.object_count() / 2;
-        self.add(value, || format!("the value of key {index}"))
+        self.add(value, || format!("the value of entry {index}"))
     }
 
     fn end(self) -> Result<(), SerdeError> {

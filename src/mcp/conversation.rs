@@ -385,7 +385,7 @@ impl ToolListObserver for Conversation {
 /// Returns the error for an `initialize` that is too large to pass to the next worker.
 fn too_large_handshake(bytes: usize) -> ErrorData {
     let limit = MAX_HANDSHAKE_MESSAGE;
-    let reason = format!("the initialize request has {bytes} bytes; the limit is {limit}: send smaller capabilities");
+    let reason = format!("the initialize request is {bytes} bytes long; the limit is {limit} bytes: shorten the capabilities and clientInfo");
     ErrorData::invalid_params(reason, None)
 }
 

@@ -99,7 +99,7 @@ impl BoundPostProcessing {
             let done = move || {
                 let _wait = wait;
                 let result = panics::catch(|| work(outcome))
-                    .unwrap_or_else(|| Err("Processing the result panicked in the server; see stderr.".to_owned()));
+                    .unwrap_or_else(|| Err("Processing the result panicked in the server; the server's stderr has the details.".to_owned()));
                 session.inner.end_post_processing(&session.connection, job, result);
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);

@@ -52,7 +52,7 @@ impl Write for StderrLog {
         let dropped = DROPPED_MESSAGES.load(Ordering::Relaxed);
         let fits = match dropped {
             0 => true,
-            _ => STDERR.put(format!("({dropped} messages were dropped: stderr was not read)\n").as_bytes()).is_ok(),
+            _ => STDERR.put(format!("(log messages dropped because stderr was full: {dropped})\n").as_bytes()).is_ok(),
         };
         if fits && STDERR.put(message).is_ok() {
             DROPPED_MESSAGES.store(0, Ordering::Relaxed);

@@ -95,7 +95,7 @@ fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     for (code, word) in [
-        (ABORT, "SBCL itself or foreign code aborted; see stderr."),
+        (ABORT, "SBCL itself or foreign code aborted; the server's stderr may say why."),
         (
             r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)"#,
             "status 0",

@@ -246,13 +246,13 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
                 format!("The user chose no restart: {}.", withdrawal_reason(end))
             }
             (Ok(Err(_)), _) => {
-                "The user could not be asked for a restart: the client's answer must have an action (accept, decline or \
+                "The user could not be asked to choose a restart: the client's answer must have an action (accept, decline or \
                  cancel) and, after accept, an object as content."
                     .to_owned()
             }
-            (Err(NoAnswer::Refused(reason)), _) => format!("The user could not be asked for a restart: {reason}."),
+            (Err(NoAnswer::Refused(reason)), _) => format!("The user could not be asked to choose a restart: {reason}."),
             (Err(NoAnswer::TimedOut | NoAnswer::Withdrawn), _) => {
-                format!("The user could not be asked for a restart: {NO_ANSWER_IN_TIME}.")
+                format!("The user chose no restart: {NO_ANSWER_IN_TIME}.")
             }
         };
         answer_with_current_outcome(call, outcome, Some(notice));

@@ -39,8 +39,8 @@ enum Depth {
 impl ToolSpec for MacroExpand {
     const NAME: &'static str = "macroexpand";
     const TITLE: &'static str = "Expand macros";
-    const DESCRIPTION: &'static str = "Expand a macro form to source, and list the steps. Evaluates nothing but \
-        macro functions: {\"form\": \"(with-open-file (s p) (read s))\"}.";
+    const DESCRIPTION: &'static str = "Expand a macro form to source, and list the steps. Runs no code except \
+        macro functions. Example: {\"form\": \"(with-open-file (s p) (read s))\"}.";
     const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = Content;

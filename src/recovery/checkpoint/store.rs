@@ -496,7 +496,7 @@ impl Draft {
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),
-                (status, _) => format!("exited with status {}; see stderr", status.unwrap_or(-1)),
+                (status, _) => format!("exited with status {}; the server's stderr may say why", status.unwrap_or(-1)),
             };
             return Err(format!("the saving process {how}"));
         }
