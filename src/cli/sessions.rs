@@ -16,7 +16,7 @@ use super::serve::wait_for_hang_up;
 use crate::image::process::take_inherited_descriptor;
 use crate::recovery::checkpoint::save::FinalSave;
 use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
-use crate::recovery::persistent::PersistentSession;
+use crate::recovery::persistent::{NOT_SAVED, PersistentSession};
 use crate::recovery::persistent::lock::{HolderState, Lock};
 use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
@@ -133,10 +133,9 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
     }
 }
 
-/// Prints the messages of the session's last save on stderr, if any, and deletes the file that contains the messages.
+/// Prints the messages of the session's last save on stderr, if there are any.
 fn report_save_errors(session: &PersistentSession) {
-    let file = session.errors_file();
-    if let Ok(text) = fs::read_to_string(&file)
+    if let Ok(text) = fs::read_to_string(session.errors_file())
         && !text.trim().is_empty()
     {
         print_to_stderr(&format!(
@@ -145,7 +144,6 @@ fn report_save_errors(session: &PersistentSession) {
             text.trim_end()
         ));
     }
-    let _ = fs::remove_file(file);
 }
 
 /// Returns the parameters for the final save of a worker's persistent session. Returns `None` if `lock_fd`, the descriptor
@@ -166,13 +164,13 @@ pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave
 /// server with a persistent session. Returns a sentence if the session was not saved.
 pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Result<(), String> {
     let lock = take_inherited_descriptor(3).map_err(|error| {
-        format!("The session was not saved: the saving process did not inherit the session's lock: {error}.")
+        format!("{NOT_SAVED}the saving process did not inherit the session's lock: {error}.")
     })?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
     let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };
     let checkpoints = draft.checkpoints().clone();
-    draft.finish_only_child(made).map_err(|reason| format!("The session was not saved: {reason}."))?;
+    draft.finish_only_child(made).map_err(|reason| format!("{NOT_SAVED}{reason}."))?;
     checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
     Ok(())
 }

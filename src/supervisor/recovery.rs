@@ -93,6 +93,9 @@ impl RecoveryRecord {
         let mut add = |text: String| {
             remark = Some(remark.take().map_or(text.clone(), |remark| format!("{remark} {text}")));
         };
+        if let Some(failure) = session.take_save_failure() {
+            add(failure);
+        }
         if unreadable > 0 {
             let lines = match unreadable {
                 1 => "A line of the session's log".to_owned(),

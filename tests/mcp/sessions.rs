@@ -722,6 +722,8 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     let mut server = state.serve("full");
     let text = server.evaluate("(list *x* (f))");
     assert!(text.contains("Restored: the checkpoint \"") && text.ends_with("=> (2 :F)"), "{text}");
+    let failure = "The session was not saved when its last server ended: the saving process exited with ";
+    assert!(text.contains(failure), "{text}");
     // The fork fails for lack of memory.
     server.evaluate("(defun g () :g)");
     assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
@@ -734,9 +736,16 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     state.await_free("full");
     let mut server = state.serve("full");
     let text = server.evaluate("(list *x* (f) (g))");
-    assert!(text.ends_with("=> (2 :F :G)"), "{text}");
+    let failure =
+        "The session was not saved when its last server ended: The process cannot be copied: Cannot allocate memory.";
+    assert!(text.contains(failure) && text.ends_with("=> (2 :F :G)"), "{text}");
+    assert!(server.finish().status.success());
+    // This server has saved the session. No incomplete core is left.
+    state.await_free("full");
+    let mut server = state.serve("full");
+    let text = server.evaluate("(list *x* (f) (g))");
+    assert!(!text.contains("was not saved") && text.ends_with("=> (2 :F :G)"), "{text}");
     assert!(!server.finish().stderr.contains(report_heading));
-    // No incomplete core is left.
     state.await_free("full");
     let directory = state.directory("full");
     assert_eq!(files(&directory, "core").len(), files(&directory, "json").len());

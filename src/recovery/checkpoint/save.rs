@@ -13,6 +13,7 @@ use super::store::{Checkpoint, Checkpoints, SaveDetails};
 use crate::Session;
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
+use crate::recovery::persistent::NOT_SAVED;
 use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::session::Operation;
@@ -199,8 +200,18 @@ impl Saver {
     ///
     /// # Errors
     /// Returns the reason why the image cannot be saved: the directory or the errors file cannot be created, running
-    /// evaluations do not end in time, or Lisp refuses to save.
+    /// evaluations do not end in time, or Lisp refuses to save. Also writes the reason to the errors file, for the session's
+    /// next server.
     pub(crate) fn save_at_end(&self, at_end: FinalSave) -> Result<Option<Pid>, String> {
+        let saver = self.start_final_save(&at_end);
+        if let Err(reason) = &saver {
+            let _ = std::fs::write(&at_end.errors, format!("{NOT_SAVED}{}.\n", reason.trim_end_matches('.')));
+        }
+        saver
+    }
+
+    /// [Saves the image](Self::save_at_end), but does not write a failure to the errors file.
+    fn start_final_save(&self, at_end: &FinalSave) -> Result<Option<Pid>, String> {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
         }

@@ -17,12 +17,15 @@ use std::path::{Path, PathBuf};
 
 use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME_CHARS};
 use crate::recovery::log::{self, LoadedLog};
+use crate::recovery::messages::shortened;
 use lock::Lock;
 
 /// The name of the file with the status page of a session's last worker.
 const STATUS_FILE: &str = "status";
 /// The name of the file for the output of the process that saves the session at the end of its server.
 pub(crate) const ERRORS_FILE: &str = "errors";
+/// The beginning of the line in the [`ERRORS_FILE`] file that says why the session was not saved.
+pub(crate) const NOT_SAVED: &str = "The session was not saved: ";
 
 /// A persistent session, which need not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +131,16 @@ impl PersistentSession {
     /// Returns the path of the [`ERRORS_FILE`] file.
     pub(crate) fn errors_file(&self) -> PathBuf {
         self.directory.join(ERRORS_FILE)
+    }
+
+    /// Returns a sentence that says why the session was not saved at the end of its last server, and deletes the
+    /// [`ERRORS_FILE`] file. Returns `None` if no save has failed.
+    pub(crate) fn take_save_failure(&self) -> Option<String> {
+        let text = fs::read(self.errors_file()).ok()?;
+        let _ = fs::remove_file(self.errors_file());
+        let text = String::from_utf8_lossy(&text);
+        let reason = text.lines().rev().find_map(|line| line.strip_prefix(NOT_SAVED))?;
+        Some(format!("The session was not saved when its last server ended: {}", shortened(reason)))
     }
 
     /// Reads the session's recovery state. A caller that only displays the state need not lock the session.
