@@ -481,10 +481,12 @@ impl Relay {
 
     /// Replaces a worker's process at the request of a call. `record` records the reason in the recovery record.
     fn replace_on_request(&mut self, id: WorkerId, record: impl FnOnce(&mut RecoveryRecord, &WorkerProcess)) {
+        // The process must not outlive its input: at the end of its input it would believe that the server has ended, and
+        // delete the checkpoints.
+        self.kill_processes_of(id);
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.replace(record);
         }
-        self.kill_processes_of(id);
     }
 
     /// Kills a worker's process and its descendants. Since there is only one worker, these are all descendants of
