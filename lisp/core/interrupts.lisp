@@ -140,18 +140,28 @@ with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCAL
                    (and (eql rax 0) (<= (register sb-vm::rdi-offset) 2) (eql 8 (register sb-vm::r10-offset)))
                    (and (eql #xb8 (sap-ref-8 (int-sap pc) -7)) (eql 217 (sap-ref-32 (int-sap pc) -6)))))))))
 
-(defconstant +max-interrupt-depth+ (- sb-vm:max-interrupts 3)
-  "The number of interrupt contexts of a thread up to which it runs interruptions. The rest is left for collections and
-faults. SBCL ends the process when a thread needs more than MAX-INTERRUPTS.")
+(defconstant +max-nested-interruptions+ 4
+  "The maximum number of interruptions that interrupt each other in a thread. SBCL ends the process when a thread has more
+than SB-VM:MAX-INTERRUPTS interrupt contexts; the others are left for errors, collections and faults.")
 
-(defun run-interruption-unless-deep (run-interruption)
+(declaim (type fixnum *nested-interruptions*))
+(defvar *nested-interruptions* 0
+  "The number of interruptions that run in this thread.")
+
+(defvar *interruption-waits* nil
+  "True when an interruption waits until the innermost running interruption has ended.")
+
+(defun run-interruption-unless-nested (run-interruption)
   "Call RUN-INTERRUPTION, SBCL's function, which runs this thread's next interruption. When interruptions that enable
-interrupts have interrupted each other too often, leave the next interruption queued until one of them has ended."
+interrupts have interrupted each other too often, leave the next one queued until the innermost one has ended."
   (declare (type function run-interruption))
-  (when (<= sb-kernel:*free-interrupt-context-index* +max-interrupt-depth+)
-    (unwind-protect (funcall run-interruption)
-      (when (sb-thread::thread-interruptions sb-thread:*current-thread*)
-        (sb-unix:raise sb-unix:sigurg)))))
+  (if (< *nested-interruptions* +max-nested-interruptions+)
+      (let ((*nested-interruptions* (1+ *nested-interruptions*))
+            (*interruption-waits* nil))
+        (unwind-protect (funcall run-interruption)
+          (when *interruption-waits*
+            (sb-unix:raise sb-unix:sigurg))))
+      (setf *interruption-waits* t)))
 
 (defun in-interruptible-code-p ()
   "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its

@@ -307,7 +307,7 @@ count as the file's, because SBCL does not make them every time."
 ;;; Threads, the heap, programs, the user's home
 
 (define-patch sb-thread::run-interruption ()
-  #'run-interruption-unless-deep)
+  #'run-interruption-unless-nested)
 
 (define-patch sb-thread::start-thread (thread function arguments)
   #'start-job-thread)
