@@ -49,7 +49,10 @@ fn format_size(bytes: u64) -> String {
 #[non_exhaustive]
 pub enum BootError {
     /// The only image that a process can have has been booted before, or is being booted now.
-    #[error("SBCL is already booted, and a process has a single image: to use this image, call Lisp::get_or_boot")]
+    #[error(
+        "SBCL is already booted or booting in this process, which can have only one image: to use this image, call \
+         Lisp::get_or_boot"
+    )]
     AlreadyBooted,
     /// An earlier boot failed; SBCL's runtime cannot be initialised twice.
     #[error("an earlier boot of SBCL failed in this process; start a new process")]
@@ -128,10 +131,10 @@ pub enum BootError {
         found: u32,
     },
     /// `initialize_lisp` failed.
-    #[error("SBCL's runtime failed to start (status {0}); see its message on stderr")]
+    #[error("SBCL's runtime failed to start (status {0}); its message is on this process's stderr")]
     Runtime(i32),
-    /// SBCL has booted, but could not start its threads for the host.
-    #[error("SBCL could not start its threads: {0}")]
+    /// SBCL has booted, but could not be prepared for the host, for example because a thread could not be started.
+    #[error("SBCL has booted, but could not be prepared for the host: {0}")]
     Start(String),
     /// A system call failed.
     #[error("cannot {what}: {source}")]
@@ -184,7 +187,7 @@ pub enum EvaluationError {
     None,
     /// Nothing has been evaluated since the session was reset, or its image was replaced or lost.
     #[error(
-        "No evaluations since the session's image was reset, replaced or lost; evaluations up to {last} are no \
+        "No evaluations since the session was reset, or its image was replaced or lost; evaluations up to {last} are no \
          longer kept."
     )]
     NoneSince {

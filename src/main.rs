@@ -17,8 +17,9 @@ fn main() {
         Ok(_) => std::process::exit(101),
         Err(error) => {
             eprintln!(
-                "sbcl-mcp cannot start a thread with a larger stack: {error}. Raise the stack limit, so that \
-                 no such thread is needed: ulimit -s {}",
+                "sbcl-mcp cannot start a thread with a stack of {} MiB: {error}. Raise the stack limit instead: \
+                 ulimit -s {}",
+                STACK_SIZE >> 20,
                 STACK_SIZE >> 10
             );
             std::process::exit(1);

@@ -32,17 +32,17 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     ResultKind {
         name: TIMEOUT,
         cause: "The evaluation ran longer than its time limit, and was interrupted.",
-        afterwards: "The image is kept, with everything that the evaluation had done. If the evaluation could not be \
-                     interrupted within 2 seconds, the image is replaced (with `--no-supervisor`, the evaluation's thread \
-                     is abandoned), and the message says so.",
-        remedy: "Read the backtrace, which shows where the time went. Pass a larger `timeout`; or pass `background` \
-                 or `wait`, which lift the time limit.",
+        afterwards: "The image is kept, with the changes that the evaluation had already made. If the evaluation could not \
+                     be interrupted within 2 seconds, the image is replaced (with `--no-supervisor`, the evaluation's \
+                     thread is abandoned), and the message says so.",
+        remedy: "Read the backtrace, which shows where the evaluation was interrupted. Pass a larger `timeout`; or pass \
+                 `background` or `wait`, which lift the time limit.",
     },
     ResultKind {
         name: CANCELLED,
-        cause: "The client cancelled the call, `abort-evaluation` ended it, or a reset or a restored checkpoint replaced \
-                the image meanwhile.",
-        afterwards: "Unless the image was replaced, it is kept, with everything that the evaluation had done.",
+        cause: "The client cancelled the call, `abort-evaluation` ended the evaluation, or a reset or a restored checkpoint \
+                replaced the image meanwhile.",
+        afterwards: "Unless the image was replaced, it is kept, with the changes that the evaluation had already made.",
         remedy: "Call again if you still need the result.",
     },
     ResultKind {

@@ -1152,7 +1152,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         )
         .expect("it is loaded");
         let late = lisp.save(&core).expect_err("it has no end");
-        assert!(matches!(&late, Error::Save { reason, .. } if reason.contains("too long")), "{late:?}");
+        assert!(matches!(&late, Error::Save { reason, .. } if reason.contains("took longer")), "{late:?}");
         lisp.eval::<()>("(pop sb-ext:*save-hooks*) (setf sbcl-host::**saving-seconds** 300)").expect("it is reset");
         // A save that is interrupted after the fork, before the caller learns the child's process id.
         lisp.load_str(

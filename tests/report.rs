@@ -195,7 +195,7 @@ proptest! {
             prop_assert!(length(&text) <= max, "{} of {max}", length(&text));
             let first = format!("\n  {from}: ");
             prop_assert!(text.contains(&first), "{text}");
-            from = match text.split("pass from ").nth(1) {
+            from = match text.split("pass `from` ").nth(1) {
                 Some(rest) => rest.split(' ').next().unwrap().parse().unwrap(),
                 None => total,
             };

@@ -78,7 +78,7 @@
  (name text "The name of the system or file."))
 
 (progress LoadProgress "The progress of a load."
- (message text "A sentence about the progress."))
+ (message text "The current action with its file or system, such as `loading src/a.lisp`."))
 
 (loaded Loaded "The result of a load."
  (name text "The name of the system or file.")
@@ -139,13 +139,13 @@
  (name text "The name of the relation."))
 
 (reference Reference "A reference to a name."
- (name text "The definition that contains the reference.")
- (location text "The file and the line, or a note that they are unknown." "where")
+ (name text "The definition that contains the reference; or the callee, method, subclass or test that was found.")
+ (location text "The source location, or a note that it is unknown." "where")
  (code text? "The text of the line.")
  (how text? "The way in which the definition refers to the name."))
 
 (note Note "A remark about the results."
- (text text "A sentence."))
+ (text text "The text of the remark."))
 
 (more More "The number of results beyond the requested number."
  (count number "The number of results."))
@@ -156,7 +156,7 @@
 (step ExpansionStep "A step of a macro expansion."
  (operator text "The operator of the expanded form." "macro")
  (result text "The operator of the expansion.")
- (count number "The number of consecutive repetitions of the step."))
+ (count number "The number of consecutive occurrences of the step."))
 
 (expansion ExpansionPiece "A piece of an expansion."
  (text text "The text of the piece."))
@@ -167,7 +167,7 @@
  (during text "The action that the error ended." "while"))
 
 (saving Saving "A process that is saving the image."
- (process number? "The process number.")
+ (process number? "The process ID.")
  (stopped number "The time for which the session was stopped, in microseconds.")
  (timers number "The number of timers that the saved image lacks."))
 

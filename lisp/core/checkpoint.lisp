@@ -218,8 +218,8 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
            (progn
              (loop while (alive-p)
                    do (when (> (monotonic-milliseconds) end)
-                        (error "The process cannot be copied: a finalizer or an after-GC hook has not returned for ~D ~
-                                seconds. Save again when it has ended."
+                        (error "The process cannot be copied: a finalizer or an after-GC hook did not return within ~D ~
+                                seconds. Save again when the finalizer or hook has returned."
                                seconds))
                       (funcall wait))
              (join)
@@ -285,7 +285,7 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
            (error "The process cannot be copied: every attempt in ~D seconds found a thread in C code that held a lock of ~
-                   malloc, stdio or the loader. Try again when no such thread runs."
+                   malloc, stdio or the loader. Save again when no thread holds such a lock."
                   seconds))
           (t
            (error "The process cannot be copied: for ~D seconds, ~A stayed in code that must not be interrupted ~
@@ -400,7 +400,7 @@ reason on the process's standard error and end with status 9. Only a forked chil
                (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
                                          :callable-exports *exported-functions*))
            (serious-condition (condition)
-             (setf failure (guarded (princ-to-string condition) (failure) "the error's report failed"))))
+             (setf failure (guarded (princ-to-string condition) (failure) "an error occurred that could not be printed"))))
       (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%" failure))))
         (with-pinned-objects (octets)
           (sb-unix:unix-write 2 octets 0 (length octets))))

@@ -89,7 +89,7 @@ last announcement."
           (event *job-id* (event-code :definitions) 0
                  (with-server-syntax ()
                    (let ((*package* **user-package**))
-                     (format nil "~@[defined ~{~A~^, ~}~]~:[~;; ~]~@[redefined ~{~A~^, ~}~]~:[~; and more~]"
+                     (format nil "~@[defined ~{~A~^, ~}~]~:[~;; ~]~@[redefined ~{~A~^, ~}~]~:[~; and possibly more~]"
                              (mapcar #'definition-text new)
                              (and new old)
                              (mapcar #'definition-text old)

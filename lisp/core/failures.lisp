@@ -85,7 +85,7 @@ interruption, only print CONDITION and continue the unwinding."
                        (push-error-details condition)
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
-                                (format nil "A memory fault: the image may be damaged.~:[~; reset-session ~
+                                (format nil "A memory fault occurred: the image may be damaged.~:[~; reset-session ~
                                              starts a new image.~]"
                                         **resets-available**))))
                      condition

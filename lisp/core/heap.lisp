@@ -173,7 +173,7 @@ the evaluation that filled the heap, a string, or NIL."
     (collect-recent-garbage kept)
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
-             (format nil "The heap was nearly used up (~D of ~D MB~@[, most of it by ~A~]), so the evaluation was ~
+             (format nil "The heap was nearly used up (~D of ~D MB~@[, even after ~A ended~]), so the evaluation was ~
                           stopped. ~D MB are still in use by objects of the session."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size)) part
                      (megabytes (sb-kernel:dynamic-usage)))))))

@@ -463,7 +463,7 @@ frames at the error; and the value of the stack top hint there."
                 (not taken)))
          taken)))
 
-(define-assumption "the main thread"
+(define-assumption "the variable that holds the main thread"
   (eq (sb-thread:main-thread) sb-thread::*initial-thread*))
 
 (define-assumption "the report of the restart CONTINUE of a failed ASSERT with places"

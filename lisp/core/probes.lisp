@@ -62,7 +62,7 @@
 (define-assumption "AVLTREE-FILTER returns the data of the nodes of a tree of threads"
   (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
 
-(define-assumption "an interruption is called, or is passed to *INTERRUPT-HANDLER* if that is a function"
+(define-assumption "an interruption is called, or is passed to the function in *INTERRUPT-HANDLER* if there is one"
   (let ((calls '()))
     (flet ((interrupt (mark)
              (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (push mark calls)))))

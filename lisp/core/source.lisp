@@ -489,7 +489,7 @@ entry in *SOURCE-FILES*, in which the values are cached, or NIL."
 (defun changed-file-location (namestring)
   "Return a source location without a line for code in the file with the native namestring NAMESTRING, which has changed
 since the code was compiled or loaded."
-  (make-source-location :source-name (concatenate 'string (shown-path namestring) " (changed since)")))
+  (make-source-location :source-name (concatenate 'string (shown-path namestring) " (file has changed)")))
 
 (defun file-location (namestring created start end find &optional name)
   "Return the source location of a subform in the file with the native namestring NAMESTRING. START and END are the offsets,

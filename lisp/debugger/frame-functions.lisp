@@ -89,7 +89,7 @@ Return NIL if evaluation can continue."
         ((not (stable-frame-p frame))
          "the frame was interrupted while its function was starting, returning or calling another function")
         ((called-directly-p frame)
-         "the frame's local function is called directly by the same compiled code, which relies on the return ~
+         "the frame's function was called directly, as a local function, by code that relies on the return ~
           types that the compiler derived")))
 
 (defun declared-to-return-p (frame values)
@@ -327,7 +327,7 @@ the function or an argument is unknown."
                               (values (sb-mop:method-function method) (list arguments next-methods))
                               (refuse-to-restart
                                number "the next methods of ~S cannot be determined~:[ without arguments that SBCL no longer ~
-                                       has~;~]."
+                                       has~; for a long-form method combination~]."
                                full-name
                                (typep (sb-mop:generic-function-method-combination generic-function)
                                       'sb-pcl::long-method-combination)))))))))))))
@@ -337,6 +337,6 @@ the function or an argument is unknown."
 GENERIC-FUNCTION is the generic function; else it is NIL."
   (format nil "~S ~@?" name
           (cond (generic-function "is no longer a method of its generic function.")
-                ((symbolp name) "no longer has a global definition.")
+                ((sb-int:legal-fun-name-p name) "no longer has a global definition.")
                 (t "has no global name, and its frame does not keep the function object, unlike the frames of code sent ~
                     to evaluate-lisp."))))

@@ -113,9 +113,9 @@ are no such symbols, or if SYMBOL is not a symbol."
     (simple-error
      (let ((name (redefined-structure condition)))
        (when name
-         (format nil "The existing objects and functions of ~A have the old definition, with the slots ~A.~@
-                      CONTINUE installs the new definition: the old objects, and code compiled for them, become invalid.~@
-                      RECKLESSLY-CONTINUE installs it as if both definitions were compatible."
+         (format nil "Existing instances of ~A, and code compiled for them, use the old definition, with the slots ~A.~@
+                      CONTINUE installs the new definition: these instances and this code become invalid.~@
+                      RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible."
                  (symbol-text name)
                  (with-server-syntax (:length nil)
                    (prin1-to-string (mapcar #'sb-kernel:dsd-name

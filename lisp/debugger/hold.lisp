@@ -363,8 +363,9 @@ another restart, or abort the evaluation.")))))))))))
 (defun find-held-frame (number)
   "Return frame NUMBER of the held evaluation. Refuse if there is no such frame."
   (or (cdr (assoc number *held-frames*))
-      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D."
-              number (or (car (car (last *held-frames*))) 0))))
+      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D~:[~;; the middle of this deep stack was not ~
+               captured~]."
+              number (or (car (car (last *held-frames*))) 0) (assoc number *held-frames* :test #'<))))
 
 (defun frame-locals-command (job)
   "Push the local variables of several frames, beginning with the frame whose number is JOB's argument. JOB's flags
@@ -451,7 +452,7 @@ reason and return NIL."
         (cond ((not success)
                (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
               ((not (declared-to-return-p frame values))
-               (refuse "Frame ~D cannot return these values: its function is declaimed to return other types."
+               (refuse "Frame ~D cannot return these values: its function is declaimed to return values of other types."
                        (job-argument job)))
               (t
                (values t

@@ -589,7 +589,7 @@ names. If WITH-SOURCE is true, include the source text of definitions."
                                                 (push-type-roles symbol)))
                    (cond (called (push-package-role called))
                          (t (push-role symbol "SYMBOL")
-                            (push-text-detail "Note" "the symbol names nothing yet")))))
+                            (push-text-detail "Note" "the symbol names no function, variable or type")))))
                 (called (push-package-role called))
                 (t (push-not-found name package))))))))
 

@@ -24,7 +24,7 @@
            (handler-bind ((simple-error (compile nil '(lambda (condition) condition)))) (not (handled-by-system-p)))
            (not (system-handles-p condition sb-kernel::**initial-handler-clusters**))))))
 
-(define-assumption "the place of the fast function in a method"
+(define-assumption "the function of a standard method is a %METHOD-FUNCTION"
   (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
     (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 

@@ -171,7 +171,8 @@ above the first value, and the values follow downwards. FRAME is the frame point
     (let ((*print-escape* nil))
       (multiple-value-bind (text result) (bounded-text 10000 (lambda (stream) (princ condition stream)))
         (if (typep result 'condition)
-            (format nil "~A(the condition's report failed: ~A)" text (type-name-text (class-name-of result)))
+            (format nil "~@[~A ~](the condition's report failed: ~A)" (and (string/= text "") text)
+                    (type-name-text (class-name-of result)))
             text)))))
 
 (defun class-name-text (name)

@@ -558,7 +558,7 @@ Signal an error if there is no such slot."
   (let ((slot (find name (sb-mop:class-slots (class-of object))
                     :key #'sb-mop:slot-definition-name :test #'string-equal)))
     (unless slot
-      (error "~A has no slot ~A." (string-downcase (type-name-text (class-name-of object))) name))
+      (error "The class ~A has no slot ~A." (string-downcase (type-name-text (class-name-of object))) name))
     (slot-value object (sb-mop:slot-definition-name slot))))
 
 (defun slots-of-object (object)

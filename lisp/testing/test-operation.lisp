@@ -460,8 +460,8 @@ RELOAD is true, load the changed files of a test system that is found by its nam
                                 (t (run-tests-named name)))))
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
   (when (zerop (length (test-run-verdicts run)))
-    (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does ~
-                      nothing~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]."
+    (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op runs ~
+                      none~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]."
                      (and system (asdf:component-name system)) package (mapcar #'framework-title (loaded-frameworks)))))
 
 (defun call-reporting-system-errors (run function)

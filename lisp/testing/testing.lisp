@@ -333,7 +333,7 @@ unwinding."
 (defun record-removed-test (verdict)
   "Record in VERDICT that the test could not run, because it no longer existed."
   (setf (verdict-status verdict) :error
-        (verdict-message verdict) "The test could not run: an earlier test removed it."))
+        (verdict-message verdict) "The test could not run: it was removed during the run."))
 
 (defun record-verdict (verdict)
   "Add VERDICT, whose test is over, to the current test run. If an error ended the test, push the error."
@@ -491,7 +491,7 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
 (defun load-for-tests (system &optional reload)
   "Load SYSTEM if it is not loaded. If SYSTEM is loaded and RELOAD is true, load its changed files."
   (when (or reload (not (asdf:component-loaded-p system)))
-    (announce-step (concatenate 'text "the loading of " (asdf:component-name system)) +loading-milliseconds+)
+    (announce-step (concatenate 'text "the load of " (asdf:component-name system)) +loading-milliseconds+)
     (unwind-protect
          (let ((*recording-warnings* t))
            (call-recompiling-fasls (lambda () (asdf:load-system system))))

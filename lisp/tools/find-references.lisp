@@ -317,7 +317,7 @@ one file are in the order of their positions."
   "The references that were pushed for this request, so that none is pushed twice. Each reference is a list of title,
 location, code and kind.")
 
-(defun push-reference-record (title location how &key (if-unknown "no source known"))
+(defun push-reference-record (title location how &key (if-unknown "source unknown"))
   "Push a record of a reference, unless an equal record was pushed before. Return true if the record was pushed. TITLE, a
 string or a name to be printed, says which definition contains the reference. LOCATION is the reference's source location; if
 it is NIL, the string IF-UNKNOWN is pushed instead. HOW is a phrase for the kind of the reference, or NIL."
@@ -339,7 +339,7 @@ it is NIL, the string IF-UNKNOWN is pushed instead. HOW is a phrase for the kind
   "Return the name of the source file of FUNCTION, a simple function whose source location is unknown. If the file is
 unknown, too, return a phrase that says so."
   (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
-    (if (stringp file) file "no source known")))
+    (if (stringp file) file "source unknown")))
 
 (defun push-references (references name limit)
   "Push records of the first LIMIT of REFERENCES, as sorted by SORTED-REFERENCES, and of the number of further references.
@@ -386,7 +386,7 @@ note on code that was not examined."
           (macro
            (push-note "Not searched: files that are not loaded, and code compiled with (space 3)."))
           ((xrefs-recorded-p name)
-           (push-note "Not searched: ~A in quoted lists or computed for FUNCALL, recursive calls~:[ and~;,~] files that ~
+           (push-note "Not searched: ~A in quoted lists, names computed for FUNCALL, recursive calls~:[ and~;,~] files that ~
                        are not loaded~:*~@[, and inlined calls in code compiled with (space 3)~]."
                       (printed-name name)
                       (eq 'inline (sb-int:info :function :inlinep name))))

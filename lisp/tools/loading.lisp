@@ -335,7 +335,7 @@ load its source, if there is one, instead."
                        (lambda (condition)
                          (when (and (equal "fasl" (pathname-type file)) (unusable-fasl-p condition)
                                     (probe-file source))
-                           (push-notice "~A ~:[was made by another SBCL~;is incomplete~]: its source was loaded instead."
+                           (push-notice "~A ~:[was made by another SBCL~;is incomplete~]: its source is loaded instead."
                                         (shown-path (sb-ext:native-namestring file)) (truncated-fasl-p condition))
                            (return-from done (load-source source))))))
         (load-source file)))))

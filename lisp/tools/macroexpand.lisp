@@ -286,7 +286,7 @@ reading TEXT interns symbols in it."
             (multiple-value-bind (printed cut) (printed-source expansion)
               (push-expansion printed)
               (when cut
-                (push-record "note" :text "The expansion is too long or circular, so only its beginning is shown.")))
+                (push-record "note" :text "Only the beginning is shown: the expansion is too long or cannot be printed.")))
             (when more
               (push-record "note" :text "Only the first form was expanded."))))))))
 

@@ -23,7 +23,7 @@
          (intern name copy)
          (null (find-symbol name package)))))
 
-(define-assumption "the cells that full calls go through"
+(define-assumption "the linkage cells through which full calls go"
   (member (linkage-index 'code-source) (linkage-indices (function-code #'system-code-p))))
 
 (define-assumption "the cross-references of code"

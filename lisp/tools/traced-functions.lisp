@@ -115,7 +115,8 @@ value is SBCL's name of the method. Signal an error if there is no such method."
       (loop for (method . known) in named
             when (tree-matches-p (cddr tree) (cddr known))
               do (return-from method-of-tree (values method known)))
-      (error "~A is not defined. The methods of ~S:~{~%  ~(~S~)~}~@[~%  and ~D more~]" (tree-text tree) name
+      (error "~A is not defined. ~:[~S has no methods.~;The methods of ~S:~{~%  ~(~S~)~}~@[~%  and ~D more~]~]"
+             (tree-text tree) named name
              (mapcar #'cdr (subseq named 0 (min 10 (length named))))
              (and (> (length named) 10) (- (length named) 10))))))
 
@@ -178,10 +179,10 @@ package named PACKAGE. Signal an error if there is no such local function, or if
                                                            (if method (second outer) outer))))))
          (name (find-if (lambda (known) (tree-matches-p (second tree) (second known))) locals)))
     (cond (generic
-           (error "~S is a generic function: name the method that ~A is in, as (method ~(~S~) (integer))."
+           (error "~S is a generic function: name the method that ~A is in, such as (method ~(~S~) (integer))."
                   outer (second tree) outer))
           ((null name)
-           (error "~S has no local function ~A in its compiled code~:[: it has none~;~:*; it has~{ ~(~S~)~^,~}~]. ~
+           (error "~S has no local function ~A in its compiled code~@[, only~{ ~(~S~)~^,~}~]. ~
                    SBCL merges a function into its caller if the function is inline or called only once. To prevent the ~
                    merging, add (declare (notinline ~(~A~))) to the caller, and a second call or #'~:*~(~A~)."
                   outer (second tree) locals (second tree))))
@@ -201,7 +202,7 @@ package named PACKAGE. Signal an error if there is no such local function, or if
 in the foreground."
   (let* ((name (target-name target))
          (known (sb-di::compiled-debug-fun-compiler-debug-fun (target-object target)))
-         (reason (cond ((not foreground) "in an evaluation that may be in the background")
+         (reason (cond ((not foreground) "in an evaluation that may move to the background")
                        ((or (user-threads) (rest **evaluation-threads**)) "while other threads run")
                        ((member known **breakpoint-functions**) "by two evaluations at once")
                        ((find-if (lambda (traced)

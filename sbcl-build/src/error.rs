@@ -12,7 +12,8 @@ use sbcl_core::settings;
 pub enum Error {
     /// The package does not depend on `sbcl-mcp`.
     #[error(
-        "the package must depend directly on sbcl-mcp, in the same version as sbcl-build: add it to [dependencies]"
+        "the package must depend directly on sbcl-mcp, with the same version as sbcl-build: add sbcl-mcp to \
+         [dependencies]"
     )]
     NoDependency,
 

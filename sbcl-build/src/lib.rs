@@ -133,5 +133,5 @@ fn dependency_path(name: &str) -> Option<PathBuf> {
 
 /// Returns the value of the environment variable `name`, which cargo sets for build scripts.
 fn env_var(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; cargo sets it for build scripts"))
 }

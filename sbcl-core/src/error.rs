@@ -57,8 +57,7 @@ pub enum Error {
     },
 
     /// Programs that the build needs are not installed.
-    #[error("building SBCL {version} needs programs that are not on the PATH: {list}. \
-        {help}", version = pin::VERSION, list = missing.join(", "))]
+    #[error("building SBCL needs programs that are not on the PATH: {list}. {help}", list = missing.join(", "))]
     MissingTools {
         /// The missing programs.
         missing: Vec<String>,
@@ -67,7 +66,10 @@ pub enum Error {
     },
 
     /// The C compiler is installed but does not work.
-    #[error("the C compiler `{compiler}` cannot build a program that includes <stdio.h>:\n{output}\n{help}")]
+    #[error(
+        "the C compiler `{compiler}` cannot report its version or cannot build a program that includes <stdio.h>:\n\
+         {output}\n{help}"
+    )]
     BrokenCompiler {
         /// The compiler's command.
         compiler: String,
@@ -91,7 +93,11 @@ pub enum Error {
     },
 
     /// The directory of another SBCL's source cannot be used.
-    #[error("{variable} is {directory:?}, but {problem}", variable = settings::NEXT)]
+    #[error(
+        "{variable} is {directory:?}, but {problem}. {variable} must be the absolute path of a directory with SBCL's \
+         source",
+        variable = settings::NEXT
+    )]
     NextRefused {
         /// The directory that `SBCL_MCP_NEXT` names.
         directory: PathBuf,
@@ -101,8 +107,8 @@ pub enum Error {
 
     /// No provider had the source.
     #[error(
-        "the source of SBCL {version} could not be obtained. Tried:{list}\nFetch {archive}, or tag {tag} of upstream's git \
-         repository, and set {variable} to its path",
+        "the source of SBCL {version} could not be obtained. Tried:{list}\nDownload {archive}, or check out tag {tag} of \
+         upstream's git repository, and set {variable} to the absolute path of the archive or checkout",
         version = pin::VERSION,
         archive = pin::ARCHIVE,
         tag = pin::GIT_TAG,

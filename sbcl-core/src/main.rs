@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
     let bare = recipe.sbcl().map_err(|error| error.to_string())?;
     let bare =
-        bare.ok_or("a prebuilt SBCL (SBCL_MCP_PREBUILT) cannot describe the internal names: unset the variable")?;
+        bare.ok_or("the table of internal names needs an SBCL that is built from source: unset SBCL_MCP_PREBUILT")?;
     let (scripts, fasls) = (recipe.lisp_dir.join("build"), checkout.join("target/sbcl-internals"));
     let table = scripts.join("sbcl-internals.sexp");
     let mut command = bare.command();

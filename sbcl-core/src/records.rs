@@ -30,7 +30,7 @@ impl Form {
                 '"' => {
                     let mut text = String::new();
                     loop {
-                        match characters.next().ok_or("a string without end")? {
+                        match characters.next().ok_or("a string is not closed")? {
                             '"' => break,
                             '\\' => text.extend(characters.next()),
                             character => text.push(character),
@@ -121,7 +121,7 @@ mod tests {
         for (table, expected) in [
             ("(a", "a `)` is missing"),
             ("a)", "there is one `)` too many"),
-            ("\"a", "a string without end"),
+            ("\"a", "a string is not closed"),
             ("(a B)", "not a record: List([Symbol(\"a\"), Symbol(\"B\")])"),
             ("(a B \"c\" (d odd \"e\"))", "not a field of a: List([Symbol(\"d\"), Symbol(\"odd\"), Text(\"e\")])"),
         ] {

@@ -130,7 +130,7 @@ pub(crate) fn build(
     let directory = cache.get_or_build("sbcl", &key, progress, |context| {
         toolchain.check(&context.scratch)?;
         progress.say(format_args!(
-            "building SBCL {version}, once on this machine: about three minutes; log: {}",
+            "building SBCL {version} takes about three minutes; later builds use the result; log: {}",
             context.log.path().display()
         ));
         let source = source::find(settings, cache, progress)?;

@@ -116,7 +116,7 @@ impl Toolchain {
     fn tools(&self) -> Vec<Tool> {
         let lisp = self.bootstrap.split_whitespace().next().unwrap_or_default();
         vec![
-            tool("sbcl (or another Common Lisp that can bootstrap it)", &[lisp], ["sbcl"; 4]),
+            tool("sbcl (or another Common Lisp, named by SBCL_MCP_BOOTSTRAP)", &[lisp], ["sbcl"; 4]),
             self.compiler_tool(),
             tool("make", &["make", "gmake"], ["make", "make", "make", XCODE_INSTALL]),
             tool("strip", &["strip"], ["binutils", "binutils", "binutils", XCODE_INSTALL]),

@@ -505,7 +505,9 @@ fn parse_test_timeout(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     let allowed = mcp::TEST_TIMEOUT_RANGE;
     let is_allowed = allowed.contains(&seconds);
-    is_allowed.then_some(seconds).ok_or_else(|| format!("not between {} and {}", allowed.start(), allowed.end()))
+    is_allowed
+        .then_some(seconds)
+        .ok_or_else(|| format!("not between {} and {} seconds", allowed.start(), allowed.end()))
 }
 
 fn parse_positive_duration(text: &str) -> Result<Duration, String> {
@@ -525,9 +527,10 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "M" | "MB" | "MIB" => 20,
         "G" | "GB" | "GIB" => 30,
         "T" | "TB" | "TIB" => 40,
-        _ => return Err("not a size: write 512M or 8G".to_owned()),
+        _ => return Err("not a size: write a whole number and a unit, such as 512M".to_owned()),
     };
-    let number: u64 = digits.parse().map_err(|_| "not a size: write 512M or 8G".to_owned())?;
+    let number: u64 =
+        digits.parse().map_err(|_| "not a size: write a whole number and a unit, such as 512M".to_owned())?;
     number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
 }
 

@@ -39,7 +39,7 @@ pub(super) fn run(
             let Some(mut stdin) = stdin.take() else { continue };
             let mut bytes = Vec::new();
             if let Err(error) = stdin.read_to_end(&mut bytes) {
-                super::print_to_stderr(&format!("sbcl-mcp cannot read stdin: {error}"));
+                super::print_to_stderr(&format!("sbcl-mcp check: cannot read stdin: {error}"));
                 status = status.max(CANNOT_RUN);
                 continue;
             }

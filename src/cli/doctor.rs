@@ -119,7 +119,7 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
         Err(error) => findings.note(
             "binary",
             &format!("{}: {error}", binary.display()),
-            "the program was moved or replaced while running; start the new program",
+            "if the program was moved or replaced while running, start the new program",
         ),
     }
     match find_on_path("sbcl-mcp") {
@@ -215,7 +215,7 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
     match (mode.as_deref(), left) {
         (Some("2"), Some(left)) if left < needed => {
             let found = format!(
-                "not allowed (vm.overcommit_memory is 2): {} can still be allocated, but {} are needed",
+                "not allowed (vm.overcommit_memory is 2): {} can still be allocated, but {} is needed",
                 format_bytes(left),
                 format_bytes(needed)
             );
@@ -314,7 +314,8 @@ fn check_directories(findings: &mut Findings) {
             &other
                 .as_ref()
                 .map_or("HOME is not set".to_owned(), |home| format!("{} is not a directory", home.display())),
-            "set HOME to an existing directory: otherwise compiled files and checkpoints are temporary",
+            "set HOME to an existing directory: otherwise compiled files and checkpoints are temporary, unless \
+             XDG_CACHE_HOME and XDG_STATE_HOME are set",
         ),
     }
     let state = state_directory();
@@ -323,7 +324,7 @@ fn check_directories(findings: &mut Findings) {
         Some((directory, Ok(()))) => {
             let (space, _) = file_system_info(directory);
             let taken = directory_size(directory);
-            let found = format!("{} ({}), {} free", directory.display(), format_bytes(taken), format_bytes(space));
+            let found = format!("{} ({} used), {} free", directory.display(), format_bytes(taken), format_bytes(space));
             findings.fine("checkpoints", &found);
         }
         Some((directory, Err(error))) => findings.problem(
@@ -345,7 +346,9 @@ fn check_directories(findings: &mut Findings) {
         Some((directory, Ok(data))) if data.is_dir() && own(&data) => {
             findings.fine("runtime", &directory.display().to_string());
         }
-        Some((directory, Ok(_))) => note(findings, &format!("{} is not private to this user", directory.display())),
+        Some((directory, Ok(_))) => {
+            note(findings, &format!("{} is not a private directory of this user", directory.display()))
+        }
         Some((directory, Err(error))) => note(findings, &format!("{}: {error}", directory.display())),
         None => note(findings, "XDG_RUNTIME_DIR is not set"),
     }
@@ -364,7 +367,7 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
     } else if brings.is_empty() || user_init {
         findings.fine("init file", &format!("{} is {loaded}", init.display()));
     } else {
-        let found = format!("{} sets up {}, but is {loaded}", init.display(), brings.join(" and "));
+        let found = format!("{} mentions {}, but is {loaded}", init.display(), brings.join(" and "));
         findings.note("init file", &found, "to load this file, add --user-init to the server's arguments");
     }
     let registries = [".config/common-lisp/source-registry.conf", ".config/common-lisp/source-registry.conf.d"];
@@ -374,7 +377,10 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
     let known: Vec<_> = known.map(|path| path.display().to_string()).collect();
     let variable = std::env::var(environment::SOURCE_REGISTRY).ok().filter(|value| !value.is_empty());
     let known: Vec<_> = variable.map(|value| format!("CL_SOURCE_REGISTRY={value}")).into_iter().chain(known).collect();
-    findings.fine("Lisp systems", &if known.is_empty() { "none installed".to_owned() } else { known.join(", ") });
+    findings.fine(
+        "Lisp systems",
+        &if known.is_empty() { "none found in the usual directories".to_owned() } else { known.join(", ") },
+    );
 }
 
 /// Starts a server as a client does, evaluates a form there, and checks ASDF.
@@ -384,7 +390,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         Ok(client) => client,
         Err(error) => {
             let found = format!("cannot start a process: {error}");
-            return findings.problem("start", &found, "raise the limit of processes (ulimit -u)");
+            return findings.problem("start", &found, "if the limit of processes is reached, raise it (ulimit -u)");
         }
     };
     if let Err(failure) = client.initialize(TIMEOUT) {

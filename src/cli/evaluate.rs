@@ -21,7 +21,7 @@ pub(super) fn evaluate_in_own_image(options: Options, code: &[String], stdio: St
 /// Evaluates code and prints the report. Returns the exit status, or a sentence that says why there is no report.
 fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result<i32, String> {
     let Stdio { input, output, .. } = stdio;
-    let text = read_code(code, input)?;
+    let text = read_code(code, input).map_err(|reason| format!("sbcl-mcp eval: {reason}"))?;
     let scratch = ScratchDirectory::new();
     let session = options.boot_session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
     start_logging(options.log);
@@ -74,6 +74,6 @@ fn read_code(code: &[String], input: OwnedFd) -> Result<String, String> {
     }
     let mut bytes = Vec::new();
     let read = std::fs::File::from(input).read_to_end(&mut bytes);
-    read.map_err(|error| format!("sbcl-mcp cannot read stdin: {error}"))?;
+    read.map_err(|error| format!("cannot read stdin: {error}"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

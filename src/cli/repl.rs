@@ -255,7 +255,7 @@ impl Repl {
         let whose = match options.attached_to.as_deref() {
             None => String::new(),
             Some("") => ", in a running server".to_owned(),
-            Some(name) => format!(", in the session {name}"),
+            Some(name) => format!(", in the running server {name}"),
         };
         self.print(
             TextStyle::Note,
@@ -408,7 +408,7 @@ impl Repl {
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
              Tab completes. Ctrl-C interrupts the evaluation. Ctrl-C twice within a second replaces the image and restores \
-             the session.\n",
+             the session (not with --attach).\n",
         );
         self.print(TextStyle::Plain, &text)
     }
@@ -425,7 +425,10 @@ impl Repl {
         {
             // The held evaluation has timed out, or another client has released it.
             self.level = 0;
-            self.print(TextStyle::Note, "; The held evaluation was ended.\n")?;
+            self.print(
+                TextStyle::Note,
+                "; The held evaluation has ended: the code is evaluated outside its frames.\n",
+            )?;
             return self.evaluate(code);
         }
         self.show_reply(reply)
@@ -652,7 +655,11 @@ impl Repl {
                     self.print(TextStyle::Note, &format!("; Interrupting the evaluation.{more}\n"))?;
                 }
                 None => {
-                    self.print(TextStyle::Failure, "; The evaluation does not respond to the interrupt.\n")?;
+                    self.print(
+                        TextStyle::Failure,
+                        "; The evaluation does not respond to the interrupt and may still be running; :reset starts \
+                         over with a new image.\n",
+                    )?;
                     return Ok(RequestReply::Interrupted { image_may_be_lost: false });
                 }
             }

@@ -136,9 +136,7 @@ impl Replay {
     }
 
     fn print(&mut self, text: &str) -> Result<(), String> {
-        self.output
-            .write_all(text.as_bytes())
-            .map_err(|error| format!("sbcl-mcp cannot write the report to stdout: {error}"))
+        self.output.write_all(text.as_bytes()).map_err(|error| format!("cannot write the report to stdout: {error}"))
     }
 
     /// Replays one record. Returns false if the server has ended.
@@ -172,7 +170,9 @@ impl Replay {
                         Some(request) => self.server_requests.push((id.clone(), request["id"].clone())),
                         None => {
                             self.different += 1;
-                            self.print(&format!("line {number}: the server no longer sends {method}\n"))?;
+                            self.print(&format!(
+                                "line {number}: the server did not send the recorded request {method}\n"
+                            ))?;
                         }
                     }
                     Ok(true)
@@ -267,9 +267,9 @@ impl Replay {
     fn finish(mut self) -> Result<i32, String> {
         let (answers, different) = (self.answers, self.different);
         let end = match different {
-            0 => format!("{answers} answers, all as recorded.\n"),
-            1 => format!("{answers} answers, 1 difference.\n"),
-            _ => format!("{answers} answers, {different} differences.\n"),
+            0 => format!("Answers compared: {answers}; all are as recorded.\n"),
+            1 => format!("Answers compared: {answers}; 1 difference.\n"),
+            _ => format!("Answers compared: {answers}; {different} differences.\n"),
         };
         self.print(&end)?;
         let stderr = self.client.end();

@@ -16,8 +16,8 @@ use super::serve::wait_for_hang_up;
 use crate::image::process::take_inherited_descriptor;
 use crate::recovery::checkpoint::save::FinalSave;
 use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
-use crate::recovery::persistent::{NOT_SAVED, PersistentSession};
 use crate::recovery::persistent::lock::{HolderState, Lock};
+use crate::recovery::persistent::{NOT_SAVED, PersistentSession};
 use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
 use crate::rpc::descriptors::to_private_number;
@@ -73,14 +73,15 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
         Some(Action::Delete { name }) => {
             let session = PersistentSession::named(&name)?;
             session.delete()?;
-            format!("Deleted {:?}.", session.name)
+            format!("Deleted the session {:?}.", session.name)
         }
         Some(Action::Export { name, output: file }) => {
             let text = PersistentSession::named(&name)?.export()?;
             match file {
                 None => text,
                 Some(file) => {
-                    fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+                    fs::write(&file, text)
+                        .map_err(|error| format!("sbcl-mcp cannot write {}: {error}", file.display()))?;
                     return Ok(0);
                 }
             }
@@ -163,9 +164,8 @@ pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave
 /// Waits until the child of this process has saved a core, and makes a checkpoint of the core. Runs as the last step of a
 /// server with a persistent session. Returns a sentence if the session was not saved.
 pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Result<(), String> {
-    let lock = take_inherited_descriptor(3).map_err(|error| {
-        format!("{NOT_SAVED}the saving process did not inherit the session's lock: {error}.")
-    })?;
+    let lock = take_inherited_descriptor(3)
+        .map_err(|error| format!("{NOT_SAVED}the saving process did not inherit the session's lock: {error}."))?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
     let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };

@@ -28,7 +28,7 @@ pub struct ConversionError {
     /// A description of the object that was found instead, cut off if it is long.
     pub found: String,
     /// The position of the found object in the object that was to be converted, outermost part first, such as `element 3`
-    /// or `the key of entry 0`; numbers begin at 0.
+    /// or `the key of entry 0`. Elements and entries are numbered from 0.
     pub place: Vec<String>,
 }
 
@@ -297,11 +297,17 @@ impl<'m> Reader<'m> {
             Token::Nil => ("nil".to_owned(), 0),
             Token::True => ("t".to_owned(), 0),
             Token::Integer(value) => (value.to_string(), 0),
-            Token::Bignum(words) => (format!("an integer of {} bits", words.len() * 64), 0),
+            Token::Bignum(words) => {
+                let last = words.last().copied().unwrap_or(0).cast_signed();
+                let (sign, unused) =
+                    if last < 0 { ("negative", last.leading_ones()) } else { ("positive", last.leading_zeros()) };
+                (format!("a {sign} integer of {} bits", (words.len() * 64).saturating_sub(unused as usize)), 0)
+            }
             Token::Single(value) => (value.to_string(), 0),
             Token::Double(value) => (format!("{value}d0"), 0),
             Token::Character(code) => {
-                (char::from_u32(code).map_or_else(|| format!("character {code:#x}"), |c| format!("character {c:?}")), 0)
+                let surrogate = || format!("the surrogate {code:#x}");
+                (char::from_u32(code).map_or_else(surrogate, |c| format!("the character {c:?}")), 0)
             }
             Token::String(characters) => (format!("the string {:?}", shorten(&characters.to_text_lossy())), 0),
             Token::Symbol(has_package) => (format!("the symbol {}", self.symbol(has_package)), 0),
@@ -311,10 +317,10 @@ impl<'m> Reader<'m> {
             Token::List(count) => (format!("a list of {}", object_count_text(count)), count),
             Token::Dotted(count) => ("a dotted list".to_owned(), count + 1),
             Token::Vector(count) => (format!("a vector of {}", object_count_text(count)), count),
-            Token::Octets(_, count) => (format!("a vector of {count} octets"), 0),
-            Token::Table(count) => (format!("a hash table of {count} entries"), count * 2),
-            Token::Doubles(words) => (format!("a vector of {} floats", words.len()), 0),
-            Token::Values(count) => (format!("{count} values"), count),
+            Token::Octets(_, count) => (format!("a vector of {}", count_text(count, "octet", "octets")), 0),
+            Token::Table(count) => (format!("a hash table of {}", count_text(count, "entry", "entries")), count * 2),
+            Token::Doubles(words) => (format!("a vector of {}", count_text(words.len(), "float", "floats")), 0),
+            Token::Values(count) => (value_count_text(count), count),
             Token::Handle(handle) => (self.cx.describe(&Value::from_handle(handle)), 0),
         };
         for _ in 0..more {
@@ -325,7 +331,15 @@ impl<'m> Reader<'m> {
 }
 
 fn object_count_text(count: usize) -> String {
-    if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
+    count_text(count, "object", "objects")
+}
+
+fn value_count_text(count: usize) -> String {
+    if count == 1 { "one value".to_owned() } else { format!("{count} values") }
+}
+
+fn count_text(count: usize, singular: &str, plural: &str) -> String {
+    if count == 1 { format!("1 {singular}") } else { format!("{count} {plural}") }
 }
 
 fn shorten(text: &str) -> String {
@@ -642,7 +656,7 @@ impl FromLisp for i128 {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let token = reader.token();
-        token_to_i128(&token).ok_or_else(|| reader.unexpected("an integer of at most 128 bits", token))
+        token_to_i128(&token).ok_or_else(|| reader.unexpected("an integer from -2^127 to 2^127 - 1", token))
     }
 }
 
@@ -664,7 +678,7 @@ impl FromLisp for u128 {
             Token::Bignum(words) => bignum_to_i128(words).and_then(|value| Self::try_from(value).ok()),
             _ => None,
         };
-        value.ok_or_else(|| reader.unexpected("a non-negative integer of at most 128 bits", token))
+        value.ok_or_else(|| reader.unexpected("an integer from 0 to 2^128 - 1", token))
     }
 }
 
@@ -1029,7 +1043,8 @@ fn read_entries<K: FromLisp, V: FromLisp>(
         Token::Nil => {}
         Token::Table(count) => {
             for index in 0..count {
-                let key = reader.read().map_err(|error| error.with_outer_place(|| format!("the key of entry {index}")))?;
+                let key =
+                    reader.read().map_err(|error| error.with_outer_place(|| format!("the key of entry {index}")))?;
                 let value =
                     reader.read().map_err(|error| error.with_outer_place(|| format!("the value of entry {index}")))?;
                 add(key, value);
@@ -1104,7 +1119,10 @@ macro_rules! impl_tuples {
                     Token::Dotted(before) if before + 1 == $count => $count,
                     // A list of one object is also a pair whose cdr is NIL.
                     Token::List(before) if before == 1 && $count == 2 => 1,
-                    token => return Err(reader.unexpected(concat!("a sequence of ", $count, " objects"), token)),
+                    token => {
+                        let expected = format!("a sequence of {}", object_count_text($count));
+                        return Err(reader.unexpected(&expected, token));
+                    }
                 };
                 Ok(($({
                     let element =
@@ -1118,8 +1136,7 @@ macro_rules! impl_tuples {
                     for _ in 0..count {
                         reader.skip();
                     }
-                    let found = if count == 1 { "one value".to_owned() } else { format!("{count} values") };
-                    return Err(ConversionError::new(concat!($count, " values"), found));
+                    return Err(ConversionError::new(value_count_text($count), value_count_text(count)));
                 }
                 Ok(($(reader.read::<$name>().map_err(|error| error.with_outer_place(|| format!("value {}", $index)))?,)*))
             }
@@ -1305,7 +1322,9 @@ impl FromLisp for Ratio {
             }
             token => match token_to_i128(&token) {
                 Some(numerator) => Ok(Self { numerator, denominator: 1 }),
-                None => Err(reader.unexpected("a ratio of two integers of at most 128 bits", token)),
+                None => {
+                    Err(reader.unexpected("an integer or ratio whose numerator and denominator fit an i128", token))
+                }
             },
         }
     }

@@ -62,8 +62,8 @@ pub enum Error {
     ///
     /// Calls that print, read or warn wait for the stream, so a call made by the stream might wait for itself.
     #[error(
-        "a stream or warning hook called Lisp, which may be waiting for the hook: call Lisp on another \
-        thread, and do not wait for calls that print"
+        "a stream or warning hook called Lisp, which may be waiting for that stream or hook: call Lisp on another \
+        thread, and do not let the stream or hook wait for calls that print"
     )]
     CalledByStream,
     /// The image could not be saved, for example because the disk is full or the process that saves it was killed.

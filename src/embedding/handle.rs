@@ -451,9 +451,10 @@ impl Lisp {
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         // A relative name refers to this process' current directory; Lisp would use the directory that it was booted in.
         let path = std::path::absolute(path.as_ref())?;
-        let name = path
-            .to_str()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidFilename, "the path is not valid UTF-8"))?;
+        let name = path.to_str().ok_or_else(|| {
+            let text = format!("the path {} is not valid UTF-8", path.display());
+            io::Error::new(io::ErrorKind::InvalidFilename, text)
+        })?;
         self.enter(|cx| cx.call_entry(Entry::LoadFile, |writer| name.write(writer)))
     }
 

@@ -932,7 +932,7 @@ impl Program for Pool {
                 _ => define::call(&cx, function, message, &mut writer),
             }
         };
-        let result = panics::catch_as(work, |text| text.unwrap_or("a panic without a message").to_owned());
+        let result = panics::catch_as(work, |text| text.unwrap_or("the panic has no message").to_owned());
         if message::has_many_dropped_handles() {
             cx.release_handles();
         }

@@ -220,7 +220,9 @@ impl Lisp {
     /// [limit](Self::with_timeout) passes before the copy is made. After an error, a previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let at_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let at_path = |error: io::Error| {
+            io::Error::new(error.kind(), format!("the image was not saved in {}: {error}", path.display()))
+        };
         if !cfg!(target_os = "linux") {
             return Err(at_path(io::ErrorKind::Unsupported.into()).into());
         }
@@ -259,7 +261,8 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         if set.wait(Some(left)).is_ok_and(|ready| !ready.has(())) {
             if left.is_zero() {
                 let _ = process.map(|process| pidfd_send_signal(process, Signal::KILL));
-                return Err("the process that was saving the image did not end in time".to_owned());
+                let limit = SAVE_TIMEOUT.as_secs();
+                return Err(format!("the process that was saving the image did not end within {limit} seconds"));
             }
             continue;
         }
@@ -277,7 +280,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         }
     }
     let Some((message, status)) = report.split_last_chunk::<4>() else {
-        return Err("the process that was saving the image was killed or took too long".to_owned());
+        return Err("the process that was saving the image was killed, or took longer than 300 seconds".to_owned());
     };
     let message = String::from_utf8_lossy(message).trim().to_owned();
     let status = i32::from_le_bytes(*status);

@@ -79,7 +79,7 @@ impl From<ConversionError> for SerdeError {
 
 impl de::Error for SerdeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self(ConversionError::new("a value that serde can read", message.to_string()))
+        Self(ConversionError::new("a value that serde can read", format!("a value that serde cannot read: {message}")))
     }
 }
 

@@ -153,7 +153,7 @@ impl Runtime {
         // never unloaded.
         match unsafe { guard() } {
             0 => Ok(()),
-            error => Err(BootError::Os { what: "guard forks", source: io::Error::from_raw_os_error(error) }),
+            error => Err(BootError::Os { what: "register fork handlers", source: io::Error::from_raw_os_error(error) }),
         }
     }
 

@@ -396,7 +396,10 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
             return;
         }
         if FORWARDED_SIGNALS.contains(&signal) {
-            if !forward(table, signal, info, context) && (table.functions.is_lisp_thread)() != 0 && !defer(signal, context) {
+            if !forward(table, signal, info, context)
+                && (table.functions.is_lisp_thread)() != 0
+                && !defer(signal, context)
+            {
                 deliver_to_lisp(table, signal, info, context);
             }
             return;

@@ -355,7 +355,10 @@ impl Conversation {
             let missing = meta.missing_required_keys(&ProtocolVersion::V_2026_07_28);
             if !missing.is_empty() {
                 let missing = missing.join(", ");
-                let reason = format!("required fields of the request's _meta are missing or malformed: {missing}");
+                let reason = format!(
+                    "required fields of the request's _meta are missing or malformed: {missing} (a client of MCP before \
+                     2026-07-28 must first send initialize)"
+                );
                 return Err(ErrorData::invalid_params(reason, None));
             }
         }
@@ -385,7 +388,10 @@ impl ToolListObserver for Conversation {
 /// Returns the error for an `initialize` that is too large to pass to the next worker.
 fn too_large_handshake(bytes: usize) -> ErrorData {
     let limit = MAX_HANDSHAKE_MESSAGE;
-    let reason = format!("the initialize request is {bytes} bytes long; the limit is {limit} bytes: shorten the capabilities and clientInfo");
+    let reason = format!(
+        "the initialize request is {bytes} bytes long; the limit is {limit} bytes: shorten the capabilities and \
+         clientInfo"
+    );
     ErrorData::invalid_params(reason, None)
 }
 

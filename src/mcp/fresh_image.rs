@@ -180,17 +180,17 @@ impl FreshRun {
         });
         scratch.remove();
         let written = writer.and_then(|writer| writer.join().map_or(Ok(()), |(written, _)| written));
-        written.and(read).map_err(|error| failed("stopped communicating with the server", &error))?;
+        written.and(read).map_err(|error| failed("could not communicate with the server", &error))?;
         serde_json::from_slice(&output).map_err(|_| {
             let how = match status {
                 _ if Instant::now() >= deadline => {
                     return format!(
-                        "The fresh image for the tests did not finish within {} s and was ended: a test, or loading a system, may \
-                         hang or take too long.",
+                        "The fresh image for the tests did not finish within {} s and was ended: a test, or loading a \
+                         system, may hang or take too long.",
                         TIME_LIMIT.as_secs()
                     );
                 }
-                Some(Ok(status)) => format!("died: {status}"),
+                Some(Ok(status)) => format!("died ({status})"),
                 _ => "died".to_owned(),
             };
             format!("The fresh image for the tests {how}: a test, or loading its system, may have killed the image.")

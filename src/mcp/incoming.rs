@@ -151,7 +151,7 @@ fn parse_response(id: Option<Value>, mut map: JsonObject) -> Message {
     let Some(id) = id.and_then(|id| id.as_u64()) else { return Message::StrayResponse };
     let result = match map.remove("result") {
         Some(result) => Ok(result),
-        None => Err(map["error"]["message"].as_str().unwrap_or("the client refused").to_owned()),
+        None => Err(map["error"]["message"].as_str().unwrap_or("the client refused and gave no reason").to_owned()),
     };
     Message::Response { id, result }
 }

@@ -118,7 +118,7 @@ impl Server {
     /// Handles a line from the supervisor.
     fn handle_supervisor_line(&self, text: &[u8]) {
         let Some((connection, content)) = route::parse(text) else {
-            tracing::error!("a line from the supervisor cannot be read");
+            tracing::error!("a line from the supervisor is malformed");
             return self.record_missed(None);
         };
         let is_last = matches!(content, MarkedContent::Line(..) | MarkedContent::End(_));

@@ -63,7 +63,7 @@ impl Definition {
     /// Returns the reason why the form cannot be replayed, as a clause; `None` if the form can be replayed.
     pub(crate) fn replay_obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
-            return Some(format!("the form takes {bytes} bytes as JSON; the limit is {MAX_FORM}"));
+            return Some(format!("the form takes {bytes} bytes as JSON; the limit is {MAX_FORM} bytes"));
         }
         if self.changes.role != FormRole::Failed {
             return None;

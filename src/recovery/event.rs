@@ -125,7 +125,7 @@ impl SessionEvent {
 
 /// The error for an event that does not fit into a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the event takes {bytes} bytes; the limit is {MAX_EVENT}")]
+#[error("the event takes {bytes} bytes; the limit is {MAX_EVENT} bytes")]
 pub(crate) struct EventTooLarge {
     bytes: usize,
 }

@@ -163,7 +163,7 @@ fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLo
                 // An incomplete or empty line is no error: a full disk or a crash of the machine leaves such lines.
                 Err(_) if line.last() != Some(&b'\n') || line.trim_ascii().is_empty() => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a line of the session's log cannot be read");
+                    tracing::warn!(%error, "skipped an unreadable line of a session's log or checkpoint");
                     loaded.unreadable += 1;
                 }
             },
@@ -251,7 +251,7 @@ impl RecoveryLog {
     /// Records that the log cannot be written, in memory and, for the next server, in the [`INCOMPLETE_MARKER_FILE`] file.
     fn record_failure(&mut self, error: &io::Error) {
         if self.failure.is_none() && self.file.is_some() {
-            tracing::warn!("the session's log cannot be written: {error}");
+            tracing::warn!("the session's log {} cannot be written: {error}", self.path.display());
             // An empty file usually fits on a full disk. If the file cannot be created, the next server does not report
             // that the log is incomplete.
             let mut options = OpenOptions::new();

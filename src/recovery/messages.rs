@@ -184,10 +184,10 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
     };
     push_unrestored(&mut text, &failures);
     if dropped > 0 {
-        text += &format!("\n- the {dropped} oldest forms, which were dropped to save space");
+        text += &format!("\n- older forms that were dropped to save space: {dropped}");
     }
     if !state.unrestored.is_empty() {
-        text += "\nNot restored earlier and not redefined since:";
+        text += "\nStill missing since an earlier restore:";
         push_unrestored(&mut text, &state.unrestored);
     }
     text

@@ -135,7 +135,8 @@ impl WorkerStatus {
         let in_file = |path| {
             Self::create_in_file(path).inspect_err(|error| {
                 tracing::warn!(
-                    "the status page is only in memory, as {} cannot be written: {error}",
+                    "the file {} cannot be written: {error}; if the server is killed, the session's next server may use \
+                     evaluation numbers again",
                     Path::display(path)
                 );
             })

@@ -36,7 +36,7 @@ pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint]) -> 
     }
     let mut text = String::new();
     let intact = intact.iter().map(|checkpoint| (checkpoint, ""));
-    let damaged = damaged.iter().map(|checkpoint| (checkpoint, "; damaged: the checkpoint can only be deleted"));
+    let damaged = damaged.iter().map(|checkpoint| (checkpoint, "; damaged: it can only be deleted or replaced"));
     for (checkpoint, state) in intact.chain(damaged) {
         let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
         let age = checkpoint_age(checkpoint);

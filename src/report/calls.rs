@@ -35,10 +35,12 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     };
     let mut head = match trace.calls {
         0 => {
-            format!("No calls of {of} were recorded (inlined calls and direct calls in SBCL's own code are not seen).")
+            format!(
+                "No calls to {of} were recorded (inlined calls and direct calls in SBCL's own code cannot be traced)."
+            )
         }
-        1 => format!("1 call of {of}:"),
-        total => format!("{total} calls of {of}:"),
+        1 => format!("1 call to {of}:"),
+        total => format!("{total} calls to {of}:"),
     };
     let mut thread = None;
     let mut shown = 0;
@@ -58,15 +60,12 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     }
     let more = trace.recorded.saturating_sub(shown);
     if more > 0 {
-        _ = write!(
-            head,
-            "\n... {more} more calls were recorded: reduce the depth or trace fewer functions to see them"
-        );
+        _ = write!(head, "\n... recorded calls that do not fit here: {more}; reduce `depth`, or trace fewer functions");
     }
     if trace.omitted > 0 {
         _ = write!(
             head,
-            "\n... {} more calls were not recorded: pass a larger limit, or trace fewer functions",
+            "\n... calls beyond `limit`, not recorded: {}; pass a larger `limit`, or trace fewer functions",
             trace.omitted
         );
     }
@@ -114,8 +113,8 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let mut head = format!("Samples {samples} over {seconds:.1} s, {threads} thread{plural}");
     if *samples == 0 {
         head.push_str(
-            "\nNo samples: the code was too fast or, in mode alloc, allocated too little. Let it run longer, for example in \
-            a loop.",
+            "\nNo samples: the code used too little processor time (mode cpu), ended too soon (mode time) or allocated \
+             too little (mode alloc). Let the code run longer, for example in a loop.",
         );
         return append_report(head, outcome, max);
     }

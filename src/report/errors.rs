@@ -242,7 +242,8 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     if let Some(frame) = shown.get(MAX_FRAMES_WITH_LOCALS) {
         _ = write!(
             text,
-            "\nVariables of {MAX_FRAMES_WITH_LOCALS} frames are shown; pass from {} to see the next frames.",
+            "\nVariables are shown for only {MAX_FRAMES_WITH_LOCALS} frames; pass `from` {} to see the variables of the \
+             next frames.",
             frame.number
         );
     }
@@ -306,7 +307,7 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
         if range.from == 0 && shown.len() as u64 == range.max_frames {
             _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
         } else {
-            _ = write!(text, "\n{more}; pass from {next} to see the next frames.");
+            _ = write!(text, "\n{more}; pass `from` {next} to see the next frames.");
         }
     }
     text

@@ -140,7 +140,7 @@ fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrowe
     if rest > 0 {
         let ask = if shown < lines.len() as u64 {
             let room = tool_names::if_listed(&["configure-limits"], ", or raise max-answer (configure-limits)");
-            format!("they do not fit here: narrow the list by {narrower}{room}")
+            format!("not enough room: narrow the list by {narrower}{room}")
         } else if all <= MAX_SUGGESTED_LIMIT {
             format!("pass limit {all} to see them all")
         } else {

@@ -77,7 +77,7 @@ fn check_directory(directory: &Path) -> io::Result<()> {
     }
     let reason = format!(
         "{} must be a directory that belongs to this user and that no other user can write to: correct its \
-         owner and mode, or set XDG_RUNTIME_DIR",
+         owner and mode, or set XDG_RUNTIME_DIR to another directory",
         directory.display()
     );
     Err(io_error(io::ErrorKind::PermissionDenied, reason))
@@ -92,7 +92,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(fits) {
         let reason = format!(
-            "{name:?} is not a valid session name: use letters, digits, -, _ and ., at most {MAX_NAME_CHARS}, and no \
+            "{name:?} is not a valid session name: use 1 to {MAX_NAME_CHARS} letters, digits, -, _ and ., without a \
              leading dot"
         );
         return Err(io_error(io::ErrorKind::InvalidInput, reason));
@@ -125,8 +125,11 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     UnixStream::connect(socket_path(name)?).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let running = running_servers();
-            let others =
-                if running.is_empty() { "none is running".to_owned() } else { format!("running: {}", named(&running)) };
+            let others = if running.is_empty() {
+                "no session is running".to_owned()
+            } else {
+                format!("running: {}", named(&running))
+            };
             io_error(io::ErrorKind::NotFound, format!("there is no session {name:?} to attach to; {others}"))
         }
         kind => io_error(kind, format!("cannot attach to the session {name:?}: {error}")),

@@ -206,7 +206,7 @@ impl Inflight {
         }
         if table.requests.len() >= MAX_REQUESTS || !table.requests.is_empty() && table.bytes + bytes > MAX_BYTES {
             let reason = format!(
-                "request limit reached: {} requests with {} MiB in all are pending; try again when some are answered",
+                "request limit reached ({} pending, {} MiB in all); try again when some requests are answered",
                 table.requests.len(),
                 table.bytes >> 20
             );
@@ -765,7 +765,7 @@ mod tests {
         big.leave_unanswered();
         let taken: Vec<_> = (0..MAX_REQUESTS).map(|id| client.admit(id as i64).unwrap()).collect();
         let refused = client.admit(-3).unwrap_err();
-        assert!(refused.message.contains("10000 requests with "), "{refused:?}");
+        assert!(refused.message.contains("(10000 pending, "), "{refused:?}");
         taken.into_iter().for_each(Responder::leave_unanswered);
         client.admit(-3).unwrap().leave_unanswered();
         assert_eq!(client.end(), Vec::<Value>::new());

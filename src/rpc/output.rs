@@ -164,7 +164,7 @@ impl Output {
         }
         match EncodedLine::new(message) {
             Ok(message) => self.put(FrameKind::Message, self.connection, message),
-            Err(error) => tracing::error!(%error, "a message cannot be written"),
+            Err(error) => tracing::error!(%error, "a message cannot be encoded as JSON"),
         }
     }
 

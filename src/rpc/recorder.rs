@@ -138,7 +138,7 @@ impl Recorder {
         let bytes = encode(&RecordingEntry { at, ..record });
         let length = bytes.len() as u64;
         if length + FINAL_NOTE_BYTES > state.bytes_left {
-            let note = Some("the recording is full; the rest of the session is not recorded".to_owned());
+            let note = Some("the recording is full; the session continues unrecorded".to_owned());
             let _ = file.write_all(&encode(&RecordingEntry { at, note, ..RecordingEntry::default() }));
             tracing::warn!("the recording is full; the session continues unrecorded");
             return;
@@ -187,7 +187,7 @@ mod tests {
         let records: Vec<RecordingEntry> =
             file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let (last, lines) = records.split_last().unwrap();
-        assert_eq!(last.note.as_deref(), Some("the recording is full; the rest of the session is not recorded"));
+        assert_eq!(last.note.as_deref(), Some("the recording is full; the session continues unrecorded"));
         assert!(
             lines.len() > 10
                 && lines.iter().enumerate().all(|(number, record)| {

@@ -36,10 +36,11 @@ impl Confinement {
         if self.read_only {
             // Landlock rules need existing paths. If the directory cannot be created, there are no checkpoints.
             let directory = checkpoints.and_then(|checkpoints| checkpoints.make_directory().ok());
-            files::confine(directory).map_err(|reason| format!("--read-only is not available here: {reason}"))?;
+            files::confine(directory)
+                .map_err(|reason| format!("--read-only is not available on this system: {reason}"))?;
         }
         if self.no_network {
-            network::confine().map_err(|reason| format!("--no-network is not available here: {reason}"))?;
+            network::confine().map_err(|reason| format!("--no-network is not available on this system: {reason}"))?;
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ struct Difference {
 #[derive(Debug, Serialize, JsonSchema)]
 struct TestReport {
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("says" = "If several systems were tested."))]
+    #[schemars(extend("says" = "Name of the system, if several were tested."))]
     system: Option<String>,
     name: String,
     framework: String,

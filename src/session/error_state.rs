@@ -72,6 +72,7 @@ impl ErrorState {
         let mut notices = std::mem::take(&mut self.notices);
         match std::mem::take(&mut self.notices_omitted) {
             0 => {}
+            1 => notices.push("[... 1 more notice omitted]".to_owned()),
             more => notices.push(format!("[... {more} more notices omitted]")),
         }
         notices

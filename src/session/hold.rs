@@ -78,7 +78,7 @@ impl Session {
             (Some(id), all) if all.contains(&id) => id,
             (_, all) => {
                 let all: Vec<_> = all.iter().map(u64::to_string).collect();
-                return refused(format!("Name the evaluation to take over. Held evaluations: {}.", all.join(", ")));
+                return refused(format!("Name one of the held evaluations to take over: {}.", all.join(", ")));
             }
         };
         let Some(outcome) = scheduler.evaluations.held_outcome(wanted) else {

@@ -98,8 +98,10 @@ impl BoundPostProcessing {
             let wait = ExternalWait::new(&session);
             let done = move || {
                 let _wait = wait;
-                let result = panics::catch(|| work(outcome))
-                    .unwrap_or_else(|| Err("Processing the result panicked in the server; the server's stderr has the details.".to_owned()));
+                let result = panics::catch(|| work(outcome)).unwrap_or_else(|| {
+                    let reason = "Processing the result panicked in the server; the server's stderr has the details.";
+                    Err(reason.to_owned())
+                });
                 session.inner.end_post_processing(&session.connection, job, result);
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);

@@ -12,9 +12,9 @@ pub(super) const DEADLOCK: &str = "DEADLOCK";
 const DEADLOCK_IN_EVALUATION: &str = "Session::evaluate was called on an evaluation thread (by a Rust function that an \
     evaluation called, or by a function that receives a reply): the call would wait for itself. Call Lisp directly \
     (Lisp::eval, Lisp::enter), or queue the code with Session::submit, which replies later.";
-pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation, but so many \
-    background evaluations wait in this way that the background limit is reached: none can begin until another ends. \
-    Queue the code with Session::submit, which replies later.";
+pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in a background evaluation, and the call \
+    would never return: the background limit is reached, and every background evaluation would wait for an evaluation \
+    that cannot begin or end. Queue the code with Session::submit, which replies later.";
 const DEADLOCK_IN_STREAM: &str = "Session::evaluate was called by a Lisp stream or warning hook, which an evaluation may be \
     waiting for. Queue the code with Session::submit, which replies later.";
 

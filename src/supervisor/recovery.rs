@@ -93,9 +93,6 @@ impl RecoveryRecord {
         let mut add = |text: String| {
             remark = Some(remark.take().map_or(text.clone(), |remark| format!("{remark} {text}")));
         };
-        if let Some(failure) = session.take_save_failure() {
-            add(failure);
-        }
         if unreadable > 0 {
             let lines = match unreadable {
                 1 => "A line of the session's log".to_owned(),
@@ -124,6 +121,9 @@ impl RecoveryRecord {
             add(format!(
                 "The session's last server could no longer write the log: definitions of the last {age} may be missing."
             ));
+        }
+        if let Some(failure) = session.take_save_failure() {
+            add(failure);
         }
         if let Some(remark) = &remark {
             tracing::warn!("the session {:?}: {remark}", session.name);

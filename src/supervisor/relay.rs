@@ -304,7 +304,7 @@ impl Relay {
                     _ if self.shutdown.is_some() => {}
                     Some(reason) if !*has_served => return Err(LoopAction::Fail(reason)),
                     Some(reason) => {
-                        return Err(LoopAction::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
+                        return Err(LoopAction::Replace(id, Crash::new(format!("could not be started: {reason}"))));
                     }
                     // The worker exits without a reason because its input has ended, although the server is not
                     // shutting down.
@@ -503,7 +503,7 @@ fn report_unreadable_event(worker: &mut WorkerProcess, clients: impl Iterator<It
         return;
     }
     let error: String = error.to_string().chars().take(MAX_ERROR_CHARS).collect();
-    tracing::error!("the worker reported an event that cannot be read: {error}");
+    tracing::error!("the supervisor could not read a report from the image: {error}");
     let text = format!(
         "The supervisor could not read a report from the image ({error}): the next image may lack a recent \
         change."

@@ -81,7 +81,7 @@ impl Watchdog {
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun > worker.status.get(StatusField::Ended);
         if count(&mut self.overdue, running && deadline != 0 && deadline < monotonic_nanoseconds()) >= OVERDUE_LIMIT {
-            let outcome = failed_outcome(TIMEOUT, "The evaluation ran longer than its time limit".to_owned());
+            let outcome = failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
             return Some(Crash::new("could not be interrupted and was terminated").with_outcome(outcome));
         }
         if count(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED_LIMIT {

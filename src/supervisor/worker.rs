@@ -72,7 +72,7 @@ impl Worker {
             self.recovery.send_state(&mut process)?;
             Ok(process)
         });
-        self.process = Some(started.map_err(|error| Crash::new(format!("cannot be started: {error}")))?);
+        self.process = Some(started.map_err(|error| Crash::new(format!("could not be started: {error}")))?);
         self.watchdog = Watchdog::new(self.watchdog.interval);
         // A log that still cannot be written is reported again: the last process may not have shown the notice.
         self.notified_log_failure &= self.recovery.log_failure().is_none();

@@ -216,7 +216,10 @@ pub(super) fn describe_exit(status: WaitStatus) -> String {
         return format!("was killed by signal {signal} ({name}{hint})");
     }
     match status.exit_status() {
-        Some(heap::EXIT_IMAGE_LOST) => "could not continue: SBCL itself or foreign code aborted; the server's stderr may say why".to_owned(),
+        Some(heap::EXIT_IMAGE_LOST) => {
+            "could not continue, because SBCL itself or foreign code aborted (the server's stderr may say why)"
+                .to_owned()
+        }
         Some(heap::EXIT_HEAP_EXHAUSTED) => "could not continue and was terminated".to_owned(),
         Some(status) => format!("exited with status {status}"),
         None => "ended".to_owned(),

@@ -154,7 +154,7 @@ fn every_tool_answer_stays_within_max_answer(mode: Mode) {
         assert!(length(&text) <= DEFAULT_MAX_ANSWER, "{}", length(&text));
         let frames = text.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(": (")?.0.parse::<u64>().ok());
         numbers.extend(frames);
-        let Some((_, next)) = text.split_once("pass from ") else { break };
+        let Some((_, next)) = text.split_once("pass `from` ") else { break };
         from = next.split(' ').next().unwrap().parse().unwrap();
     }
     assert!(numbers.len() > 30 && numbers.iter().copied().eq(0..numbers.len() as u64), "{numbers:?}");
@@ -279,8 +279,8 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     assert!(call_err(&mut server, "check-evaluation", json!({"id": 26})).ends_with(gone));
 }
 
-const NO_EVALUATIONS_SINCE_2: &str =
-    "No evaluations since the session's image was reset, replaced or lost; evaluations up to 2 are no longer kept.";
+const NO_EVALUATIONS_SINCE_2: &str = "No evaluations since the session was reset, or its image was replaced or lost; \
+    evaluations up to 2 are no longer kept.";
 
 #[apply(both_modes)]
 fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {

@@ -518,8 +518,8 @@ fn examples_of_the_readme_run_as_they_stand() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let calls = steps(&page).iter().filter(|(_, step)| matches!(step, Step::Call { .. })).count();
     assert!(calls >= 9, "{calls} calls");
-    let version = Run::new().shell("sbcl-mcp eval '(lisp-implementation-version)'");
-    assert!(page.contains(&format!("the answer is `{}`", version.trim_end())), "{version}");
+    let answer = Run::new().shell("sbcl-mcp eval '(lisp-implementation-type)'");
+    assert!(page.contains(&format!("the answer is `{}`", answer.trim_end())), "{answer}");
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn save_is_refused_when_the_saved_image_cannot_collect_garbage() {
                 sb-ext:*init-hooks*)"#,
     );
     let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert_eq!(text, "Nothing was saved: the saved image does not boot.");
+    assert_eq!(text, "Nothing was saved: the saved image does not boot; the server's stderr may say why.");
     server.evaluate("(pop sb-ext:*init-hooks*)");
     call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
 }

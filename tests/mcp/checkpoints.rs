@@ -280,8 +280,8 @@ fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
     let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
     assert_eq!(
         text,
-        "The checkpoint \"one\" is damaged: its file differs from the saved core. The checkpoint can only be \
-        deleted."
+        "The checkpoint \"one\" is damaged: its file is missing or differs from the saved core. The checkpoint can only \
+        be deleted or replaced."
     );
     // A core with its old content and a new modification time is accepted.
     std::fs::write(&core, &bytes).unwrap();
@@ -317,7 +317,7 @@ fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode)
         (json!({"action": "save"}), "needs the argument name"),
         (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". Existing checkpoints: none."),
         (json!({"action": "delete", "name": "x"}), "There is no checkpoint \"x\""),
-        (json!({"action": "save", "name": "a\nb"}), "one line"),
+        (json!({"action": "save", "name": "a\nb"}), "no control characters"),
         (json!({"action": "forget", "name": "x"}), "list, save, restore, delete"),
     ] {
         let text = call_err(&mut server, "checkpoint", arguments);
@@ -399,7 +399,7 @@ fn save_is_refused_when_the_saved_image_does_not_boot(mode: Mode) {
                sb-ext:*init-hooks*)",
     );
     let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert_eq!(text, "Nothing was saved: the saved image does not boot.");
+    assert_eq!(text, "Nothing was saved: the saved image does not boot; the server's stderr may say why.");
     assert!(state.files(None).is_empty());
     assert_eq!(server.evaluate("*x*"), "=> 5");
 }

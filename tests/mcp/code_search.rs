@@ -120,7 +120,7 @@ fn find_symbols_reports_omitted_matches_and_near_names() {
     let many = symbols(&mut server, json!({"query": "e", "limit": 1000}));
     let text = many.join("\n");
     assert!(text.chars().count() <= 9_500, "{}", text.chars().count());
-    assert!(many.last().unwrap().contains("more; they do not fit here"), "{:?}", many.last());
+    assert!(many.last().unwrap().contains("more; not enough room: narrow the list by `type`"), "{:?}", many.last());
     assert_eq!(
         symbols(&mut server, json!({"query": "stirng-upcase"})),
         ["Nothing matches \"stirng-upcase\".", "Similar names: string-upcase, nstring-upcase."]
@@ -293,7 +293,8 @@ fn find_references_lists_callers_with_place_and_source_line() {
             "SMALL  evaluation 1, line 24: (defun small (x) (target x))",
             "BIG  evaluation 1, line 25: (defun big (x) (small x))",
             "DATA  evaluation 1, line 26: (defun data () 'target)  (as data)",
-            "Not searched: TARGET in quoted lists or computed for FUNCALL, recursive calls and files that are not loaded.",
+            "Not searched: TARGET in quoted lists, names computed for FUNCALL, recursive calls and files that are not \
+             loaded.",
         ]
     );
     // Further relations of the same definitions.
@@ -435,7 +436,7 @@ fn callers_in_compiled_files_have_file_and_line_or_changed_since() {
     // A caller in a file that changed after its compilation is marked.
     std::fs::write(&file, "(in-package :lib) (defun something-else ())").unwrap();
     let found = references(&mut server, "lib::base", "callers");
-    assert!(found[0].starts_with(&format!("LIB::USER  {} (changed since)", file.display())), "{found:?}");
+    assert!(found[0].starts_with(&format!("LIB::USER  {} (file has changed)", file.display())), "{found:?}");
 }
 
 #[test]
@@ -456,7 +457,7 @@ fn tests_relation_lists_tests_that_reach_a_function() {
         found[..3],
         [
             "(DEFTEST PARSE-EMPTY)  evaluation 1, line 4: (deftest parse-empty (assert (null (parse nil))))",
-            "BY-RT  no source known  (via EVALUATE)",
+            "BY-RT  source unknown  (via EVALUATE)",
             "(DEFTEST EVALUATE-ONE)  evaluation 1, line 5: (deftest evaluate-one  (via EVALUATE)",
         ]
     );

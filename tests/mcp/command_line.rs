@@ -128,7 +128,7 @@ fn failure_to_start_lisp_threads_is_reported() {
             let output = Command::new(BINARY).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
             let complaint = String::from_utf8_lossy(&output.stderr);
             assert_eq!((output.status.code(), stdout(&output)), (Some(status), ""), "{complaint}");
-            let expected = format!("sbcl-mcp cannot start: SBCL could not start its threads: {reason}");
+            let expected = format!("sbcl-mcp cannot start: SBCL has booted, but could not be prepared for the host: {reason}");
             assert!(complaint.contains(&expected), "{complaint}");
         }
     }
@@ -295,7 +295,7 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
     std::fs::write(init.join(".sbclrc"), "#-quicklisp (when nil (load \"quicklisp/setup.lisp\"))").unwrap();
     let report = doctor().env("HOME", &init).output().unwrap();
     let notes = found(&report, "note ");
-    assert!(notes.iter().any(|(what, text)| what == "init file" && text.contains("sets up quicklisp")), "{notes:?}");
+    assert!(notes.iter().any(|(what, text)| what == "init file" && text.contains("mentions quicklisp")), "{notes:?}");
     let report = doctor().arg("--user-init").env("HOME", &init).output().unwrap();
     assert!(stdout(&report).contains("is loaded (--user-init)"), "{}", stdout(&report));
 }

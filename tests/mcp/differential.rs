@@ -287,9 +287,9 @@ const HINTS: [&str; 9] = [
     "Did you mean ",
     "By the indentation, line ",
     "In /",
-    "The existing objects and functions of ",
+    "Existing instances of ",
     "CONTINUE installs the new definition",
-    "RECKLESSLY-CONTINUE installs it as if",
+    "RECKLESSLY-CONTINUE installs the new definition as if",
     "The object was made with an earlier definition",
 ];
 

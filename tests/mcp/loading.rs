@@ -445,7 +445,7 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     spoil(&project.path("one.fasl"));
     project.write("one.lisp", "(defun one () :anew)");
     let text = load(&mut server, json!({"path": "one.fasl"}));
-    assert!(text.contains("one.fasl was made by another SBCL: its source was loaded instead."), "{text}");
+    assert!(text.contains("one.fasl was made by another SBCL: its source is loaded instead."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");
 
     app(&project);
@@ -474,7 +474,7 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     assert!(before_backtrace(&text).contains("a.fasl"), "{text}");
     overwrite(&project.path("one.fasl"), &whole[..200], compiled);
     let text = load(&mut server, json!({"path": "one.fasl"}));
-    assert!(text.contains("one.fasl is incomplete: its source was loaded instead."), "{text}");
+    assert!(text.contains("one.fasl is incomplete: its source is loaded instead."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");
 }
 

@@ -75,7 +75,7 @@ fn initialize_of_more_than_a_mebibyte_is_refused(mode: Mode) {
     let error = &server.request("initialize", params)["error"];
     assert_eq!(error["code"], -32602);
     let message = error["message"].as_str().unwrap();
-    assert!(message.ends_with("the limit is 1048576: send smaller capabilities"), "{message}");
+    assert!(message.ends_with("the limit is 1048576 bytes: shorten the capabilities and clientInfo"), "{message}");
     server.initialize("2025-11-25");
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
 }
@@ -426,7 +426,7 @@ fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
         ("check-evaluation", json!({"action": "stop"}), vec!["\"action\"", "It takes: id, wait, part, from, limit."]),
         ("check-evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
         ("invoke-restart", json!({"restart": 0}), vec!["a number, 1 or greater, or a name"]),
-        ("resume-from-frame", json!({"frame": -1}), vec!["a frame number, from 0"]),
+        ("resume-from-frame", json!({"frame": -1}), vec!["a frame number, 0 or greater"]),
         ("resume-from-frame", json!({"frame": 1}), vec!["No evaluation is held"]),
         ("abort-evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
         ("reset-session", json!({"really": true}), vec!["\"really\"", "It takes no arguments."]),

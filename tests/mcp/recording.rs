@@ -45,7 +45,8 @@ impl Recording {
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(
-            text.starts_with("Recorded 20") && text.ends_with(&format!("\n{answers} answers, all as recorded.\n")),
+            text.starts_with("Recorded 20")
+                && text.ends_with(&format!("\nAnswers compared: {answers}; all are as recorded.\n")),
             "{text}"
         );
     }
@@ -120,8 +121,8 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     let output = recording.replay();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    let expected =
-        "evaluate-lisp: the answer differs\n  - 2\n  - \n  - => 2\n  + 3\n  + \n  + => 3\n10 answers, 1 difference.\n";
+    let expected = "evaluate-lisp: the answer differs\n  - 2\n  - \n  - => 2\n  + 3\n  + \n  + => 3\n\
+                    Answers compared: 10; 1 difference.\n";
     assert!(text.ends_with(expected), "{text}");
 
     // A truncated recording is replayed up to its end.
@@ -130,7 +131,9 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
-        text.contains(" is not a record: the replay ends before this line\n6 answers, all as recorded.\n"),
+        text.contains(
+            " is not a record: the replay ends before this line\nAnswers compared: 6; all are as recorded.\n"
+        ),
         "{text}"
     );
 }

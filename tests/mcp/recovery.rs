@@ -108,7 +108,7 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
         "{text}"
     );
     // Six bytes for each control character, and two for each quotation mark.
-    let reason = format!("(the form takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
+    let reason = format!("(the form takes {} bytes as JSON; the limit is 8323072 bytes)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
     // The report mentions no running evaluation.
     assert!(text.contains(" after their definitions, threads and open files. ("), "{text}");
@@ -146,7 +146,7 @@ fn redefined_functions_do_not_push_live_definitions_out_of_the_recovery_log() {
     // The form is named again after the next loss, until it is redefined.
     kill_worker(&server);
     let text = server.evaluate("1");
-    assert!(text.contains("Not restored earlier") && text.contains(line), "{text}");
+    assert!(text.contains("Still missing since") && text.contains(line), "{text}");
     server.evaluate("(defun keep () :again)");
     assert!(!listed(&mut server).contains("(defun keep () :kept)"));
 }
@@ -176,7 +176,7 @@ fn unrestored_form_is_listed_until_all_that_it_defined_is_defined_again_or_remov
     assert!(!is_listed(&mut server));
     kill_worker(&server);
     let text = server.evaluate("1");
-    assert!(!text.contains("define-both (") && !text.contains("Not restored earlier"), "{text}");
+    assert!(!text.contains("define-both (") && !text.contains("Still missing since"), "{text}");
 }
 
 // ---- Cancelled requests
@@ -382,7 +382,7 @@ fn failed_worker_start_answers_the_lost_call_and_ends_the_server() {
     limit_descriptors(&server, 8);
     kill_worker(&server);
     let message = server.answer(waits)["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.contains("cannot be started") && message.contains("Too many open files"), "{message}");
+    assert!(message.contains("could not be started") && message.contains("Too many open files"), "{message}");
     let end = server.end();
     assert_eq!(end.status.code(), Some(1));
     assert_eq!(count_answers(&end.transcript, waits), 1);
@@ -518,7 +518,7 @@ fn events_that_cannot_be_read_are_reported_and_change_nothing() {
     assert!(text.contains("Restored: all 2 defining forms") && text.ends_with("=> T"), "{text}");
     assert!(call_ok(&mut server, "configure-limits", json!({})).contains("77"));
     let end = server.finish();
-    assert_eq!(end.stderr.matches("the worker reported an event that cannot be read: ").count(), 1, "{}", end.stderr);
+    assert_eq!(end.stderr.matches("could not read a report from the image: ").count(), 1, "{}", end.stderr);
     let notices =
         end.transcript.iter().filter(|message| message.to_string().contains("could not read a report from the image"));
     assert_eq!(notices.count(), 1);

@@ -379,7 +379,7 @@ fn source_text_is_not_shown_for_code_compiled_from_another_version() {
         assert!(text.contains(&format!("(list x {value})")) && text.contains("a.lisp:2"), "{text}");
         write(next);
         let text = described(&mut server);
-        assert!(!text.contains(next) && text.contains("a.lisp (changed since)"), "{text}");
+        assert!(!text.contains(next) && text.contains("a.lisp (file has changed)"), "{text}");
         load(&mut server);
         let text = described(&mut server);
         assert!(text.contains(&format!("(list x {next})")), "{text}");

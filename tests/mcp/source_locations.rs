@@ -158,7 +158,7 @@ fn frame_in_a_changed_or_deleted_file_has_no_line(mode: Mode) {
     assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place}:5: (car y)))"));
     std::fs::write(&path, "(defun f (x)\n  (let ((y x))\n    (car y)))\n").unwrap();
     evaluate_err(&mut server, "(f 1)");
-    assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place} (changed since)"));
+    assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place} (file has changed)"));
     std::fs::remove_file(&path).unwrap();
     evaluate_err(&mut server, "(f 1)");
     assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place}"));
@@ -195,7 +195,7 @@ fn describe_symbol_source_shows_no_text_from_a_changed_file(mode: Mode) {
         set_age(&path, seconds);
         for name in ["s1", "s2"] {
             let answer = call_ok(&mut server, "describe-symbol", json!({"name": name, "source": true}));
-            let expected = format!("\n  Source: {place} (changed since)\n  Text: not available");
+            let expected = format!("\n  Source: {place} (file has changed)\n  Text: not available");
             assert!(answer.ends_with(&expected), "{loading} {seconds}: {answer}");
         }
         for name in ["*s2*", "s3"] {
@@ -227,7 +227,7 @@ fn frame_in_a_file_changed_with_equal_mtime_has_no_line(mode: Mode) {
             evaluate_err(&mut server, "(g 1)");
             let trace = backtrace(&mut server);
             for call in ["(F 1)", "(G 1)"] {
-                assert_eq!(location(&trace, call), format!("at {place} (changed since)"), "{code} {inserted}");
+                assert_eq!(location(&trace, call), format!("at {place} (file has changed)"), "{code} {inserted}");
             }
         }
     }
@@ -442,7 +442,7 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
     server.evaluate(&format!("(compile-file {path:?}) nil"));
     std::fs::write(&path, "(in-package :cl-user)\n; changed\n\n(error \"new\")").unwrap();
     let text = evaluate_err(&mut server, &format!("(load {:?})", path.with_extension("fasl")));
-    assert!(text.contains(&format!("\nIn {place} (changed since).\n")), "{text}");
+    assert!(text.contains(&format!("\nIn {place} (file has changed).\n")), "{text}");
 }
 
 #[apply(both_modes)]
@@ -636,7 +636,7 @@ fn redefined_structure_errors_mention_the_earlier_definition(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
     let text = evaluate_err(&mut server, "(defstruct m a b)");
-    assert!(text.contains("have the old definition, with the slots (A).\nCONTINUE installs the new"), "{text}");
+    assert!(text.contains("use the old definition, with the slots (A).\nCONTINUE installs the new"), "{text}");
     server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
     for code in ["(m-b *m*)", "(progn (defmethod area ((x m)) x) (area *m*))"] {
         let text = evaluate_err(&mut server, code);

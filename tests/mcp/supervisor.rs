@@ -95,7 +95,7 @@ fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     for (code, word) in [
-        (ABORT, "SBCL itself or foreign code aborted; the server's stderr may say why."),
+        (ABORT, "SBCL itself or foreign code aborted (the server's stderr may say why)."),
         (
             r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)"#,
             "status 0",
@@ -695,7 +695,7 @@ fn unrestored_forms_stay_listed_until_redefined_or_dropped() {
     kill_worker(&server);
     let text = server.evaluate("(f)");
     assert!(text.contains("Restored: all 3 defining forms"), "{text}");
-    let earlier = text.split_once("\n  Not restored earlier and not redefined since:\n  ").unwrap().1;
+    let earlier = text.split_once("\n  Still missing since an earlier restore:\n  ").unwrap().1;
     assert!(earlier.starts_with(&listed[0]), "{text}");
     assert_eq!(unrestored_forms(&mut server), listed[..1]);
     // A checkpoint saved before the redefinition lacks the definition.

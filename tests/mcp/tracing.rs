@@ -59,9 +59,9 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     // The functions may be given in one string.
     let text = json!("fact, cl-user::divide SPOIL,area, (setf zap) leave several none");
     let arguments = json!({"code": code, "functions": text});
-    assert!(traced(&mut server, arguments).starts_with("11 calls of the 8 traced functions:\n"));
+    assert!(traced(&mut server, arguments).starts_with("11 calls to the 8 traced functions:\n"));
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "functions": functions})), @r#"
-    11 calls of the 8 traced functions:
+    11 calls to the 8 traced functions:
       (FACT 3) => 6
         (FACT 2) => 2
           (FACT 1) => 1
@@ -80,26 +80,26 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
 
     let text = traced(&mut server, json!({"code": "(fact 6)", "functions": "fact", "depth": 2}));
     let expected =
-        "6 calls of the traced function:\n  (FACT 6) => 720\n    (FACT 5) => 120\n      ... 4 deeper calls\n\n=> 720";
+        "6 calls to the traced function:\n  (FACT 6) => 720\n    (FACT 5) => 120\n      ... 4 deeper calls\n\n=> 720";
     assert_eq!(text.replace("2 calls", "6 calls"), expected);
     let text = traced(&mut server, json!({"code": "(dotimes (i 9) (fact 1))", "functions": ["fact"], "limit": 2}));
     insta::assert_snapshot!(text, @r"
-    9 calls of the traced function:
+    9 calls to the traced function:
       (FACT 1) => 1
       (FACT 1) => 1
-    ... 7 more calls were not recorded: pass a larger limit, or trace fewer functions
+    ... calls beyond `limit`, not recorded: 7; pass a larger `limit`, or trace fewer functions
 
     => NIL
     ");
     // Calls that do not fit into the answer are counted.
     let many = json!({"code": "(dotimes (i 5000) (fact 1))", "functions": ["fact"], "limit": 4999});
     let text = traced(&mut server, many);
-    assert!(text.starts_with("5000 calls of the traced function:\n"), "{text}");
+    assert!(text.starts_with("5000 calls to the traced function:\n"), "{text}");
     let lines = text.lines().filter(|line| *line == "  (FACT 1) => 1").count();
     assert!((200..=400).contains(&lines), "{lines} {text}");
     let rest = format!(
-        "\n... {} more calls were recorded: reduce the depth or trace fewer functions to see them\n\
-         ... 1 more calls were not recorded: pass a larger limit, or trace fewer functions\n\n=> NIL",
+        "\n... recorded calls that do not fit here: {}; reduce `depth`, or trace fewer functions\n\
+         ... calls beyond `limit`, not recorded: 1; pass a larger `limit`, or trace fewer functions\n\n=> NIL",
         4999 - lines
     );
     assert!(text.ends_with(&rest), "{text}");
@@ -109,7 +109,7 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     let code = "(let ((*package* (find-package :other)) (text (copy-seq \"abc\")))
                   (cl-user::shout text :k) (cl-user::shout text 'a) (cl-user::shout text '(a)) (fill text #\\z) 1)";
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "functions": ["shout"]})), @r#"
-    3 calls of the traced function:
+    3 calls to the traced function:
       (COMMON-LISP-USER::SHOUT "abc" :K) => "ABC", :K
       (COMMON-LISP-USER::SHOUT "ABC" COMMON-LISP-USER::A) => "ABC", COMMON-LISP-USER::A
       (COMMON-LISP-USER::SHOUT "ABC" (COMMON-LISP-USER::A)) => "ABC", (COMMON-LISP-USER::A)
@@ -118,7 +118,7 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     "#);
     let text = traced(&mut server, json!({"code": "1", "functions": ["fact"]}));
     assert!(
-        text.starts_with("No calls of the traced function were recorded (") && text.ends_with("\n\n=> 1"),
+        text.starts_with("No calls to the traced function were recorded (") && text.ends_with("\n\n=> 1"),
         "{text}"
     );
 }
@@ -170,7 +170,7 @@ fn functions_are_untraced_after_errors_timeouts_and_redefinition() {
         "trace-calls",
         json!({"code": "(divide 1 0)", "functions": ["divide", "fact"]}),
     ));
-    assert!(text.starts_with("1 call of the 2 traced functions:\n  (DIVIDE 1 0) failed: DIVISION-BY-ZERO: "), "{text}");
+    assert!(text.starts_with("1 call to the 2 traced functions:\n  (DIVIDE 1 0) failed: DIVISION-BY-ZERO: "), "{text}");
     assert!(text.contains("\n\n[ERROR] DIVISION-BY-ZERO\n") && text.contains("2: (DIVIDE 1 0)\n"), "{text}");
     assert!(!text.contains("SBCL-HOST"), "{text}");
     // The error becomes the session's last error, as after evaluate-lisp.
@@ -234,7 +234,7 @@ fn trace_calls_shows_threads_and_survives_hostile_print_methods() {
     let mut server = server();
     let code = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (fact 2)) :name \"[ERROR] worker\"))";
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "package": "cl-user"})), @r"
-    2 calls of the 8 traced functions:
+    2 calls to the 8 traced functions:
     In thread [ERROR\] worker:
       (FACT 2) => 2
         (FACT 1) => 1
@@ -254,7 +254,7 @@ fn trace_calls_shows_threads_and_survives_hostile_print_methods() {
                 \"a~%=> [ERROR] b\") 10)) nil";
     let text = traced(&mut server, json!({"code": code, "functions": ["take", "fact"]}));
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "6 calls of the 2 traced functions:");
+    assert_eq!(lines[0], "6 calls to the 2 traced functions:");
     assert!(lines[1].starts_with("  #<unprintable CONS>") || lines[1].starts_with("  (TAKE "), "{text}");
     assert!(lines[2].starts_with("  (TAKE long long") && lines[2].ends_with("… => 1"), "{text}");
     assert_eq!(lines[3], "  (TAKE 6) => 1");
@@ -318,7 +318,7 @@ fn trace_calls_traces_single_methods_and_local_functions() {
         (
             "(list (outer 3) (square-all '(1 2)))",
             json!(["(labels fact :in outer)", "(flet square :in square-all)"]),
-            "6 calls of the 2 traced functions:\n  ((LABELS FACT :IN OUTER) 3) => 6\n    \
+            "6 calls to the 2 traced functions:\n  ((LABELS FACT :IN OUTER) 3) => 6\n    \
              ((LABELS FACT :IN OUTER) 2) => 2\n      ((LABELS FACT :IN OUTER) 1) => 1\n  \
              ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  \
              ((FLET SQUARE :IN SQUARE-ALL) 2) => 4\n\n=> (6 (1 (1 4)))",
@@ -330,7 +330,7 @@ fn trace_calls_traces_single_methods_and_local_functions() {
                 "(method area :around (cl:ratio))",
                 "(labels sum :in (method area (ratio)))"
             ]),
-            "5 calls of the 3 traced functions:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n    \
+            "5 calls to the 3 traced functions:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n    \
              ((METHOD AREA (RATIO)) 2/3) => 3\n      ((LABELS SUM :IN (METHOD AREA (RATIO))) 2) => 3\n        \
              ((LABELS SUM :IN (METHOD AREA (RATIO))) 1) => 1\n          \
              ((LABELS SUM :IN (METHOD AREA (RATIO))) 0) => 0\n\n=> ((3) 4)",
@@ -339,7 +339,7 @@ fn trace_calls_traces_single_methods_and_local_functions() {
         (
             "(thrower '(1 2))",
             json!(["(labels walk :in thrower)", "after"]),
-            "5 calls of the 2 traced functions:\n  ((LABELS WALK :IN THROWER) (1 2)) was left by a non-local exit\n    \
+            "5 calls to the 2 traced functions:\n  ((LABELS WALK :IN THROWER) (1 2)) was left by a non-local exit\n    \
              ((LABELS WALK :IN THROWER) 1) => NIL\n    \
              ((LABELS WALK :IN THROWER) (2)) was left by a non-local exit\n      \
              ((LABELS WALK :IN THROWER) 2) was left by a non-local exit\n  (AFTER 1) => 1\n\n=> (1)",
@@ -348,14 +348,14 @@ fn trace_calls_traces_single_methods_and_local_functions() {
         (
             "(list (area 2/3) (|an odd one| 1))",
             json!(["(:method area :around (ratio))", "|an odd one|"]),
-            "2 calls of the 2 traced functions:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n  \
+            "2 calls to the 2 traced functions:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n  \
              (|an odd one| 1) => 1\n\n=> ((3) 1)",
         ),
         // Breakpoints work in one thread only.
         (
             "(outer 1) (sb-thread:join-thread (sb-thread:make-thread (lambda () (outer 2))))",
             json!(["(labels fact :in outer)"]),
-            "1 call of the traced function:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
+            "1 call to the traced function:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
              were traced only until then, since SBCL's breakpoints work in only one thread.\n\n=> 2",
         ),
     ] {
@@ -366,7 +366,7 @@ fn trace_calls_traces_single_methods_and_local_functions() {
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(trace (method area (ratio)))"}));
     let text = traced(&mut server, json!({"code": "(area 1/2)", "functions": ["(method area (ratio))"]}));
     assert!(
-        text.starts_with("1 call of the traced function:\n  ((METHOD AREA (RATIO)) 1/2) => 1\n\n[stderr]\n"),
+        text.starts_with("1 call to the traced function:\n  ((METHOD AREA (RATIO)) 1/2) => 1\n\n[stderr]\n"),
         "{text}"
     );
     assert!(call_ok(&mut server, "evaluate-lisp", json!({"code": "(area 1/2)"})).contains("returned 1\n"), "still");
@@ -381,13 +381,10 @@ fn untraceable_local_functions_and_methods_are_refused() {
     let mut server = server();
     call_ok(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
     for (name, expected) in [
-        (
-            "(flet twice :in inlined)",
-            "INLINED has no local function twice in its compiled code: it has none. SBCL merges a",
-        ),
+        ("(flet twice :in inlined)", "INLINED has no local function twice in its compiled code. SBCL merges a"),
         (
             "(labels fect :in outer)",
-            "OUTER has no local function fect in its compiled code; it has (labels fact :in outer)",
+            "OUTER has no local function fect in its compiled code, only (labels fact :in outer)",
         ),
         ("(labels sum :in area)", "AREA is a generic function: name the method that sum is in"),
         ("(method area (string))", "(method area (string)) is not defined. The methods of AREA:\n  (method area "),
@@ -404,7 +401,7 @@ fn untraceable_local_functions_and_methods_are_refused() {
     }
     let arguments = json!({"code": "(outer 3)", "functions": ["(labels fact :in outer)"], "wait": 50});
     let text = call_err(&mut server, "trace-calls", arguments);
-    assert!(text.contains("cannot be traced in an evaluation that may be in the background"), "{text}");
+    assert!(text.contains("cannot be traced in an evaluation that may move to the background"), "{text}");
     assert_untraced(&mut server);
 }
 
@@ -416,7 +413,7 @@ fn trace_calls_and_profile_work_in_the_background_and_when_held() {
     assert_eq!(call_ok(&mut server, "trace-calls", arguments), "Evaluation 3 continues in the background.");
     let text = untimed(&call_ok(&mut server, "check-evaluation", json!({"id": 3, "wait": 25})));
     insta::assert_snapshot!(text, @r"
-    3 calls of the traced function:
+    3 calls to the traced function:
       (FACT 3) => 6
         (FACT 2) => 2
           (FACT 1) => 1

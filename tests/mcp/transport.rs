@@ -234,7 +234,7 @@ fn requests_beyond_10000_are_refused_individually() {
     // The running request counts as well.
     let refused = server.answer(first + most - 1);
     assert_eq!(refused["error"]["code"], -32603, "{refused}");
-    assert!(refused["error"]["message"].as_str().unwrap().contains("10000 requests"), "{refused}");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("10000 pending"), "{refused}");
     let batch: Vec<_> = (0..=most).map(|id| json!({"jsonrpc": "2.0", "id": -id, "method": "ping"})).collect();
     server.send(&json!(batch));
     let refused = server.receive().unwrap();

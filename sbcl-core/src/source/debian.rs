@@ -46,10 +46,10 @@ impl Provider for DebianProvider {
     fn find(&self, progress: &Progress) -> LookupOutcome {
         let mirrors = match mirrors() {
             Ok(mirrors) if mirrors.is_empty() => {
-                return LookupOutcome::Missing("no mirror is configured for apt".to_owned());
+                return LookupOutcome::Missing("no HTTP mirror is configured for apt".to_owned());
             }
             Ok(mirrors) => mirrors,
-            Err(reason) => return LookupOutcome::Missing(format!("apt did not report its mirror: {reason}")),
+            Err(reason) => return LookupOutcome::Missing(format!("apt's mirrors are unknown: {reason}")),
         };
         let mut reasons = Vec::new();
         for mirror in mirrors {

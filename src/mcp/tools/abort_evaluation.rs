@@ -43,8 +43,8 @@ pub(super) struct Content {
 impl ToolSpec for AbortEvaluation {
     const NAME: &'static str = "abort-evaluation";
     const TITLE: &'static str = "Abort evaluation";
-    const DESCRIPTION: &'static str = "End the held evaluation (on-error `debug`) or, with `id`, a running (also \
-        background) or waiting evaluation. Its cleanup forms run.";
+    const DESCRIPTION: &'static str = "End the held evaluation (on-error `debug`) or, with `id`, a running, \
+        waiting or background evaluation. Its cleanup forms run.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;

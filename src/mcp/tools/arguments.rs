@@ -42,7 +42,7 @@ impl serde::de::Error for ArgumentError {
     }
 
     fn duplicate_field(name: &'static str) -> Self {
-        Self(format!("The argument {name} is given twice, once under a former name: omit the former name."))
+        Self(format!("The argument {name} is given twice, under different names: use only the name {name}."))
     }
 }
 
@@ -402,7 +402,7 @@ macro_rules! whole_number {
 
 whole_number!(
     /// A frame's number in the backtrace, counted from 0.
-    FrameNumber, 0, None, "a frame number, from 0"
+    FrameNumber, 0, None, "a frame number, 0 or greater"
 );
 whole_number!(
     /// An evaluation's number, counted from 1.
@@ -410,7 +410,7 @@ whole_number!(
 );
 whole_number!(
     /// A character's index in a string, counted from 0.
-    CharacterIndex, 0, None, "the index of a character, from 0"
+    CharacterIndex, 0, None, "a character index, 0 or greater"
 );
 whole_number!(
     /// An integer from 1, without an upper bound.

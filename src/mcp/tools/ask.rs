@@ -158,8 +158,8 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     let Some(PendingQuestion { outcome, user_question, .. }) = known.filter(|pending| pending.user_question.is_open())
     else {
         return Err(Fault::Refusal(
-            "The evaluation to which this answer belongs is no longer held: its hold timed out, or another request \
-             resumed or aborted it."
+            "The evaluation to which this answer belongs is no longer held: the hold timed out, the session was reset, \
+             or another request resumed or aborted the evaluation."
                 .to_owned(),
         ));
     };
@@ -246,11 +246,13 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
                 format!("The user chose no restart: {}.", withdrawal_reason(end))
             }
             (Ok(Err(_)), _) => {
-                "The user could not be asked to choose a restart: the client's answer must have an action (accept, decline or \
-                 cancel) and, after accept, an object as content."
+                "The user could not be asked to choose a restart: the client's answer must have an action (accept, \
+                 decline or cancel) and, after accept, an object as content."
                     .to_owned()
             }
-            (Err(NoAnswer::Refused(reason)), _) => format!("The user could not be asked to choose a restart: {reason}."),
+            (Err(NoAnswer::Refused(reason)), _) => {
+                format!("The user could not be asked to choose a restart: {reason}.")
+            }
             (Err(NoAnswer::TimedOut | NoAnswer::Withdrawn), _) => {
                 format!("The user chose no restart: {NO_ANSWER_IN_TIME}.")
             }

@@ -219,10 +219,7 @@ impl PendingCall {
             let printed = move |from| reports(&printing, job, from);
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, move || {
                 let (first, time) = waiting.blocking_evaluation(job)?;
-                Some(format!(
-                    "waiting for evaluation {first}, which has been running for {:.0} seconds",
-                    time.as_secs_f64()
-                ))
+                Some(format!("waiting for evaluation {first}, which has been running for {:.0} s", time.as_secs_f64()))
             });
         }
     }

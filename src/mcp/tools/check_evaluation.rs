@@ -104,8 +104,8 @@ pub(super) struct Content {
 impl ToolSpec for CheckEvaluation {
     const NAME: &'static str = "check-evaluation";
     const TITLE: &'static str = "Check evaluation";
-    const DESCRIPTION: &'static str = "Report the progress of an evaluation, wait for its result, or show output or \
-        values that an answer left out (`characters omitted`). Changes nothing, not even the last error. The last 20 \
+    const DESCRIPTION: &'static str = "Report the progress of an evaluation, wait for its result, or show text \
+        that an answer left out (`characters omitted`). Changes nothing, not even the last error. The last 20 \
         evaluations are kept. Example: {\"id\": 12, \"wait\": 60}.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::INSPECTION };
     type Arguments = Arguments;

@@ -41,7 +41,7 @@ impl ToolSpec for CheckpointTool {
     const TITLE: &'static str = "Checkpoint";
     const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded \
         systems) under a name and restore it later, in milliseconds. Not saved: threads, sockets, open files. After a \
-        crash the new image starts from the last checkpoint. `restore` discards everything since.";
+        crash the new image starts from the last checkpoint. `restore` discards later changes.";
     // A core that has changed since it was last checked is read.
     const POLICY: CallPolicy = CallPolicy { reads_files: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
@@ -65,7 +65,7 @@ impl ToolSpec for CheckpointTool {
         };
         if name.chars().count() > MAX_NAME_CHARS || name.contains(char::is_control) {
             return Err(Fault::Refusal(format!(
-                "A checkpoint's name must be one line of at most {MAX_NAME_CHARS} characters."
+                "A checkpoint's name may have at most {MAX_NAME_CHARS} characters, and no control characters."
             )));
         }
         if action == Action::Save {
@@ -85,8 +85,8 @@ impl ToolSpec for CheckpointTool {
         if action == Action::Restore {
             if !is_bootable {
                 return Err(Fault::Refusal(format!(
-                    "The checkpoint {name:?} is damaged: its file differs from the saved core. The checkpoint can only be \
-                    deleted."
+                    "The checkpoint {name:?} is damaged: its file is missing or differs from the saved core. The \
+                    checkpoint can only be deleted or replaced."
                 )));
             }
             return handle_with(move |call| restore(call, checkpoint));

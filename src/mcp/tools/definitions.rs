@@ -31,7 +31,7 @@ impl ToolSpec for ListDefinitions {
     const NAME: &'static str = "list-definitions";
     const TITLE: &'static str = "List definitions";
     const DESCRIPTION: &'static str = "List this session's functions, variables, macros, classes and packages, \
-        with lambda lists and values. Counts those of loaded systems.";
+        with lambda lists and values; for loaded systems only counts.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::INSPECTION };
     type Arguments = Arguments;
     type Content = Content;

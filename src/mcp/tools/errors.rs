@@ -101,7 +101,7 @@ pub(super) struct DescribeArguments {
 pub(super) struct DescribedContent {
     #[schemars(flatten)]
     error: ErrorContent,
-    #[schemars(extend("says" = "With `list`."))]
+    #[schemars(extend("says" = "Present only with `list`."))]
     errors: Option<Vec<ErrorSummary>>,
     #[schemars(extend("says" = "Number of errors that are not listed."))]
     older: Option<usize>,

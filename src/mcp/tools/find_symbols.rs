@@ -60,8 +60,7 @@ impl ToolSpec for FindSymbols {
     const NAME: &'static str = "find-symbols";
     const TITLE: &'static str = "Find symbols";
     const DESCRIPTION: &'static str = "Search symbols and packages by name, best matches first, with kind, lambda list \
-        and first line of documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol shows one in \
-        full.]]";
+        and first line of documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol has details.]]";
     const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = FoundSymbols;

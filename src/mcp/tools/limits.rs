@@ -34,7 +34,7 @@ impl ToolSpec for ConfigureLimits {
     const NAME: &'static str = "configure-limits";
     const TITLE: &'static str = "Configure limits";
     const DESCRIPTION: &'static str = "Show the session's limits and, with arguments, change them for later \
-        evaluations: more time (after TIMEOUT), more output[[debugger|, every failure held (on-error)]].";
+        evaluations: time (raise after TIMEOUT), output[[debugger|, reaction to failure (on-error)]].";
     const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
@@ -72,7 +72,7 @@ impl ToolSpec for ConfigureLimits {
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {
-    #[schemars(range(min = 0), extend("says" = "0: none."))]
+    #[schemars(range(min = 0), extend("says" = "0 means no limit."))]
     timeout: f64,
     max_output: u64,
     max_answer: u64,

@@ -87,8 +87,8 @@ struct Summary {
 impl ToolSpec for ProfileCode {
     const NAME: &'static str = "profile";
     const TITLE: &'static str = "Profile";
-    const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler. Returns the functions that used time \
-        or memory, in all threads, with source locations; then the code's result.";
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler. \
+        Returns the functions that used time or memory, in all threads, with source locations; then the code's result.";
     type Arguments = Arguments;
     type Content = Content;
 
@@ -157,7 +157,7 @@ fn write_flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), S
         of_kind(&outcome.records).map(|stack: &Stack| format!("{} {}", stack.frames.replace('\n', " "), stack.count));
     let stacks: Vec<String> = stacks.collect();
     if stacks.is_empty() {
-        return Err("there are no samples".to_owned());
+        return Err("the profile has no samples, perhaps because the code ran too briefly".to_owned());
     }
     let mut options = Options::default();
     options.title = format!("SBCL profile ({mode})");

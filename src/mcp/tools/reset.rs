@@ -19,8 +19,8 @@ pub(super) struct Arguments {}
 impl ToolSpec for ResetSession {
     const NAME: &'static str = "reset-session";
     const TITLE: &'static str = "Reset session";
-    const DESCRIPTION: &'static str = "Start over: definitions, variables, packages, classes, threads and the last \
-        error are gone; limits[[checkpoint| and named checkpoints]] stay. Cannot be undone.";
+    const DESCRIPTION: &'static str = "Start over: discard definitions, variables, packages, classes, threads and the \
+        last error; keep limits[[checkpoint| and named checkpoints]]. Cannot be undone.";
     const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;

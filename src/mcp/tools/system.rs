@@ -64,7 +64,8 @@ fn run_search_within<T: Send + 'static>(
         let known = DefinitionCache { stopped: is_stopped, ..DefinitionCache::default() };
         let found = panics::catch(|| search(&known));
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
-        let failed = || Err(Fault::Refusal("The search for the .asd file failed; see the log on stderr.".to_owned()));
+        let failed =
+            || Err(Fault::Refusal("The search for the .asd file failed; see the server's log on stderr.".to_owned()));
         let _ = sender.send(found.unwrap_or_else(failed));
     };
     if SEARCHES.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCHES {
@@ -82,7 +83,8 @@ fn run_search_within<T: Send + 'static>(
     found.unwrap_or_else(|_| {
         Err(Fault::Refusal(format!(
             "The search for the .asd file was stopped after {} seconds: there are too many .asd files in or near the \
-             directory, or one of them cannot be read. Name another directory, or load the .asd file by its path.",
+             directory, or one of the files takes too long to read. Name another directory, or load the .asd file by \
+             its path.",
             time.as_secs_f64()
         )))
     })

@@ -65,9 +65,9 @@ pub(super) struct Content {
 impl ToolSpec for TraceCalls {
     const NAME: &'static str = "trace-calls";
     const TITLE: &'static str = "Trace calls";
-    const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced. Returns the tree of their calls, in all threads, \
-        with arguments, values or error, and time; then the code's result. Macros and inlined calls are \
-        not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced. Returns the tree of \
+        their calls, in all threads, with arguments, values or error, and time; then the code's result. Macros and \
+        inlined calls are not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
     type Arguments = Arguments;
     type Content = Content;
 

@@ -217,7 +217,9 @@ impl Saver {
         }
         let mut errors = std::fs::OpenOptions::new();
         let errors = errors.write(true).create(true).truncate(true).mode(0o600);
-        let errors = errors.open(&at_end.errors).map_err(|error| error.to_string())?;
+        let errors = errors
+            .open(&at_end.errors)
+            .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
         let draft = self.checkpoints.new_draft(true)?;
         let name = self.checkpoints.automatic_name();
         let evaluation = self.session.newest_evaluation_number();
@@ -233,8 +235,9 @@ impl Saver {
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
-        let records =
-            receiver.recv_timeout(FINAL_SAVE_WAIT).map_err(|_| "an evaluation did not end in time".to_owned())?;
+        let records = receiver
+            .recv_timeout(FINAL_SAVE_WAIT)
+            .map_err(|_| format!("an evaluation did not end within {} seconds", FINAL_SAVE_WAIT.as_secs()))?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();

@@ -329,11 +329,14 @@ impl Checkpoints {
         if !ended {
             let _ = child.kill();
         }
-        let output = child.wait_with_output().map_err(|error| error.to_string())?;
+        let output = child
+            .wait_with_output()
+            .map_err(|error| format!("the output of the process that tests the saved image cannot be read: {error}"))?;
         let tried: Option<ProbeReport> = serde_json::from_slice(&output.stdout).ok();
         match tried.filter(|tried| ended && output.status.success() && tried.name == name) {
             Some(tried) => Ok(tried.defines),
-            None => Err("the saved image does not boot".to_owned()),
+            None if !ended => Err(format!("the saved image did not boot within {} seconds", PROBE_TIMEOUT.as_secs())),
+            None => Err("the saved image does not boot; the server's stderr may say why".to_owned()),
         }
     }
 
@@ -464,10 +467,12 @@ impl Draft {
     /// Returns the reason, worded as a clause, if the process failed or did not end in time, if the core does not boot, or
     /// if a file cannot be written.
     pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
-        if !wait_for_child(child, SAVE_TIMEOUT) {
+        let has_ended = wait_for_child(child, SAVE_TIMEOUT);
+        if !has_ended {
             let _ = kill_process(child, Signal::KILL);
         }
         match waitpid(Some(child), WaitOptions::empty()) {
+            Ok(_) if !has_ended => Err(save_timeout_message()),
             Ok(ended) => self.complete(ended.map(|(_, status)| status), made),
             Err(error) => Err(format!("waiting for the saving process failed: {error}")),
         }
@@ -484,7 +489,7 @@ impl Draft {
             Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
             Ok(Err(error)) => Err(format!("waiting for the saving process failed: {error}")),
             // The kernel kills the child process when this process ends.
-            Err(_) => Err("the saving process did not end in time".to_owned()),
+            Err(_) => Err(save_timeout_message()),
         }
     }
 
@@ -525,6 +530,11 @@ impl Draft {
         self.finished = true;
         Ok(checkpoint)
     }
+}
+
+/// Returns the reason, worded as a clause, why a save that took too long failed.
+fn save_timeout_message() -> String {
+    format!("the saving process did not end within {} seconds", SAVE_TIMEOUT.as_secs())
 }
 
 /// Writes the manifest of the core at `path`.

@@ -19,9 +19,12 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped_count);
     let mut text = String::new();
     _ = writeln!(text, ";;;; The definitions of session {}, in order of evaluation.", without_control_characters(name));
-    _ = writeln!(text, ";;;; Not included: values that were assigned later, threads and open files.");
+    _ = writeln!(
+        text,
+        ";;;; Not included: values assigned to variables after their definitions, threads and open files."
+    );
     if dropped > 0 {
-        _ = writeln!(text, "\n;;; Missing: the {dropped} oldest forms, which were dropped to save space.");
+        _ = writeln!(text, "\n;;; Missing: older forms that were dropped to save space (number: {dropped}).");
     }
     let without_room = state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0));
     for UnrestoredForm { form, reason, .. } in state.unrestored.iter().chain(without_room) {

@@ -47,7 +47,10 @@ impl Display for Holder {
             HolderState::Serving => "served",
             HolderState::Saving => "being saved",
         };
-        write!(f, "{state} by process {}", self.pid)
+        match self.pid {
+            0 => write!(f, "{state} by another process"),
+            pid => write!(f, "{state} by process {pid}"),
+        }
     }
 }
 

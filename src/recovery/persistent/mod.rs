@@ -52,7 +52,7 @@ impl PersistentSession {
             Some(name) => Ok(Self { name: name.to_owned(), directory: sessions_directory()?.join(name) }),
             None => Err(format!(
                 "{text:?} is not a valid session name: use 1 to {MAX_NAME_CHARS} printable characters without a leading \
-                 dot, or a path."
+                 dot, or a path that contains a slash."
             )),
         }
     }
@@ -62,10 +62,13 @@ impl PersistentSession {
     /// # Errors
     /// Returns the reason as a sentence if this user has no directory for sessions, or if the directory cannot be read.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
-        let entries = match fs::read_dir(sessions_directory()?) {
+        let directory = sessions_directory()?;
+        let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(format!("The directory of the sessions cannot be read: {error}.")),
+            Err(error) => {
+                return Err(format!("The sessions in {} cannot be listed: {error}.", directory.display()));
+            }
         };
         let mut all: Vec<_> = entries
             .flatten()
@@ -148,7 +151,7 @@ impl PersistentSession {
     /// # Errors
     /// Returns the reason as a sentence if a newer program wrote the log, or if the log cannot be read.
     pub(crate) fn load(&self) -> Result<LoadedLog, String> {
-        let failed = |reason| format!("The session {:?} cannot be used here: {reason}.", self.name);
+        let failed = |reason| format!("The session {:?} cannot be opened: {reason}.", self.name);
         let mut loaded = log::load(&self.directory).map_err(failed)?;
         if !loaded.has_snapshot
             && let Some(newest) = store::manifests(&self.directory).last()
@@ -290,8 +293,8 @@ pub(crate) struct SessionDescription {
 fn sessions_directory() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {
-        "There is no directory for sessions: neither XDG_STATE_HOME nor a home directory is set. `--session` also \
-         takes a path."
+        "There is no directory for sessions: XDG_STATE_HOME is not an absolute path, and there is no home directory. Set \
+         XDG_STATE_HOME, or name the session by a path that contains a slash."
             .to_owned()
     })
 }

@@ -69,7 +69,7 @@ pub(super) fn push_failures(target: &mut String, outcome: &Outcome, max: usize) 
         let rest = if more > MAX_NAMES { ", …" } else { "" };
         _ = write!(
             target,
-            "\n... {more} more failed but do not fit here (run-tests with `name` shows one): {shown}{rest}"
+            "\n... {more} more failed, not shown for lack of room (run-tests with `name` shows one): {shown}{rest}"
         );
     }
 }

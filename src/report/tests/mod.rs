@@ -10,6 +10,7 @@ use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::{Sections, clipped_message, omission_marker};
 use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
+use crate::tool_names;
 
 /// Maximum length of a form, in characters.
 const MAX_FORM: usize = 300;
@@ -33,7 +34,7 @@ const MAX_WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
 /// The hint shown when suspects were not asked for.
 const SUSPECTS_HINT: &str =
-    "\nrun-tests with `suspects`: 3 also lists code that these tests ran and passing tests did not.";
+    "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran.";
 
 /// Returns the text of run-tests, in at most `max` characters: the counts, then the failed tests that fit. For several
 /// systems, the text has a section for each system, and the total counts.
@@ -56,11 +57,10 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
             0 => (String::new(), "them"),
             omitted => (format!(", of which the first {} are kept", printed - omitted), "these"),
         };
-        _ = write!(
-            target,
-            "\nThe tests printed {printed} characters{first}: check-evaluation {{\"id\": {}, \"part\": \"output\"}} shows {them}.",
-            outcome.evaluation
-        );
+        let advice =
+            format!(": check-evaluation {{\"id\": {}, \"part\": \"output\"}} shows {them}", outcome.evaluation);
+        let advice = tool_names::if_listed(&["check-evaluation"], &advice);
+        _ = write!(target, "\nThe tests printed {printed} characters{first}{advice}.");
     }
     push_warnings(&mut sections, outcome);
     sections.0
@@ -192,12 +192,12 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     let has_printed_suspects = of_kind(&outcome.records).any(|suspects: &Suspects| suspects.printed.is_some());
     let [first, last] = if has_printed_suspects { MAX_PRINTED_WITH_SUSPECTS } else { MAX_PRINTED };
     if characters <= first + last {
-        return (format!("\nIt printed:\n{text}{end}"), end.is_empty());
+        return (format!("\nThe test-op printed:\n{text}{end}"), end.is_empty());
     }
     let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
     let between = omission_marker((characters - first - last) as u64);
     let (first, last) = (&text[..at(first)], &text[at(characters - last)..]);
-    (format!("\nIt printed:\n{first}\n{between}\n{last}{end}"), false)
+    (format!("\nThe test-op printed:\n{first}\n{between}\n{last}{end}"), false)
 }
 
 /// Appends the tests that pass only in the session, or only in the fresh image.
@@ -226,7 +226,7 @@ fn push_tests_without_checks(target: &mut String, outcome: &Outcome) {
         let shown = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
         let rest =
             if names.len() > MAX_NAMES { format!(" and {} more", names.len() - MAX_NAMES) } else { String::new() };
-        _ = write!(target, "\nMade no checks: {shown}{rest}");
+        _ = write!(target, "\nTests without checks: {shown}{rest}");
     }
 }
 

@@ -297,7 +297,7 @@ fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
     );
     let text = restart_frame_after_repair(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
     let said = "The function of frame 1 cannot be called again: the next methods of (SB-PCL::FAST-METHOD PARTS (INTEGER)) \
-                cannot be determined.";
+                cannot be determined for a long-form method combination.";
     assert_eq!(text, said);
 }
 
@@ -421,8 +421,8 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let report = hold(&mut server, "(list (outer 2))");
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
     let said = format!(
-        "SBCL cannot unwind to frame {frame}: the frame's local function is called directly by the same compiled code, \
-         which relies on the return types that the compiler derived. The next outer frame to which SBCL can \
+        "SBCL cannot unwind to frame {frame}: the frame's function was called directly, as a local function, by code \
+         that relies on the return types that the compiler derived. The next outer frame to which SBCL can \
          unwind is {}.",
         frame + 1
     );
@@ -448,7 +448,8 @@ fn return_from_frame_refuses_values_of_another_declaimed_type(mode: Mode) {
     );
     let report = hold(&mut server, "(element (vector 1 2 3))");
     let frame = frame_of(&report, "(INDEX");
-    let said = format!("Frame {frame} cannot return these values: its function is declaimed to return other types.");
+    let said =
+        format!("Frame {frame} cannot return these values: its function is declaimed to return values of other types.");
     for code in ["\"two\"", "(values)", "2.5"] {
         assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame, "return": code})), said);
     }

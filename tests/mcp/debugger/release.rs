@@ -336,8 +336,8 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
         ("invoke-restart", json!({"restart": 0}), "restart must be a number, 1 or greater, or a name"),
         ("invoke-restart", json!({"restart": true}), "restart must be a string, not true"),
         ("invoke-restart", json!({"restart": 1, "values": [41]}), "values must be a string"),
-        ("resume-from-frame", json!({"frame": -1}), "frame must be a frame number, from 0"),
-        ("resume-from-frame", json!({"frame": "none"}), "frame must be a frame number, from 0"),
+        ("resume-from-frame", json!({"frame": -1}), "frame must be a frame number, 0 or greater"),
+        ("resume-from-frame", json!({"frame": "none"}), "frame must be a frame number, 0 or greater"),
         ("eval-in-frame", json!({"frame": 1}), "eval-in-frame needs the argument code"),
         ("abort-evaluation", json!({"now": true}), "abort-evaluation has no argument"),
     ] {

@@ -369,7 +369,7 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
         if name == "false" {
             let said = "1. test-op of demo/tests\n   The test-op returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
-            assert!(text.ends_with("\nIt printed:\nSome tests failed."), "{text}");
+            assert!(text.ends_with("\nThe test-op printed:\nSome tests failed."), "{text}");
             let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
             assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
             assert!(text.contains(said), "{text}");
@@ -380,13 +380,13 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     let project = Project::new("", print, "");
     let mut server = project.server();
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
-    assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
+    assert!(text.contains("\nThe test-op printed:\nline 0\nline 1\n"), "{text}");
     assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: check-evaluation {"), "{text}");
     assert!(text.len() < 2600, "{text}");
     // Omitted output is reported at its place.
     call_ok(&mut server, "configure-limits", json!({"max-output": 20}));
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
-    let expected = "\nIt printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
+    let expected = "\nThe test-op printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
                     The tests printed 48898 characters, of which the first 20 are kept: check-evaluation {\"id\": 3, \
                     \"part\": \"output\"} shows these.";
     assert!(text.ends_with(expected), "{text}");
@@ -398,17 +398,14 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(timeless(lines[0]), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
-    assert_eq!(&lines[1..3], &["It printed:", "all is well"], "{text}");
+    assert_eq!(&lines[1..3], &["The test-op printed:", "all is well"], "{text}");
     assert_eq!(lines.len(), 3, "{text}");
     // A test operation that does nothing does not pass.
     let project = Project::new("", "", "");
     project.write("demo.asd", "(defsystem \"demo\" :components ((:module \"src\" :components ((:file \"demo\")))))");
     let mut server = project.server();
     let text = call_err(&mut server, "run-tests", json!({"system": "demo"}));
-    assert!(
-        text.contains("Nothing ran: there are no tests of the system demo, and its test-op does nothing."),
-        "{text}"
-    );
+    assert!(text.contains("Nothing ran: there are no tests of the system demo, and its test-op runs none."), "{text}");
 }
 
 /// Returns the last line that a program prints in bare SBCL, or `None` without bare SBCL.

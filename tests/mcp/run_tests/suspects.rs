@@ -113,7 +113,8 @@ fn failures_printed_by_a_test_op_have_suspects() {
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains(said) && text.contains("run-tests with `suspects`: 3 also lists"), "{text}");
     // Lines of dots are left out, and complete output needs no hint on how to see the rest.
-    assert!(text.contains("\nIt printed:\n100:\n   expected (:LARGE 100) but got (:LARG 100)\n -1:\n"), "{text}");
+    let printed = "\nThe test-op printed:\n100:\n   expected (:LARGE 100) but got (:LARG 100)\n -1:\n";
+    assert!(text.contains(printed), "{text}");
     assert!(text.ends_with("\nSome tests failed."), "{text}");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
     let large = "   Before the test-op printed 100: expected (:LARGE 100) but got (:LARG 100) (and 1 more):\n   \
@@ -170,7 +171,7 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    let asked = "\nrun-tests with `suspects`: 3 also lists code that these tests ran and passing tests did not.";
+    let asked = "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran.";
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains(asked), "{text}");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));

@@ -93,7 +93,7 @@ fn removed_redefined_and_oddly_named_tests_are_reported() {
 2. DEMO-TESTS::TWICE  tests/tests.lisp:13
    (is (= 1 3))  expected 1, got 3
 3. DEMO-TESTS::VICTIM  tests/tests.lisp:20
-   The test could not run: an earlier test removed it.
+   The test could not run: it was removed during the run.
 4. DEMO-TESTS::CHANGED  tests/tests.lisp:23
    (= 1 4)  expected 1, got 4
 5. DEMO-TESTS::LOSES  tests/tests.lisp:26
@@ -326,7 +326,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
             "\ns/broken:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/broken\n   SIMPLE-ERROR no such luck In ",
             "\ns/empty:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/empty\n   SIMPLE-ERROR Nothing ran: ",
             "\ns/plain:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. test-op of s/plain\n   SIMPLE-ERROR not all ",
-            "\nIt printed:\n3 of 4 things work\n",
+            "\nThe test-op printed:\n3 of 4 things work\n",
             "\ns/bad:\nFAILED  1 passed, 30 failed, 1 error, 0 skipped\n1. BAD::SAME  bad.lisp:5\n",
             "BAD::WRONG-29",
             "\ns/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n",
@@ -342,7 +342,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
     call_ok(&mut server, "configure-limits", json!({"max-answer": 6000}));
     let text = run(&mut server, json!("s/worse s/bad s/good"), json!({}));
     assert!(text.chars().count() <= 6_000 && !text.contains("characters omitted"), "{text}");
-    for expected in [" more failed but do not fit here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"] {
+    for expected in [" more failed, not shown for lack of room", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
     call_ok(&mut server, "configure-limits", json!({"max-answer": 9500}));
@@ -386,7 +386,7 @@ fn test_without_a_check_passes_with_a_remark() {
     server.initialize("2025-11-25");
     project.register(&mut server);
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
-    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no checks: DEMO-TESTS::NOTHING";
+    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nTests without checks: DEMO-TESTS::NOTHING";
     assert_eq!(timeless(&text), expected);
     let content = structured(&mut server, json!({"system": "demo"}));
     let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
@@ -443,7 +443,7 @@ fn test_removed_by_an_earlier_test_is_an_error() {
         call_ok(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
-        assert!(text.contains("   The test could not run: an earlier test removed it.\n"), "{framework}: {text}");
+        assert!(text.contains("   The test could not run: it was removed during the run.\n"), "{framework}: {text}");
     }
 }
 
