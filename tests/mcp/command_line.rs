@@ -128,7 +128,8 @@ fn failure_to_start_lisp_threads_is_reported() {
             let output = Command::new(BINARY).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
             let complaint = String::from_utf8_lossy(&output.stderr);
             assert_eq!((output.status.code(), stdout(&output)), (Some(status), ""), "{complaint}");
-            let expected = format!("sbcl-mcp cannot start: SBCL has booted, but could not be prepared for the host: {reason}");
+            let expected =
+                format!("sbcl-mcp cannot start: SBCL has booted, but could not be prepared for the host: {reason}");
             assert!(complaint.contains(&expected), "{complaint}");
         }
     }
