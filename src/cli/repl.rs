@@ -671,8 +671,11 @@ impl Repl {
     fn replace_image(&mut self, client: &mut Client) -> Result<(), ReplError> {
         let workers = self.workers(client);
         if workers.is_empty() {
-            let why =
-                if self.owns_image { "the server has no worker process" } else { "another server holds the image" };
+            let why = if self.owns_image {
+                "the server has no worker process"
+            } else {
+                "the REPL is attached to a server that it did not start; :reset starts over, for all clients"
+            };
             return self.print(TextStyle::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
         }
         for worker in workers {

@@ -289,8 +289,10 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure>
     let clean_up = {
         let (scratch, checkpoints) = (scratch.clone(), checkpoints.clone());
         move || {
+            // A child that saves a checkpoint must not outlive the directory.
+            kill_descendants();
             checkpoints.remove_all();
-            clean_up(&scratch);
+            scratch.remove();
         }
     };
     let status = mcp::serve_unsupervised(stdio, &session, checkpoints, listener, tool_options, clean_up.clone())
@@ -301,8 +303,13 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure>
 
 /// Kills the descendants of this process and removes its scratch directory. Called just before the process exits.
 pub(super) fn clean_up(scratch: &ScratchDirectory) {
+    kill_descendants();
+    scratch.remove();
+}
+
+/// Kills the descendants of this process.
+fn kill_descendants() {
     // A process that is being killed may start another process, which is then adopted and killed too.
     processes::adopt_orphans();
     processes::kill_all_descendants();
-    scratch.remove();
 }

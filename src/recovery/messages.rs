@@ -45,12 +45,13 @@ pub(crate) fn replacement_messages(state: &RecoveryState, report: &ReplayReport)
             return Ok(restore);
         }
         let restored = describe_restored_checkpoint(state, report);
-        Err(format!("The checkpoint {:?} did not boot. {restored}", restore.checkpoint.name))
+        Err(format!("The checkpoint {:?} did not boot or was deleted. {restored}", restore.checkpoint.name))
     });
-    let reset = replacement.filter(|_| state.crash.is_none()).map(|replacement| match &replacement.restore {
-        Some(CheckpointRestore { checkpoint, .. }) => {
+    let reset = replacement.filter(|_| state.crash.is_none()).map(|_| match &restore {
+        Some(Ok(CheckpointRestore { checkpoint, .. })) => {
             format!("Another client restored the checkpoint {:?}.", checkpoint.name)
         }
+        Some(Err(reason)) => format!("Another client began to restore a checkpoint. {reason}"),
         None => "Another client reset the session: all definitions are gone.".to_owned(),
     });
     ReplacementMessages {

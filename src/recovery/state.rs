@@ -305,7 +305,13 @@ impl RecoveryState {
             }
             SessionEvent::Saved(checkpoint) => {
                 let index = self.saving.iter().position(|save| save.file == checkpoint.file);
-                if let Some(save) = index.and_then(|index| self.saving.remove(index)) {
+                let is_replaced = |entry: &RestorableCheckpoint| {
+                    entry.checkpoint.name == checkpoint.name && entry.checkpoint.saved > checkpoint.saved
+                };
+                // A save of the same name that began later may have been completed earlier.
+                if let Some(save) = index.and_then(|index| self.saving.remove(index))
+                    && !self.restorable.iter().any(is_replaced)
+                {
                     self.restorable.retain(|entry| entry.checkpoint.name != checkpoint.name);
                     self.add_restorable(RestorableCheckpoint { checkpoint: *checkpoint, coverage: save.coverage });
                 }
@@ -313,10 +319,11 @@ impl RecoveryState {
         }
     }
 
-    /// Adds a checkpoint to `restorable`, which is ordered by the definitions that the cores contain.
+    /// Adds a checkpoint to `restorable`, which is ordered by the definitions that the cores contain, and then by time.
     fn add_restorable(&mut self, new: RestorableCheckpoint) {
         // Saves may be completed in a different order than they were begun.
-        let index = self.restorable.partition_point(|other| other.coverage.position <= new.coverage.position);
+        let age = |entry: &RestorableCheckpoint| (entry.coverage.position, entry.checkpoint.saved);
+        let index = self.restorable.partition_point(|other| age(other) <= age(&new));
         self.restorable.insert(index, new);
         if self.restorable.len() > MAX_RESTORABLE_CHECKPOINTS {
             self.restorable.pop_front();
@@ -544,6 +551,17 @@ impl RecoveryState {
         }
     }
 
+    /// Records the restore of a checkpoint that was deleted after a call had requested the restore. The definitions stay.
+    pub(crate) fn record_failed_restore(
+        &mut self,
+        checkpoint: Checkpoint,
+        last: &LastStatus,
+        mut replacement: Replacement,
+    ) {
+        replacement.restore = Some(CheckpointRestore { checkpoint, forgotten: 0 });
+        self.record_replacement(last, replacement);
+    }
+
     /// Returns the client that requested a replacement, or the client of stdin if the requesting client has
     /// disconnected.
     fn requesting_client(&mut self, replacement: &Replacement) -> Option<&mut ClientState> {
@@ -710,6 +728,25 @@ mod tests {
         assert_eq!(codes(&state), ["(a)"]);
         let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
         assert_eq!(unrestored, [("(b)", "the form crashes the image"), ("(c)", "it failed")]);
+    }
+
+    #[test]
+    fn saves_that_complete_out_of_order_leave_the_newest_checkpoint_last() {
+        let saved = |name: &str, file: &str, second| Checkpoint {
+            name: name.to_owned(),
+            file: file.to_owned(),
+            saved: jiff::Timestamp::from_second(second).unwrap(),
+            ..checkpoint()
+        };
+        for (first, second) in [("a", "b"), ("a", "a")] {
+            let mut state = with_definitions(&["(f)"]);
+            for file in ["1.core", "2.core"] {
+                state.apply(SessionEvent::Saving { file: file.to_owned() });
+            }
+            state.apply(SessionEvent::Saved(Box::new(saved(second, "2.core", 2))));
+            state.apply(SessionEvent::Saved(Box::new(saved(first, "1.core", 1))));
+            assert_eq!(state.checkpoint().unwrap().file, "2.core");
+        }
     }
 
     #[test]

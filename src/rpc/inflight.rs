@@ -613,11 +613,12 @@ impl Responder {
         self.inflight.fail(self.request, error);
     }
 
-    /// Leaves the request to another process, which will answer it.
-    pub(crate) fn leave_unanswered(mut self) {
+    /// Leaves the request to another process, which will answer it. Returns false if the request has been answered already,
+    /// for example because the client has cancelled it.
+    pub(crate) fn leave_unanswered(mut self) -> bool {
         self.settled = true;
         let request = self.inflight.table.lock().take(self.request);
-        drop(request);
+        request.is_some()
     }
 }
 
@@ -670,7 +671,7 @@ mod tests {
         client.admit(1).unwrap().answer(json!("one"));
         client.admit(2).unwrap().fail(ErrorData::invalid_params("no", None));
         drop(client.admit(3).unwrap());
-        client.admit(4).unwrap().leave_unanswered();
+        assert!(client.admit(4).unwrap().leave_unanswered());
         let panicking = client.admit(5).unwrap();
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
             let _owed = panicking;
@@ -751,7 +752,7 @@ mod tests {
         let expected =
             [(second, Ok(json!("yes"))), (fourth, Err(NoAnswer::Withdrawn)), (third, Err(NoAnswer::TimedOut))];
         assert_eq!(*answers.lock(), expected);
-        responders.into_iter().for_each(Responder::leave_unanswered);
+        responders.into_iter().for_each(|responder| _ = responder.leave_unanswered());
         let withdrawn: Vec<_> = client.end().iter().map(|message| message["params"]["requestId"].clone()).collect();
         let asked = std::iter::repeat_n(json!(null), 4);
         assert_eq!(withdrawn, asked.chain([0, 3, 2].map(|index: usize| json!(sent[index]))).collect::<Vec<_>>());
@@ -762,12 +763,12 @@ mod tests {
         let client = Client::new();
         let big = client.inflight.admit(RequestId::Number(-1), 1, None, MAX_BYTES + 1).unwrap();
         assert!(client.admit(-2).is_err());
-        big.leave_unanswered();
+        assert!(big.leave_unanswered());
         let taken: Vec<_> = (0..MAX_REQUESTS).map(|id| client.admit(id as i64).unwrap()).collect();
         let refused = client.admit(-3).unwrap_err();
         assert!(refused.message.contains("(10000 pending, "), "{refused:?}");
-        taken.into_iter().for_each(Responder::leave_unanswered);
-        client.admit(-3).unwrap().leave_unanswered();
+        assert!(taken.into_iter().all(Responder::leave_unanswered));
+        assert!(client.admit(-3).unwrap().leave_unanswered());
         assert_eq!(client.end(), Vec::<Value>::new());
     }
 
@@ -828,7 +829,9 @@ mod tests {
             }
             prop_assert_eq!(client.inflight.is_idle(), waiting.is_empty());
             for (responder, _) in owed {
-                responder.leave_unanswered();
+                let number = responder.request_number();
+                let is_awaited = client.inflight.is_awaited(number);
+                prop_assert_eq!(responder.leave_unanswered(), is_awaited);
             }
             let sent = client.end().into_iter();
             let sent: Vec<_> = sent.map(|answer| (answer["id"].as_i64().unwrap(), answer["result"].clone())).collect();

@@ -14,8 +14,13 @@ use crate::image::interruption::{InterruptionAction, REACTION_TIME, StuckReason}
 use crate::image::{self, InterruptReason, JobKind, Lane};
 use crate::outcome::Clipped;
 
-/// The extra time for an interrupted job while garbage is being collected. A collection takes long in a large heap.
-const COLLECTION_GRACE: Duration = Duration::from_secs(60);
+/// The extra time for an interrupted job that is delayed: by a garbage collection, which takes long in a large heap, or
+/// because the process was stopped.
+const DELAY_GRACE: Duration = Duration::from_secs(60);
+
+/// The time between two checks after which the process must have been stopped, by a signal or with the whole machine. While
+/// jobs run, checks are [`HEAP_CHECK_INTERVAL`] apart.
+const LATE_CHECK: Duration = Duration::from_millis(500);
 
 /// The interval of checks while an interrupted job may wait for a garbage collection.
 const COLLECTION_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -61,12 +66,13 @@ impl RunningJob {
     /// image of a stuck job must be replaced; without a supervisor, the job's thread is abandoned. Returns `None` for a
     /// job that is not interrupted.
     fn stuck_at(&mut self, now: Instant) -> Option<Instant> {
+        let was_stopped = self.checked_at.replace(now).is_some_and(|last| now > last + LATE_CHECK);
         let (since, deadline) = self.interruption.request_time().zip(self.interruption.deadline())?;
-        if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
-            self.collected_at = Some(now);
+        if (was_stopped || image::heap::is_collecting()) && now < since + DELAY_GRACE {
+            self.delayed_at = Some(now);
         }
-        let collected_at = self.collected_at.filter(|at| *at >= since);
-        Some(collected_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME)))
+        let delayed_at = self.delayed_at.filter(|at| *at >= since);
+        Some(delayed_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME)))
     }
 }
 

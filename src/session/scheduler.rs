@@ -128,8 +128,11 @@ pub(super) struct RunningJob {
     /// True from the time when the job is interrupted for exceeding `heap_limit` until a check finds room again.
     pub(super) filled_heap: bool,
     pub(super) interruption: Interruption<InterruptReason>,
-    /// The time of the last check that found a garbage collection in progress while the job was interrupted.
-    pub(super) collected_at: Option<Instant>,
+    /// The time of the last check of this job's limits.
+    pub(super) checked_at: Option<Instant>,
+    /// The time of the last check that found the interrupted job delayed: a garbage collection was in progress, or the
+    /// process had been stopped.
+    pub(super) delayed_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
     pub(super) error_queries: Vec<ErrorQuery>,
     /// The flag that cancels the search for hints. It is `Some` while unbalanced texts are being searched, after
@@ -193,7 +196,8 @@ impl RunningJob {
             heap_limit: None,
             filled_heap: false,
             interruption: Interruption::default(),
-            collected_at: None,
+            checked_at: None,
+            delayed_at: None,
             error_queries: Vec::new(),
             hint_search_cancelled: None,
             awaited: None,

@@ -191,7 +191,7 @@ impl RecoveryRecord {
         if let Some(checkpoint) = replaced_by {
             // Older checkpoints with this name are deleted after the event is applied: until then, a new image might boot
             // from one of them.
-            self.checkpoints.delete_replaced(&checkpoint);
+            self.checkpoints.delete_replaced(&checkpoint.name);
         }
         if must_compact {
             self.compact_log();
@@ -280,7 +280,7 @@ impl RecoveryRecord {
     }
 
     /// Records the restore of a checkpoint by a call. `notices` are the image's notices that the client has not seen
-    /// yet.
+    /// yet. If the checkpoint has been deleted meanwhile, the next image gets the present definitions.
     pub(super) fn record_restore(
         &mut self,
         status: &WorkerStatus,
@@ -288,10 +288,13 @@ impl RecoveryRecord {
         checkpoint: Checkpoint,
         notices: Vec<String>,
     ) {
+        let (replacement, last) = (self.replacement(call, notices), self.last_status(status));
+        if !self.checkpoints.path(&checkpoint).is_file() {
+            return self.state.record_failed_restore(checkpoint, &last, replacement);
+        }
         // If the recovery state lacks the checkpoint, its definitions are taken from the checkpoint's `.forms` file.
         let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
-        let replacement = self.replacement(call, notices);
-        self.state.record_restore(checkpoint.clone(), &self.last_status(status), replacement, saved);
+        self.state.record_restore(checkpoint.clone(), &last, replacement, saved);
         self.compact_log();
         self.checkpoints.delete_newer(Some(&checkpoint));
     }

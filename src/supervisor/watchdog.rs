@@ -71,7 +71,9 @@ impl Watchdog {
         if !worker.replayed {
             // Each replayed form has a deadline of its own.
             let deadline = worker.status.get(StatusField::Deadline);
-            let overdue = worker.status.get(StatusField::ReplayedForm) > 0 && deadline < monotonic_nanoseconds();
+            // The last form has no deadline any more once it is replayed.
+            let overdue =
+                worker.status.get(StatusField::ReplayedForm) > 0 && deadline != 0 && deadline < monotonic_nanoseconds();
             if count(&mut self.overdue, overdue) >= OVERDUE_LIMIT {
                 return Some(Crash::new("could not be interrupted and was terminated").caused_by_form());
             }
@@ -80,11 +82,13 @@ impl Watchdog {
         }
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun > worker.status.get(StatusField::Ended);
-        if count(&mut self.overdue, running && deadline != 0 && deadline < monotonic_nanoseconds()) >= OVERDUE_LIMIT {
+        let is_stopped = processes::is_stopped(worker.pid);
+        let is_overdue = running && !is_stopped && deadline != 0 && deadline < monotonic_nanoseconds();
+        if count(&mut self.overdue, is_overdue) >= OVERDUE_LIMIT {
             let outcome = failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
             return Some(Crash::new("could not be interrupted and was terminated").with_outcome(outcome));
         }
-        if count(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED_LIMIT {
+        if count(&mut self.stopped, is_stopped) >= STOPPED_LIMIT {
             return Some(Crash::new("was stopped by a signal and was terminated"));
         }
         let lost_line = worker.status.get(StatusField::LostLine);

@@ -701,6 +701,45 @@ fn large_libraries_and_run_tests_work_after_a_restore() {
     used(&mut server);
 }
 
+/// A core that was changed is read before it is restored, which takes a while.
+#[test]
+fn cancelled_restore_leaves_the_image_and_its_values() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "x");
+    server.evaluate("(setf *x* 2)");
+    for _ in 0..3 {
+        let core = std::fs::File::options().write(true).open(&state.files(Some("core"))[0]).unwrap();
+        core.set_modified(std::time::SystemTime::now()).unwrap();
+        let id = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
+        server.notify("notifications/cancelled", json!({"requestId": id}));
+        assert_eq!(server.evaluate("*x*"), "=> 2");
+    }
+    restore(&mut server, "x");
+    assert_eq!(server.evaluate("*x*"), "=> 1");
+}
+
+#[test]
+fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defun f () 1)");
+    save(&mut server, "x");
+    server.evaluate("(defun g () 2)");
+    // The restore waits until this evaluation has unwound.
+    let running = server.post_running("", "(unwind-protect (sleep 60) (sleep 0.5))", 60.0);
+    let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
+    assert!(server.outcome(running).1);
+    for file in state.files(None) {
+        // The draft of a description may have got its name meanwhile.
+        let _ = std::fs::remove_file(file);
+    }
+    let (text, is_error) = server.outcome(restoring);
+    assert!(is_error && text.contains("The checkpoint \"x\" did not boot or was deleted. "), "{text}");
+    assert_eq!(server.evaluate("(list (f) (g))"), "=> (1 2)");
+}
+
 fn restore_repeatedly(times: u32) {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);

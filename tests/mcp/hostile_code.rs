@@ -915,6 +915,25 @@ fn full_queue_of_signals_delays_no_collection_and_no_time_limit(mode: Mode) {
     session.finish();
 }
 
+#[test]
+fn image_that_was_stopped_during_an_interruption_is_kept() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    session.evaluate("(defvar *x* 1)", 5.0);
+    session.evaluate("(setf *x* 2)", 5.0);
+    let code = "(sb-sys:without-interrupts (sleep 2))";
+    let id = session.0.post_running("", code, 0.3);
+    let pid = worker(&session.0);
+    std::thread::sleep(Duration::from_secs(1));
+    signal(pid, "-STOP");
+    // The evaluation would count as stuck after two seconds more.
+    std::thread::sleep(Duration::from_secs(3));
+    signal(pid, "-CONT");
+    let (text, is_error) = session.0.outcome(id);
+    assert!(is_error && error_type(&text) == Some("TIMEOUT") && !text.contains("did not respond"), "{text}");
+    assert_eq!(session.evaluate("*x*", 5.0), "=> 2");
+    session.finish();
+}
+
 /// SBCL runs these functions with interrupts disabled.
 #[apply(both_modes)]
 fn functions_of_interrupt_thread_and_of_timers_are_named_as_uninterruptible(mode: Mode) {

@@ -116,17 +116,26 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
             let Some(user_question) = call.session().begin_user_question(error, drop) else {
                 return answer_with_current_outcome(call, outcome, None);
             };
-            if !call.is_awaited() {
-                // The call was cancelled, so nobody will answer the question.
-                return user_question.abort(drop);
-            }
-            let state = {
+            let (number, state) = {
                 let mut questions = call.context.questions.lock();
                 questions.last += 1;
                 let number = questions.last;
                 questions.pending = Some(PendingQuestion { number, outcome, user_question });
-                questions.request_state(number, ask_state.arguments)
+                (number, questions.request_state(number, ask_state.arguments))
             };
+            let abort = {
+                let context = call.context.clone();
+                move || {
+                    let taken = context.questions.lock().pending.take_if(|pending| pending.number == number);
+                    if let Some(pending) = taken {
+                        pending.user_question.abort(drop);
+                    }
+                }
+            };
+            if !call.pending().on_cancel(abort.clone()) {
+                // The call was cancelled, so nobody will answer the question.
+                return abort();
+            }
             let request = InputRequest::Elicitation(ElicitRequest::new(question));
             let requests = InputRequests::from([(QUESTION_KEY.to_owned(), request)]);
             call.request_input(InputRequiredResult::new(Some(requests), Some(state)));

@@ -52,7 +52,7 @@ impl Call {
     /// the next image repeats the call.
     pub(super) fn answer_inspection(self, found: Result<impl Into<Reply>, InspectError>) {
         match found {
-            Err(InspectError::Cancelled) if self.context.recovery.is_some() => self.leave_unanswered(),
+            Err(InspectError::Cancelled) if self.context.recovery.is_some() => _ = self.leave_unanswered(),
             found => self.answer(found),
         }
     }
@@ -91,9 +91,10 @@ impl Call {
         self.responder.answer(ServerResult::InputRequiredResult(question));
     }
 
-    /// Drops the call without an answer: another process answers the client.
-    pub(super) fn leave_unanswered(self) {
-        self.responder.leave_unanswered();
+    /// Drops the call without an answer: another process answers the client. Returns false if the call has been answered
+    /// already, for example because the client has cancelled it.
+    pub(super) fn leave_unanswered(self) -> bool {
+        self.responder.leave_unanswered()
     }
 
     /// Returns true unless the client has cancelled the call.

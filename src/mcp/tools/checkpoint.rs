@@ -234,8 +234,10 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
         }
         Some(Err(reason)) => refuse(call, reason.clone()),
         None => {
-            // The next worker answers the call.
-            call.leave_unanswered();
+            // The next worker answers the call. A cancelled call changes nothing.
+            if !call.leave_unanswered() {
+                return;
+            }
             session.cancel_and_answer_all();
             recovery.request_restore(number, checkpoint, &session);
         }

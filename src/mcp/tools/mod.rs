@@ -371,7 +371,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
                 _ if !call.is_awaited() => {}
                 ReplayEnd::Complete => call_now(call, request),
                 // The next image answers the call.
-                ReplayEnd::Abandoned if policy.repeatable => call.leave_unanswered(),
+                ReplayEnd::Abandoned if policy.repeatable => _ = call.leave_unanswered(),
                 ReplayEnd::Abandoned => call.reply(outcome_after_reset()),
             });
         }

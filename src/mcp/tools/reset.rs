@@ -41,8 +41,10 @@ impl ToolSpec for ResetSession {
                 if recovery.was_requested_by(number) {
                     return answer(call, Vec::new());
                 }
-                // The next worker answers the call.
-                call.leave_unanswered();
+                // The next worker answers the call. A cancelled call changes nothing.
+                if !call.leave_unanswered() {
+                    return;
+                }
                 recovery.abandon_replay(&session);
                 session.cancel_and_answer_all();
                 return recovery.request_reset(number, &session);

@@ -26,7 +26,7 @@ pub(super) struct TraceCalls;
 pub(super) struct Arguments {
     /// Common Lisp source.
     code: Text,
-    /// Functions; also (setf f), (method f :around (integer)), (labels g :in f).
+    /// Functions to trace: names, or (setf f), (method f :around (integer)), (labels g :in f).
     #[serde(default)]
     functions: Names,
     /// Trace all functions of this package.

@@ -154,7 +154,7 @@ impl Saver {
                 let saved = draft.finish(child, made);
                 match (&reports, &saved) {
                     (Some(reports), Ok(checkpoint)) => reports.report_completion(checkpoint),
-                    (None, Ok(checkpoint)) => checkpoints.delete_replaced(checkpoint),
+                    (None, Ok(checkpoint)) => checkpoints.delete_replaced(&checkpoint.name),
                     _ => {}
                 }
                 done(match saved {

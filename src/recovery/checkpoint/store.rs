@@ -179,6 +179,7 @@ impl Checkpoints {
         if !path.exists() {
             // The checkpoint was deleted meanwhile.
             let _ = fs::remove_file(path.with_extension("json"));
+            return false;
         }
         is_intact
     }
@@ -235,12 +236,12 @@ impl Checkpoints {
         }
     }
 
-    /// Deletes the older checkpoints that have the same name as `by`. Reads no core.
-    pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
-        let is_replaced = |checkpoint: &Checkpoint| {
-            checkpoint.name == by.name && checkpoint.file != by.file && checkpoint.saved <= by.saved
-        };
-        for checkpoint in self.list_unchecked().filter(is_replaced) {
+    /// Deletes all checkpoints with this name but the newest. Reads no core.
+    pub(crate) fn delete_replaced(&self, name: &str) {
+        let mut all: Vec<_> = self.list_unchecked().filter(|checkpoint| checkpoint.name == name).collect();
+        all.sort_by_key(|checkpoint| checkpoint.saved);
+        all.pop();
+        for checkpoint in all {
             let _ = self.delete(&checkpoint);
         }
     }
@@ -731,15 +732,16 @@ pub(crate) mod tests {
         assert_eq!(test.names(), ["mine", "auto-2", "auto-3"]);
         test.0.delete_newer(test.find_by_name("mine").as_ref());
         assert_eq!(test.names(), ["mine"]);
-        // A checkpoint replaces older checkpoints with its name.
-        let last = test.add("mine", 10, 10);
+        // A checkpoint replaces older checkpoints with its name, even if it was completed before them.
         test.add("mine", 11, 10);
+        test.add("mine", 10, 10);
         assert_eq!(test.find_by_name("mine").unwrap().saved.as_second(), 11);
-        test.0.delete_replaced(&last);
-        assert_eq!(test.names(), ["mine", "mine"]);
+        test.0.delete_replaced("mine");
+        assert_eq!(test.names(), ["mine"]);
+        assert_eq!(test.find_by_name("mine").unwrap().saved.as_second(), 11);
         test.add("auto-1", 12, 10);
         test.0.delete_newer(None);
-        assert_eq!(test.names(), ["mine", "mine"]);
+        assert_eq!(test.names(), ["mine"]);
     }
 
     #[test]
