@@ -9,6 +9,7 @@ use super::arguments::{Text, text};
 use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, reply_with, with_package};
 use crate::recovery::checkpoint::save::NewCheckpoint;
 use crate::recovery::checkpoint::store::{self, MAX_NAME_CHARS};
+use crate::recovery::state::CheckpointRestore;
 use crate::recovery::text;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
@@ -70,6 +71,12 @@ impl ToolSpec for CheckpointTool {
         }
         if action == Action::Save {
             return handle_with(move |call| save(call, name));
+        }
+        if action == Action::Restore
+            && let Some(outcome) = restore_outcome(call)
+        {
+            // The checkpoint may have been deleted meanwhile.
+            return handle_with(move |call| answer_restore(call, outcome));
         }
         let (intact, damaged) = checkpoints.intact_and_damaged();
         // During a replacement, two checkpoints have the name.
@@ -223,23 +230,29 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
         );
     };
     let number = call_of_job(call.first_job);
-    match recovery.restore_outcome(number) {
-        Some(Ok(returned)) => {
-            let (checkpoint, forgotten) = (returned.checkpoint.clone(), returned.forgotten);
+    // The next worker answers the call. A cancelled call changes nothing.
+    if call.leave_unanswered() {
+        session.cancel_and_answer_all();
+        recovery.request_restore(number, checkpoint, &session);
+    }
+}
+
+/// Returns the outcome of the restore that the call requested, if this image is the result.
+fn restore_outcome(call: &Call) -> Option<Result<CheckpointRestore, String>> {
+    call.context.recovery.as_ref()?.restore_outcome(call_of_job(call.first_job)).cloned()
+}
+
+/// Answers the call whose restore replaced the image.
+fn answer_restore(call: Call, outcome: Result<CheckpointRestore, String>) {
+    match outcome {
+        Ok(CheckpointRestore { checkpoint, forgotten }) => {
+            let session = call.session().clone();
             with_package(&session, move |package| {
                 let notices = call.session().take_notices();
                 let package = package.unwrap_or_default();
                 call.reply(CheckpointReply::Restored { checkpoint, forgotten, package, notices });
             });
         }
-        Some(Err(reason)) => refuse(call, reason.clone()),
-        None => {
-            // The next worker answers the call. A cancelled call changes nothing.
-            if !call.leave_unanswered() {
-                return;
-            }
-            session.cancel_and_answer_all();
-            recovery.request_restore(number, checkpoint, &session);
-        }
+        Err(reason) => refuse(call, reason),
     }
 }
