@@ -2,7 +2,7 @@
 # Runs the server's test suite repeatedly (SBCL_MCP_ROUNDS, 10 by default) under a load that keeps every processor busy, to
 # find tests that pass only on a quiet machine. The log is target/flaky.log; the tests that failed are listed at the end.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 rounds=${SBCL_MCP_ROUNDS:-10}
 target=${CARGO_TARGET_DIR:-target}
@@ -17,18 +17,18 @@ for _ in $(seq "$(nproc)"); do
 done
 trap 'kill "${load[@]}" 2>/dev/null' EXIT
 
-# run_tests ARGUMENTS: runs the suite as scripts/test.sh does: the tests that measure delays last, one on each processor.
+# run_tests: runs the suite as scripts/test.sh does: the tests that measure delays last, one on each processor.
 run_tests() {
     local status=0
-    RUST_TEST_THREADS=$((3 * $(nproc))) cargo test --release --test mcp -- --skip stalls:: "$@" || status=1
-    RUST_TEST_THREADS=$(nproc) cargo test --release --test mcp -- stalls:: "$@" || status=1
+    RUST_TEST_THREADS=$((3 * $(nproc))) cargo test --release --test mcp -- --skip stalls:: || status=1
+    RUST_TEST_THREADS=$(nproc) cargo test --release --test mcp -- stalls:: || status=1
     return $status
 }
 
 failed=0
 for round in $(seq "$rounds"); do
     echo "==== round $round of $rounds ($(date -u +%H:%M:%S))" | tee -a "$log"
-    run_tests "$@" >>"$log" 2>&1 || failed=$((failed + 1))
+    run_tests >>"$log" 2>&1 || failed=$((failed + 1))
     grep '^test result: ' "$log" | tail -n 2
 done
 grep '^test .* FAILED$' "$log" | sort | uniq -c
