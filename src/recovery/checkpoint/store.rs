@@ -13,6 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -396,8 +397,14 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
     let Some((stem, extensions)) = path.file_name().and_then(|name| name.to_str()?.split_once('.')) else {
         return false;
     };
+    let is_manifest_draft = || {
+        let number = extensions.strip_prefix("json.").and_then(|rest| rest.strip_suffix(".draft"));
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
+    };
     // Version 0.1 wrote files with the extension `draft`.
-    is_number(stem) && ["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
+    is_number(stem)
+        && (["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
+            || is_manifest_draft())
 }
 
 /// Deletes a directory of checkpoints if it exists.
@@ -538,9 +545,13 @@ fn save_timeout_message() -> String {
     format!("the saving process did not end within {} seconds", SAVE_TIMEOUT.as_secs())
 }
 
-/// Writes the manifest of the core at `path`.
+/// Writes the manifest of the core at `path`. Several threads and processes may write it at the same time, so each of them
+/// uses a draft of its own.
 fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
-    write_atomically(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
+    static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
+    let draft = path.with_extension(format!("json.{}-{number}.draft", std::process::id()));
+    replace_file(&path.with_extension("json"), &draft, &serde_json::to_vec(checkpoint)?)
 }
 
 /// The details of a save that the manifest records.
@@ -565,10 +576,14 @@ impl Drop for Draft {
 
 /// Replaces a file atomically: a reader finds either the old content or the new content, complete.
 pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
-    let draft = draft_path(path);
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&draft, path));
-    written.inspect_err(|_| drop(fs::remove_file(&draft)))
+    replace_file(path, &draft_path(path), content)
+}
+
+/// [Replaces a file atomically](write_atomically). The new content is written to the file `draft` first.
+fn replace_file(path: &Path, draft: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(draft)?;
+    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(draft, path));
+    written.inspect_err(|_| drop(fs::remove_file(draft)))
 }
 
 /// Returns the path to which the new content of a file is written first. Each file has a draft of its own, since the
@@ -750,12 +765,12 @@ pub(crate) mod tests {
         let known = test.add("auto-1", 1, 10);
         test.add("auto-2", 2, 10);
         test.add("mine", 3, 10);
-        let incomplete = ["core", "forms", "draft", "json.draft", "forms.draft"];
+        let incomplete = ["core", "forms", "draft", "json.draft", "forms.draft", "json.17-4.draft"];
         for incomplete in incomplete.map(|extension| format!("0123456789abcdef.{extension}")) {
             fs::write(test.0.directory.join(incomplete), "").unwrap();
         }
         // Files that belong to no checkpoint stay.
-        let others = ["log", "app.core", "notes.draft", "0123456789abcdef.txt"];
+        let others = ["log", "app.core", "notes.draft", "0123456789abcdef.txt", "0123456789abcdef.json.x.draft"];
         for other in others {
             fs::write(test.0.directory.join(other), "").unwrap();
         }
@@ -797,6 +812,27 @@ pub(crate) mod tests {
         write_atomically(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
+
+    #[test]
+    fn a_manifest_that_several_threads_write_is_always_complete() {
+        let test = TestCheckpoints::new("threads");
+        let checkpoint = test.add("mine", 1, 10);
+        let written = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let write = || (0..100).for_each(|_| test.save_manifest(&checkpoint));
+            let writers = [scope.spawn(write), scope.spawn(write)];
+            scope.spawn(|| {
+                while !written.load(Ordering::Relaxed) {
+                    assert_eq!(manifests(&test.0.directory), [checkpoint.clone()]);
+                }
+            });
+            let results = writers.map(std::thread::ScopedJoinHandle::join);
+            written.store(true, Ordering::Relaxed);
+            assert!(results.iter().all(Result::is_ok));
+        });
+        assert_eq!(test.files(), 3);
+    }
+
     #[test]
     fn the_files_of_a_checkpoint_can_be_written_concurrently() {
         let test = TestCheckpoints::new("at-once");
