@@ -202,20 +202,22 @@ impl PersistentSession {
         }
     }
 
-    /// Deletes the session's files, and the directory if no other files are in it.
+    /// Deletes the session's files, and the directory if no other files are in it. The lock's file is deleted last, since a
+    /// server that starts meanwhile must not use the session before the other files are gone.
     ///
     /// # Errors
     /// Returns the reason as a sentence if there is no such session, if a process serves or saves the session, if the
     /// session cannot be locked for another reason, or if its log or its directory cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
-        let ours = self.files().filter(|path| is_session_file(path));
+        let lock_file = self.directory.join(lock::LOCK_FILE);
+        let ours = self.files().filter(|path| is_session_file(path) && *path != lock_file);
         let mut removed = match fs::remove_file(self.directory.join(log::LOG_FILE)) {
             // A damaged session may have lost its log.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         };
-        ours.for_each(|path| drop(fs::remove_file(path)));
+        ours.chain([lock_file.clone()]).for_each(|path| drop(fs::remove_file(path)));
         if self.files().next().is_none() {
             removed = removed.and_then(|()| fs::remove_dir(&self.directory));
         }
