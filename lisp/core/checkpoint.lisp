@@ -415,16 +415,23 @@ kills the child when this process ends."
     (put errors 1)
     (put errors 2)
     (alien-funcall (extern-alien "setsid" (function int)))
-    ;; If the fork fails, the program that replaces this process finds no child and reports the failure.
-    (unless (eql 0 (fork-process))
-      (put lock 3)
-      (close-descriptors 4)
-      (alien-funcall (extern-alien "execv" (function int unsigned-long unsigned-long))
-                     (sap-ref-word (int-sap arguments) 0)
-                     arguments)
-      (alien-funcall (extern-alien "_exit" (function void int)) 9))
-    ;; 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
-    (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
+    (let ((parent (alien-funcall (extern-alien "getpid" (function int)))))
+      ;; If the fork fails, the program that replaces this process finds no child and reports the failure.
+      (unless (eql 0 (fork-process))
+        (put lock 3)
+        (close-descriptors 4)
+        (alien-funcall (extern-alien "execv" (function int unsigned-long unsigned-long))
+                       (sap-ref-word (int-sap arguments) 0)
+                       arguments)
+        (alien-funcall (extern-alien "_exit" (function void int)) 9))
+      (end-with-parent parent))))
+
+(defun end-with-parent (parent)
+  "Have the kernel kill this process when its parent, the process PARENT, ends. End this process if PARENT has ended."
+  ;; 1 is PR_SET_PDEATHSIG, 9 is SIGKILL. The call has no effect if the parent has already ended.
+  (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
+  (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
+    (alien-funcall (extern-alien "_exit" (function void int)) 9)))
 
 (defconstant +session-fork-wait-seconds+ 10
   "The maximum number of seconds to wait until nothing blocks a fork of the session's image. The session evaluates
@@ -496,10 +503,7 @@ and SIGURG."
 
 (defun save-for-parent (path parent)
   "In a child of the process PARENT, save the image to PATH and end; end without saving if PARENT ends."
-  ;; 1 is PR_SET_PDEATHSIG, 9 is SIGKILL. The call has no effect if the parent has already ended.
-  (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
-  (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
-    (alien-funcall (extern-alien "_exit" (function void int)) 9))
+  (end-with-parent parent)
   (setf **checkpoint-name** nil)
   (save-image path))
 
