@@ -19,8 +19,9 @@ use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::session::Operation;
 use crate::tool_names;
 
-/// Maximum time that the save at the end of the server waits for running evaluations to end.
-const FINAL_SAVE_WAIT: Duration = Duration::from_secs(10);
+/// Maximum time that the save at the end of the server waits until running evaluations have ended and Lisp has forked. The
+/// grace period of a worker without a supervisor is longer.
+const FINAL_SAVE_WAIT: Duration = Duration::from_secs(14);
 
 /// A new checkpoint, with the report of its save.
 #[derive(Debug)]
@@ -206,6 +207,8 @@ impl Saver {
         let saver = self.start_final_save(&at_end);
         if let Err(reason) = &saver {
             let _ = std::fs::write(&at_end.errors, format!("{NOT_SAVED}{}.\n", reason.trim_end_matches('.')));
+            // Lisp may still fork, and then passes the descriptor on.
+            std::mem::forget(at_end.lock);
         }
         saver
     }
@@ -235,9 +238,19 @@ impl Saver {
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
-        let records = receiver
-            .recv_timeout(FINAL_SAVE_WAIT)
-            .map_err(|_| format!("an evaluation did not end within {} seconds", FINAL_SAVE_WAIT.as_secs()))?;
+        let records = receiver.recv_timeout(FINAL_SAVE_WAIT).map_err(|_| {
+            let obstacle = if self.session.is_evaluating() {
+                "an evaluation did not end"
+            } else {
+                "the process could not be copied"
+            };
+            format!("{obstacle} within {} seconds", FINAL_SAVE_WAIT.as_secs())
+        });
+        if records.is_err() {
+            // Lisp may still fork, and then passes the descriptor on.
+            std::mem::forget(errors);
+        }
+        let records = records?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();
