@@ -30,7 +30,8 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     processes::adopt_orphans();
     let (tests, scratch) = (request.tests, Arc::new(ScratchDirectory::inherited(request.scratch)));
     let remaining = scratch.clone();
-    exit_after_supervisor(&stdio, EXIT_GRACE_PERIOD, move || remaining.remove()).map_err(|error| error.to_string())?;
+    exit_after_supervisor(&stdio, EXIT_GRACE_PERIOD, Vec::new, move || remaining.remove())
+        .map_err(|error| error.to_string())?;
     // A fresh image loads files: it is not restored from a checkpoint.
     let options = Options { image: None, ..options };
     let session = options.boot_session(&scratch, None)?;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Pid;
+
 use super::arguments::{CheckpointTiming, RestoreMode, Serve};
 use super::{print_to_stderr, report_failure, sessions, start_logging, version};
 use crate::mcp;
@@ -27,7 +29,7 @@ use crate::supervisor;
 
 /// Time that a worker has to exit by itself after its supervisor is gone.
 pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
-/// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session.
+/// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session, which may wait 14 seconds for the save to begin.
 const SAVE_GRACE_PERIOD: Duration = Duration::from_secs(15);
 
 impl Serve {
@@ -177,7 +179,8 @@ pub(super) fn serve_as_worker(
         Ok(shared) => shared,
         Err(error) => return report_failure(&format!("sbcl-mcp worker must be started by sbcl-mcp serve: {error}")),
     };
-    let started = exit_after_supervisor(&stdio, grace_period, remove.clone())
+    let saver = move || shared.saver().into_iter().collect();
+    let started = exit_after_supervisor(&stdio, grace_period, saver, remove.clone())
         .and_then(|()| survive_stray_signals())
         .map_err(|error| error.to_string())
         .and_then(|()| serve.options.boot_session(&scratch, Some(&checkpoints)));
@@ -195,9 +198,9 @@ pub(super) fn serve_as_worker(
     let tool_options = serve.tool_options();
     start_logging(serve.options.log);
     let saves = SavePolicy { automatic_space, at_end };
-    let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, tool_options)
-        .unwrap_or_else(|error| (report_failure(&format!("sbcl-mcp cannot serve: {error}")), None));
-    processes::kill_all_descendants_except(&saver.into_iter().collect::<Vec<_>>());
+    let status = mcp::serve(stdio, &session, checkpoints, saves, shared, tool_options)
+        .unwrap_or_else(|error| report_failure(&format!("sbcl-mcp cannot serve: {error}")));
+    processes::kill_all_descendants_except(saver);
     // If the supervisor is gone, no other worker will use the scratch directory and the checkpoints.
     if supervisor.is_ok_and(|input| wait_for_hang_up(&input, Some(Duration::ZERO))) {
         remove();
@@ -221,10 +224,12 @@ pub(super) fn wait_for_hang_up(input: &OwnedFd, wait: Option<Duration>) -> bool 
 }
 
 /// Starts a thread that waits until the supervisor is gone, and then for `grace_period`. If this process still runs then,
-/// it may be stuck: the thread kills its descendants, calls `remove` to delete files, and ends the process.
+/// it may be stuck: the thread kills its descendants except the processes that `except` returns, calls `remove` to delete
+/// files, and ends the process.
 pub(super) fn exit_after_supervisor(
     stdio: &Stdio,
     grace_period: Duration,
+    except: impl Fn() -> Vec<Pid> + Send + 'static,
     remove: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let input = to_private_number(&stdio.input)?;
@@ -234,7 +239,7 @@ pub(super) fn exit_after_supervisor(
         // longer be found.
         processes::adopt_orphans();
         std::thread::sleep(grace_period);
-        processes::kill_all_descendants();
+        processes::kill_all_descendants_except(except);
         remove();
         crate::exit_now(1);
     };

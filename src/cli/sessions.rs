@@ -25,7 +25,7 @@ use crate::rpc::descriptors::to_private_number;
 /// Maximum time to wait for the lock while another process saves the session.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time to wait for the lock while a server holds it, since the server may be about to end.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between attempts to acquire the session's lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

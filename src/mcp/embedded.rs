@@ -170,6 +170,11 @@ impl AttachedClients {
         conversations.iter().for_each(|conversation| conversation.inflight().fail_all(reason));
     }
 
+    /// Returns the outputs to all attached clients.
+    pub(super) fn outputs(&self) -> Vec<Arc<Output>> {
+        self.0.lock().iter().map(|conversation| conversation.inflight().output.clone()).collect()
+    }
+
     /// Starts a thread that accepts clients from `listener` and attaches them to the session of `main`. Each client is
     /// served on a separate thread.
     pub(super) fn accept(self, listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {

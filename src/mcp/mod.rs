@@ -14,11 +14,10 @@ mod tools;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rmcp::model::ErrorData;
-use rustix::process::Pid;
 
 use crate::Session;
 use crate::recovery::checkpoint::autosave::start_autosave;
@@ -43,8 +42,11 @@ use stdio::Stdio;
 use tools::ToolContext;
 pub(crate) use tools::{MAX_SUSPECTS, Registry, TEST_TIMEOUT_RANGE, ToolSet, split_names};
 
-/// Maximum time for the client to read the last answers.
-const DRAIN_TIMEOUT: Duration = Duration::from_millis(150);
+/// Minimum time for the client to read the last answers, or for the supervisor to read the worker's last frames.
+const MIN_DRAIN_TIME: Duration = Duration::from_millis(150);
+/// Maximum time for the supervisor to read the worker's last frames. The supervisor reads them at once unless the system
+/// does not run the supervisor, and ends a worker for which it does not wait.
+const SUPERVISOR_DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum time to wait for the first request of a client if the server cannot start. The answer gives the reason.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the recovery state from the supervisor.
@@ -78,13 +80,18 @@ impl Connection {
     /// Reports to the supervisor that this worker exits.
     fn report_exit(&self, status: i32) {
         Reporter::new(self.inflight.output.clone()).report(&WorkerEvent::exiting(status, None));
-        self.event_loop.drain(DRAIN_TIMEOUT);
+        self.event_loop.drain(self.drain_time());
+    }
+
+    /// Returns the time for the recipient to read the last answers: at least the rest of the time of the shutdown.
+    fn drain_time(&self) -> Duration {
+        self.event_loop.unwinding_deadline().saturating_duration_since(Instant::now()).max(MIN_DRAIN_TIME)
     }
 
     /// Answers all pending requests with an error and flushes the output.
     fn fail_all_and_drain(&self, reason: &'static str) {
         self.inflight.fail_all(reason);
-        self.event_loop.drain(DRAIN_TIMEOUT);
+        self.event_loop.drain(MIN_DRAIN_TIME);
     }
 }
 
@@ -102,7 +109,7 @@ pub(crate) struct ToolOptions {
 /// Serves a supervisor's clients until the supervisor closes the connection. First reads the recovery state from the
 /// supervisor, and continues the previous worker's session from it.
 ///
-/// Returns the exit status, and the id of the process that saves the session at the end, if any.
+/// Returns the exit status. Once a process saves the session at the end, its id is on the status page.
 pub(crate) fn serve(
     stdio: Stdio,
     session: &Session,
@@ -110,7 +117,7 @@ pub(crate) fn serve(
     saves: SavePolicy,
     status: StatusPage,
     options: ToolOptions,
-) -> io::Result<(i32, Option<Pid>)> {
+) -> io::Result<i32> {
     // The messages about the last image name only offered tools, and are worded before the tool context exists.
     options.registry.publish_tool_names();
     let connection = Connection::open(stdio, output::Recipient::Supervisor)?;
@@ -153,9 +160,11 @@ pub(crate) fn serve(
     });
     if let Some(saver) = saved {
         recovery.report_saver(saver);
-        connection.event_loop.drain(DRAIN_TIMEOUT);
     }
-    Ok((status, saved))
+    if has_supervisor {
+        connection.event_loop.drain(SUPERVISOR_DRAIN_TIME);
+    }
+    Ok(status)
 }
 
 /// Exit status of a process that cannot continue because an evaluation cannot be interrupted.
@@ -205,7 +214,8 @@ pub(crate) fn serve_unsupervised(
     attached.fail_all(SHUTTING_DOWN);
     connection.inflight.fail_all(SHUTTING_DOWN);
     session.unwind_all(connection.event_loop.unwinding_deadline());
-    connection.event_loop.drain(DRAIN_TIMEOUT);
+    let end = Instant::now() + connection.drain_time();
+    output::drain(&[attached.outputs(), vec![connection.inflight.output.clone()]].concat(), end);
     listener.iter().for_each(|listener| listener.remove());
     Ok(status)
 }

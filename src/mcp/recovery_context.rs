@@ -156,9 +156,10 @@ impl RecoveryContext {
         self.unrestored.lock().iter().map(unrestored_line).collect()
     }
 
-    /// Reports that process `saver` saves the image and must outlive the worker.
+    /// Reports that process `saver` saves the image and must outlive the worker. The report is on the status page, since the
+    /// supervisor must know the process as soon as this worker has ended, even if much of the output is still unread.
     pub(super) fn report_saver(&self, saver: Pid) {
-        self.reporter.report(&WorkerEvent::SaverStarted { pid: saver.as_raw_nonzero().get() });
+        self.status.set(StatusField::Saver, u64::from(saver.as_raw_nonzero().get().unsigned_abs()));
     }
 
     /// Returns true if job `number` began in an earlier image.

@@ -25,6 +25,10 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
         Self { names: Vec::with_capacity(8), fds: Vec::with_capacity(8) }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fds.is_empty()
+    }
+
     /// Adds `fd`, which counts as ready when it can be read, or its other end is closed.
     pub(crate) fn add_read(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::IN));

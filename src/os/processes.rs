@@ -47,11 +47,13 @@ pub(crate) fn wait_for_child(child: Pid, time: Duration) -> bool {
 
 /// Kills all descendants of this process.
 pub(crate) fn kill_all_descendants() {
-    kill_all_descendants_except(&[]);
+    kill_all_descendants_except(Vec::new);
 }
 
-/// Kills all descendants of this process, except the processes in `except` and their descendants.
-pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
+/// Kills all descendants of this process, except the processes that `except` returns and their descendants. `except` is
+/// called after each search and before the found processes are killed. Therefore, it knows of each process that a parent
+/// has reported before the parent ended and the process became an orphan.
+pub(crate) fn kill_all_descendants_except(except: impl Fn() -> Vec<Pid>) {
     kill_descendants(getpid(), except);
     // Reap the killed children.
     while reap().is_some() {}
@@ -61,17 +63,26 @@ pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
 pub(crate) fn kill_tree(child: Pid) {
     // A stopped process cannot start other processes.
     let _ = kill_process(child, Signal::STOP);
-    kill_descendants(child, &[]);
+    kill_descendants(child, Vec::new);
     let _ = kill_process(child, Signal::KILL);
     let _ = kill_process_group(child, Signal::KILL);
 }
 
-/// Kills the descendants of the process `root`, except the processes in `except` and their descendants. Processes that
-/// become orphans meanwhile are found only if `root` adopts them.
-fn kill_descendants(root: Pid, except: &[Pid]) {
+/// Kills the descendants of the process `root`, except the processes that `except` returns after each search, and their
+/// descendants. Processes that become orphans meanwhile are found only if `root` adopts them.
+fn kill_descendants(root: Pid, except: impl Fn() -> Vec<Pid>) {
     let mut known = HashSet::new();
     for _ in 0..MAX_SEARCHES {
-        let found = descendants(root, except, &mut known);
+        let mut found = descendants(root);
+        let mut spared: HashSet<Pid> = except().into_iter().collect();
+        let excepted = spared.clone();
+        found.retain(|(pid, parent)| {
+            let is_spared = excepted.contains(pid) || spared.contains(parent);
+            if is_spared {
+                spared.insert(*pid);
+            }
+            !is_spared && known.insert(*pid)
+        });
         if found.is_empty() {
             return;
         }
@@ -141,22 +152,22 @@ fn is_child(pid: Pid, parent: Pid) -> bool {
     of == Some(parent.as_raw_nonzero().get())
 }
 
-/// Returns the descendants of the process `root` that are not in `known`, each with its parent and after its parent, and
-/// adds them to `known`. Leaves out the processes in `except` and their descendants.
-fn descendants(root: Pid, except: &[Pid], known: &mut HashSet<Pid>) -> Vec<(Pid, Pid)> {
+/// Returns the descendants of the process `root`, each with its parent and after its parent. A process that `root` has
+/// adopted during the search may be listed under both parents.
+fn descendants(root: Pid) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
-    let mut visit = |parent| {
-        let mut all = children(parent);
-        all.retain(|child| !except.contains(child));
-        found.extend(all.iter().filter(|child| known.insert(**child)).map(|child| (*child, parent)));
-        all
-    };
+    let mut visited = HashSet::new();
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
-        pending.extend(visit(parent));
+        if visited.insert(parent) {
+            let all = children(parent);
+            found.extend(all.iter().map(|child| (*child, parent)));
+            pending.extend(all);
+        }
     }
     // The process `root` may have adopted a process whose parent ended during the search.
-    visit(root);
+    let known: HashSet<_> = found.iter().copied().collect();
+    found.extend(children(root).into_iter().map(|child| (child, root)).filter(|entry| !known.contains(entry)));
     found
 }
 
@@ -196,6 +207,31 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!is_running(sleep) && children(shell).is_empty());
+    }
+
+    #[test]
+    fn processes_that_are_reported_during_the_search_are_not_killed_with_their_descendants() {
+        let mut shell = std::process::Command::new("/bin/sh");
+        let script = "(sleep 1000; :) & (sleep 1000; :) & wait";
+        let mut child = shell.args(["-c", script]).process_group(0).spawn().unwrap();
+        let shell = Pid::from_child(&child);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while descendants(shell).len() < 4 && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        let [spared, other] = children(shell)[..] else { panic!("two children") };
+        let ([spared_child], [other_child]) = (&children(spared)[..], &children(other)[..]) else {
+            panic!("no children")
+        };
+        // The report is made when the search is over.
+        kill_descendants(shell, || vec![spared]);
+        while [other, *other_child].iter().any(|pid| is_running(*pid)) && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert!(!is_running(other) && !is_running(*other_child));
+        assert!(is_running(spared) && is_running(*spared_child));
+        kill_tree(shell);
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
 
     #[test]

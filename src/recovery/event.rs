@@ -64,11 +64,6 @@ pub(crate) enum WorkerEvent {
         outcome: Option<Box<Outcome>>,
         why: StuckReason,
     },
-    /// A process that outlives the server has begun to save the persistent session.
-    SaverStarted {
-        /// The id of the saving process.
-        pid: i32,
-    },
     /// The worker is about to exit.
     #[serde(rename = "leaving")]
     Exiting {

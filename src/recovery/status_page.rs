@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::io::FdFlags;
+use rustix::process::Pid;
 
 use crate::image::process::{SharedPage, map_shared_page};
 use crate::session::MAX_BACKGROUND;
@@ -39,10 +40,12 @@ pub(crate) enum StatusField {
     LostLine,
     /// The deadline of the running inspection, in nanoseconds of [`monotonic_nanoseconds`]; 0 for none.
     InspectionDeadline,
+    /// The id of the process that saves the persistent session at the end, and outlives the worker; 0 for none.
+    Saver,
 }
 
 /// The number of [`StatusField`]s.
-const FIELD_COUNT: usize = 11;
+const FIELD_COUNT: usize = 12;
 
 /// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
@@ -122,6 +125,11 @@ impl StatusPage {
     pub(crate) fn get(self, field: StatusField) -> u64 {
         self.0[field as usize].load(Ordering::Acquire)
     }
+
+    /// Returns the process that saves the session at the end.
+    pub(crate) fn saver(self) -> Option<Pid> {
+        process_id(self.get(StatusField::Saver))
+    }
 }
 
 /// The supervisor's side of the page. Each worker process has a page of its own.
@@ -184,6 +192,11 @@ impl WorkerStatus {
         number
     }
 
+    /// Returns the process that saves the session at the end.
+    pub(crate) fn saver(&self) -> Option<Pid> {
+        process_id(self.get(StatusField::Saver))
+    }
+
     /// Reads the numbers of the background evaluations.
     pub(crate) fn background(&self) -> Vec<u64> {
         let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND_INDICES.start);
@@ -208,6 +221,11 @@ impl WorkerStatus {
         fence(Ordering::Acquire);
         bytes.map(u64::from_ne_bytes)
     }
+}
+
+/// Returns the process with this id; `None` for 0, and for numbers that are not process ids.
+fn process_id(number: u64) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(number).ok()?)
 }
 
 /// Returns the number of the newest evaluation from the page in this file; 0 without a file. The number is limited to

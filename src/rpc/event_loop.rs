@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, MAX_LINE, ReadStatus};
-use super::output::Output;
+use super::output::{self, Output};
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -250,16 +250,7 @@ impl EventLoop {
 
     /// Writes the backlog until it is empty, the output is broken, or `time` has passed.
     pub(crate) fn drain(&self, time: Duration) {
-        let until = Instant::now() + time;
-        while self.output.backlog() > 0 && !self.output.is_broken() {
-            let left = until.saturating_duration_since(Instant::now());
-            let mut set = PollSet::new();
-            set.add_write(LoopSource::Output, &*self.output);
-            if left.is_zero() || set.wait(Some(left)).is_err() {
-                return;
-            }
-            self.output.flush();
-        }
+        output::drain(std::slice::from_ref(&self.output), Instant::now() + time);
     }
 }
 

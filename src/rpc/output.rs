@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -14,6 +15,7 @@ use super::descriptors::nonblocking_writer;
 use super::frame::{self, FrameKind, HEADER_LEN, PART_LEN};
 use super::recorder::Recorder;
 use super::waker::Waker;
+use crate::os::poll_set::PollSet;
 
 /// The process that reads the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -318,6 +320,23 @@ impl Buffer {
 impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Writes the backlogs of these outputs until all are empty or broken, or until the time `end`.
+pub(crate) fn drain(outputs: &[Arc<Output>], end: Instant) {
+    loop {
+        let waiting: Vec<_> = outputs.iter().filter(|output| output.backlog() > 0 && !output.is_broken()).collect();
+        let left = end.saturating_duration_since(Instant::now());
+        if waiting.is_empty() || left.is_zero() {
+            return;
+        }
+        let mut set = PollSet::new();
+        for (index, output) in waiting.iter().enumerate() {
+            set.add_write(index, &***output);
+        }
+        let Ok(ready) = set.wait(Some(left)) else { return };
+        ready.names().for_each(|index| waiting[index].flush());
     }
 }
 

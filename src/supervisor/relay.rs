@@ -12,7 +12,7 @@ use rustix::process::{Pid, getpid};
 
 use super::attached_clients::{AttachedClients, AttachedDescriptor, ClientEvent};
 use super::recovery::RecoveryRecord;
-use super::shutdown::Shutdown;
+use super::shutdown::{FINAL_READ_TIME, Shutdown};
 use super::worker::{Worker, WorkerId};
 use super::worker_process::{WorkerProcess, describe_exit, is_possibly_external};
 use super::{SupervisorOptions, messages};
@@ -124,10 +124,13 @@ impl Relay {
                 Err(LoopAction::End) => break,
             }
         }
+        self.read_last_answers();
         self.kill_processes();
-        let Self { shutdown, mut output, workers, .. } = self;
+        let Self { shutdown, mut output, mut attached, workers, .. } = self;
         let first = &workers[&WorkerId::FIRST];
-        shutdown.map_or(0, |shutdown| shutdown.finish(&first.recovery.requests, &mut output, first.announced_status))
+        shutdown.map_or(0, |shutdown| {
+            shutdown.finish(&first.recovery.requests, &mut output, &mut attached, first.announced_status)
+        })
     }
 
     /// Returns the worker that serves a client.
@@ -314,7 +317,6 @@ impl Relay {
                     }
                 }
             }
-            WorkerEvent::SaverStarted { pid } => self.saver = Pid::from_raw(pid),
             _ if !process.ready => return Err(protocol_violation(id)),
             WorkerEvent::Replayed { failed } if !process.replayed => {
                 recovery.record_replay(&failed);
@@ -402,17 +404,46 @@ impl Relay {
         }
     }
 
+    /// Reads the answers that the workers have sent by the end of the loop: the system may not have run this process until
+    /// the deadline of the shutdown had passed.
+    fn read_last_answers(&mut self) {
+        let end = Instant::now() + FINAL_READ_TIME;
+        loop {
+            let mut set = PollSet::new();
+            for (id, worker) in &self.workers {
+                // A worker sends its answers before it announces its exit.
+                let process = worker.process.as_ref();
+                if let Some(process) =
+                    process.filter(|process| process.is_output_open && process.announced_status.is_none())
+                {
+                    set.add_read(*id, process);
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if set.is_empty() || left.is_zero() {
+                return;
+            }
+            let Ok(ready) = set.wait(Some(left)) else { return };
+            for id in ready.names() {
+                if self.read_worker(id).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Kills the descendants of this process, except those that may still save the persistent session.
     fn kill_processes(&mut self) {
-        if self.session.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.waits_for_request) {
-            // The worker's last output may report the saving process.
-            let _ = self.read_worker(WorkerId::FIRST);
-            let processes = self.workers.values().filter_map(|worker| worker.process.as_ref());
-            let ready = processes.filter(|process| process.ready).map(|process| process.pid);
-            processes::kill_all_descendants_except(&ready.chain(self.saver).collect::<Vec<_>>());
-        } else {
-            processes::kill_all_descendants();
+        if self.session.is_none() || self.shutdown.as_ref().is_some_and(|shutdown| shutdown.waits_for_request) {
+            return processes::kill_all_descendants();
         }
+        let processes = || self.workers.values().filter_map(|worker| worker.process.as_ref());
+        // The status page is read after each search: a worker may start the saving process and end at any time.
+        processes::kill_all_descendants_except(|| {
+            let ready = processes().filter(|process| process.ready).map(|process| process.pid);
+            ready.chain(processes().filter_map(|process| process.status.saver())).chain(self.saver).collect()
+        });
+        self.saver = processes().find_map(|process| process.status.saver()).or(self.saver);
     }
 
     /// Begins a graceful shutdown: the supervisor reads no more requests, and running calls have until the deadline to

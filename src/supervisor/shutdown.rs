@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use super::attached_clients::AttachedClients;
 use super::messages;
 use super::requests::Requests;
 use crate::os::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
 
-/// Maximum time from the end of input, or from a signal, to the end of the server.
-const SHUTDOWN_TIME: Duration = Duration::from_millis(950);
-/// Minimum time for the client to read the last answers.
-const FINAL_READ_TIME: Duration = Duration::from_millis(50);
+/// Maximum time from the end of input, or from a signal, until the supervisor stops waiting for the worker.
+const SHUTDOWN_TIME: Duration = Duration::from_millis(900);
+/// Minimum time for the clients to read the last answers and, after the deadline, maximum time for the supervisor to read
+/// the last answers of a worker.
+pub(super) const FINAL_READ_TIME: Duration = Duration::from_millis(50);
 /// Maximum time that a failed server waits for a client to send a request and to read the answer, which gives the
 /// reason of the failure.
 const FAILURE_REPORT_TIME: Duration = Duration::from_secs(2);
@@ -22,7 +24,7 @@ pub(super) struct Shutdown {
     status: i32,
     /// The message of the errors that answer open requests.
     reason: String,
-    /// The latest time for the server to end.
+    /// The time at which the supervisor stops waiting for the worker.
     pub(super) deadline: Instant,
     /// True when the server waits until a request can be answered with the reason.
     pub(super) waits_for_request: bool,
@@ -41,22 +43,36 @@ impl Shutdown {
         Self { status: 1, reason, deadline: Instant::now() + FAILURE_REPORT_TIME, waits_for_request: true }
     }
 
-    /// Answers the open requests of the client of stdin with errors, and waits until the client has read `output`. The
-    /// wait ends at the deadline, or after [`FINAL_READ_TIME`] if that is later. `worker` is the exit status that the
-    /// worker announced. Returns the exit status of the server: the status of the shutdown or, if that status is 0 and the
-    /// worker announced one, `worker`.
-    pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
+    /// Answers the open requests of the client of stdin with errors, and waits until the client has read `output` and the
+    /// `attached` clients have read their answers. The wait ends at the deadline, or after [`FINAL_READ_TIME`] if that is
+    /// later. `worker` is the exit status that the worker announced. Returns the exit status of the server: the status of
+    /// the shutdown or, if that status is 0 and the worker announced one, `worker`.
+    pub(super) fn finish(
+        self,
+        requests: &Requests,
+        output: &mut WriteBuffer,
+        attached: &mut AttachedClients,
+        worker: Option<i32>,
+    ) -> i32 {
         let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);
-        if refusals.all(|answer| output.put(&answer).is_ok()) {
-            while !output.is_empty() && Instant::now() < end {
-                let mut set = PollSet::new();
-                set.add_write((), output);
-                let left = end.saturating_duration_since(Instant::now());
-                if set.wait(Some(left)).is_err() || output.flush().is_err() {
-                    break;
-                }
+        let mut is_open = refusals.all(|answer| output.put(&answer).is_ok());
+        attached.close();
+        loop {
+            let mut set = PollSet::new();
+            if is_open && !output.is_empty() {
+                set.add_write(None, output);
             }
+            attached.add_descriptors(&mut set, Some, |_| false);
+            let left = end.saturating_duration_since(Instant::now());
+            if set.is_empty() || left.is_zero() {
+                break;
+            }
+            let Ok(ready) = set.wait(Some(left)) else { break };
+            if ready.has(None) {
+                is_open = output.flush().is_ok();
+            }
+            attached.handle_ready(|descriptor| ready.has(Some(descriptor)), |_, _| ());
         }
         worker.filter(|_| self.status == 0).unwrap_or(self.status)
     }

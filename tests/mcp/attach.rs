@@ -190,6 +190,26 @@ fn socket_is_private_to_its_user_and_removed_on_exit(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn attached_client_can_read_its_last_answers_at_the_end_of_the_server(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach(&server);
+    // The answers are longer than the buffers of the socket, and the client does not read them yet.
+    let lists: Vec<_> = (0..40).map(|_| client.post("tools/list", &json!({}))).collect();
+    let marker = runtime.directory.join("evaluated");
+    let code = format!("(with-open-file (s {marker:?} :direction :output))");
+    let evaluation = client.post_call("evaluate-lisp", json!({"code": code}));
+    wait_until("the requests are answered", || marker.exists());
+    server.close();
+    std::thread::sleep(Duration::from_millis(300));
+    for list in lists {
+        assert!(client.answer(list)["result"]["tools"].is_array());
+    }
+    client.answer(evaluation);
+    assert!(server.end().status.success());
+}
+
+#[apply(both_modes)]
 fn sessions_command_lists_running_servers_and_their_clients(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
     let server = runtime.server(&[]);

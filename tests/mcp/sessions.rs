@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use crate::attach::Client;
 use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
 use crate::processes::{
-    NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, wait_until, worker,
+    NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, stop_worker, wait_until, worker,
 };
 use serde_json::json;
 
@@ -171,6 +171,74 @@ fn session_is_saved_at_exit_despite_held_or_running_evaluations() {
     let mut server = state.serve(path);
     assert!(server.evaluate("(list *x* *y*)").ends_with("=> (4 5)"));
     assert!(directory.join("log").exists());
+}
+
+#[test]
+fn session_is_saved_when_its_supervisor_does_not_run_during_the_shutdown() {
+    let state = StateDirectory::new();
+    let lock = state.directory("stopped").join("lock");
+    for kills_worker in [false, true] {
+        let mut server = state.serve("stopped");
+        server.evaluate(&format!("(defvar *x* 1) (setf *x* {})", if kills_worker { 3 } else { 2 }));
+        let (supervisor, worker) = (server.pid(), worker(&server));
+        stop_worker(&server);
+        // The answers are longer than the pipe from the worker to the supervisor.
+        let lists: Vec<_> = (0..20).map(|_| server.post("tools/list", json!({}))).collect();
+        server.close();
+        wait_until("the shutdown has begun", || std::fs::read_to_string(&lock).unwrap().contains("saving"));
+        signal(supervisor, "-STOP");
+        signal(worker, "-CONT");
+        let is_finisher = |pid: u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("finish-saving"))
+        };
+        wait_until("the save has begun", || {
+            [supervisor, worker].iter().flat_map(|pid| children(*pid)).any(is_finisher)
+        });
+        // The supervisor is stopped for longer than it waits for the worker.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        if kills_worker {
+            signal(worker, "-KILL");
+        }
+        signal(supervisor, "-CONT");
+        if !kills_worker {
+            lists.into_iter().for_each(|list| assert!(server.answer(list)["result"]["tools"].is_array()));
+        }
+        assert!(server.end().status.success());
+        let mut server = state.serve("stopped");
+        let text = server.evaluate("*x*");
+        assert!(text.ends_with(if kills_worker { "=> 3" } else { "=> 2" }), "{text}");
+        server.finish();
+        state.await_free("stopped");
+    }
+}
+
+#[test]
+fn server_waits_for_a_previous_server_that_is_slow_to_end() {
+    let state = StateDirectory::new();
+    let mut first = state.serve("slow-end");
+    first.evaluate("(defvar *x* 1) (setf *x* 2)");
+    signal(first.pid(), "-STOP");
+    first.close();
+    let mut second = state.start(&["--session", "slow-end"]);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    signal(first.pid(), "-CONT");
+    second.initialize("2025-11-25");
+    assert!(second.evaluate("*x*").ends_with("=> 2"));
+}
+
+#[test]
+fn session_is_saved_when_its_client_stops_reading() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("unread");
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    server.stop_reading();
+    // The reading end of stdout is closed after the first of these lines.
+    for _ in 0..10 {
+        server.post("tools/list", json!({}));
+    }
+    server.end();
+    let text = state.serve("unread").evaluate("*x*");
+    assert!(text.ends_with("=> 2"), "{text}");
 }
 
 #[test]
