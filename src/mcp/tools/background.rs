@@ -141,9 +141,9 @@ pub(super) fn evaluate(
     if let Some(time) = wait_limit {
         let session = session.clone();
         pending.set_deadline(time, move || {
-            if let Some(outcome) = session.leave_foreground(job)
-                && let Some(call) = call.take()
-            {
+            // The outcome has the notices and the output that the connection's next answer must contain, so the evaluation
+            // must not answer the call once the outcome exists.
+            if let Some((call, outcome)) = call.take_if(|| session.leave_foreground(job)) {
                 call.reply(outcome);
             }
         });

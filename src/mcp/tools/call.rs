@@ -128,6 +128,14 @@ impl SharedCall {
     pub(super) fn take(&self) -> Option<Call> {
         self.0.lock().take()
     }
+
+    /// Takes the call if `decide` returns a value, and returns both. No other callback takes the call while `decide` runs.
+    /// Does not call `decide` if the call has been taken already.
+    pub(super) fn take_if<T>(&self, decide: impl FnOnce() -> Option<T>) -> Option<(Call, T)> {
+        let mut call = self.0.lock();
+        let value = call.is_some().then(decide)??;
+        Some((call.take()?, value))
+    }
 }
 
 /// The state of a job's submission, which a cancellation on another thread may precede.
