@@ -165,8 +165,9 @@ impl Session {
     }
 
     /// Cancels all waiting requests, interrupts all running evaluations and releases all held evaluations, in an
-    /// image that ends. Waits until the evaluations have unwound, or until `deadline`.
-    pub(crate) fn unwind_all(&self, deadline: Instant) {
+    /// image that ends. Waits until the evaluations have unwound, or until `deadline`. Returns false if an evaluation still
+    /// runs or is held.
+    pub(crate) fn unwind_all(&self, deadline: Instant) -> bool {
         self.cancel_all();
         let mut scheduler = self.inner.scheduler.lock();
         self.inner.release_all(&mut scheduler);
@@ -175,6 +176,7 @@ impl Session {
         let changed = scheduler.take_changed_lanes();
         self.inner.notify(changed);
         while scheduler.is_busy() && !self.inner.idle.wait_until(&mut scheduler, deadline).timed_out() {}
+        !scheduler.is_busy()
     }
 
     /// Waits until the jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended have unwound, or until

@@ -107,6 +107,20 @@ fn restarted_session_restores_values_package_and_error_history() {
 }
 
 #[test]
+fn session_is_saved_after_the_cleanup_forms_of_background_evaluations() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("work");
+    server.evaluate("(defvar *runs* nil) (defvar *clean* nil)");
+    let code = "(unwind-protect (progn (setf *runs* t) (sleep 60)) (sleep 2) (setf *clean* t))";
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    server.evaluate("(loop until *runs*)");
+    server.finish();
+    let mut server = state.serve("work");
+    let text = server.evaluate("*clean*");
+    assert!(text.ends_with("=> T"), "{text}");
+}
+
+#[test]
 fn second_server_of_a_session_is_refused() {
     let state = StateDirectory::new();
     let server = state.serve("only");

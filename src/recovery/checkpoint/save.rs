@@ -5,7 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
@@ -223,12 +223,17 @@ impl Saver {
         let errors = errors
             .open(&at_end.errors)
             .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
+        let deadline = Instant::now() + FINAL_SAVE_WAIT;
+        let not_within = |obstacle: &str| format!("{obstacle} within {} seconds", FINAL_SAVE_WAIT.as_secs());
+        let not_ended = || not_within("an evaluation did not end");
+        // The evaluations have been interrupted before, but some may still unwind, also in the background.
+        if !self.session.unwind_all(deadline) {
+            return Err(not_ended());
+        }
         let draft = self.checkpoints.new_draft(true)?;
         let name = self.checkpoints.automatic_name();
         let evaluation = self.session.newest_evaluation_number();
         let program = draft.leak_finisher_command(&name, evaluation);
-        self.session.cancel_all();
-        self.session.abort_held(|_| ());
         let descriptor = |fd: &dyn AsRawFd| u64::from(fd.as_raw_fd().unsigned_abs());
         let operation = Operation::new("save-image")
             .with("path", draft.path().to_string_lossy().into_owned())
@@ -238,19 +243,15 @@ impl Saver {
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
-        let records = receiver.recv_timeout(FINAL_SAVE_WAIT).map_err(|_| {
-            let obstacle = if self.session.is_evaluating() {
-                "an evaluation did not end"
-            } else {
-                "the process could not be copied"
-            };
-            format!("{obstacle} within {} seconds", FINAL_SAVE_WAIT.as_secs())
-        });
+        let left = deadline.saturating_duration_since(Instant::now());
+        let records = receiver.recv_timeout(left);
         if records.is_err() {
             // Lisp may still fork, and then passes the descriptor on.
             std::mem::forget(errors);
         }
-        let records = records?;
+        let records = records.map_err(|_| {
+            if self.session.is_evaluating() { not_ended() } else { not_within("the process could not be copied") }
+        })?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();
