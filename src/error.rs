@@ -170,6 +170,12 @@ pub enum InspectError {
          still need the result."
     )]
     Cancelled,
+    /// The inspection needs a session in which no evaluation runs, and an evaluation is running.
+    #[error("An evaluation is running.")]
+    Running,
+    /// The inspection needs a session in which no evaluation is held, and an evaluation is held.
+    #[error("An evaluation is held.")]
+    Held,
     /// A print method or a macro function ended the inspection's thread.
     #[error(
         "One of the session's print methods or macro functions ended the inspection's thread, for instance by \

@@ -405,14 +405,25 @@ impl Session {
         self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)))
     }
 
-    /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit.
-    pub(crate) fn query_in_order(
+    /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit. The query is refused
+    /// unless the session is [idle](Self::check_idle) when the query's turn comes. No evaluation begins before `reply` has
+    /// returned. The first argument of `reply` is the number of the newest evaluation that was submitted before the query.
+    pub(crate) fn query_when_idle(
         &self,
         operation: &Operation,
-        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+        reply: impl FnOnce(u64, Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
-        self.enqueue(Lane::Evaluation, self.inner.query_job(operation), None, body);
+        let job = self.inner.query_job(operation);
+        // The number is read under the lock under which the query is queued: all evaluations up to this number have ended
+        // when the query begins.
+        let mut scheduler = self.inner.scheduler.lock();
+        let newest = scheduler.evaluations.last();
+        let reply = Box::new(move |records| reply(newest, records));
+        let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), reply));
+        let mut request = Request::new(&self.connection, job, None, body);
+        request.needs_idle = true;
+        scheduler.push(Lane::Evaluation, request);
+        self.inner.unlock_and_notify(scheduler);
     }
 
     /// Collects all garbage. Returns the name of the checkpoint from which the image was booted, and the counts of the
@@ -439,14 +450,13 @@ impl Session {
         self.inner.scheduler.lock().is_busy()
     }
 
-    /// Returns true while an evaluation runs, in the background too. The server's own queries do not count.
-    pub(crate) fn is_evaluating(&self) -> bool {
-        self.inner.scheduler.lock().is_evaluating()
-    }
-
-    /// Returns true while a failed evaluation of any connection is held.
-    pub(crate) fn is_anything_held(&self) -> bool {
-        !self.inner.scheduler.lock().holds.is_empty()
+    /// Checks that no evaluation of any connection runs, in the background too, or is held. The server's own queries do not
+    /// count, and neither do evaluations that wait for the foreground.
+    ///
+    /// # Errors
+    /// Returns [`InspectError::Held`] or [`InspectError::Running`].
+    pub(crate) fn check_idle(&self) -> Result<(), InspectError> {
+        self.inner.scheduler.lock().check_idle()
     }
 
     fn inspect(&self, job: Job, inspection: Inspection) -> JobId {

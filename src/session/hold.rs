@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::activity::{HeldRequest, RequestBody};
+use super::activity::{HeldRequest, Inspection, RequestBody};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{OpenQuestion, Request, SchedulerState};
 use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, bind_reply};
-use crate::error::HoldError;
+use crate::error::{HoldError, InspectError};
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
@@ -307,10 +307,18 @@ impl Inner {
         )
     }
 
-    /// Returns the answer to a request about a held evaluation when no evaluation is held.
+    /// Returns the answer to a request about a held evaluation when no evaluation is held, or to a query that needs an idle
+    /// session when the session is not idle.
     pub(super) fn refuse(scheduler: &mut SchedulerState, request: Request) -> AnswerFn {
         let error = HoldError::NothingHeld;
-        let RequestBody::Held(request) = request.body else { return Box::new(|| ()) };
+        let request = match request.body {
+            RequestBody::Held(request) => request,
+            RequestBody::Inspect(Inspection::Query(_, reply)) => {
+                let busy = scheduler.check_idle().err();
+                return bind_reply(reply, Err(busy.unwrap_or(InspectError::Cancelled)));
+            }
+            _ => return Box::new(|| ()),
+        };
         match request {
             HeldRequest::Resume(_, reply) => bind_reply(reply, Err(error)),
             HeldRequest::Evaluate(builder, reply) => {

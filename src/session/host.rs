@@ -103,17 +103,19 @@ impl Host for Inner {
                     running.finish_hint_search(&hints);
                 }
             }
+            if let Some(answer) = scheduler.find(job).and_then(|running| running.take_query_answer(success)) {
+                // The query counts as running until it is answered, so that no evaluation begins before the answer.
+                drop(scheduler);
+                self.deliver([answer]);
+                scheduler = self.scheduler.lock();
+            }
             let Some(mut running) = scheduler.take_running(job) else {
                 scheduler.finish_control_job(job);
                 scheduler.unwinding.retain(|unwinding| *unwinding != job);
                 self.unlock_and_notify(scheduler);
                 return false;
             };
-            let end = match running.interrupt_reason() {
-                _ if success => JobEnd::Succeeded,
-                Some(reason) => JobEnd::Interrupted(reason),
-                None => JobEnd::Failed,
-            };
+            let end = running.end(success);
             let settled = running.take_error_queries();
             let answer = self.finish(&mut scheduler, running, end);
             // The outcome is recorded before other threads can see that nothing runs.

@@ -19,11 +19,12 @@ use super::abandoned::AbandonedThreads;
 use super::activity::{Activity, EvaluationActivity, HeldRequest, HoldEffect, Inspection, RequestBody};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
-use super::events::{OutcomeBuilder, UnbalancedText};
+use super::events::{JobEnd, OutcomeBuilder, UnbalancedText};
 use super::hold::HoldEnd;
 use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
-use super::{AnswerFn, Reply};
+use super::{AnswerFn, Reply, bind_reply};
+use crate::error::InspectError;
 use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
@@ -44,6 +45,9 @@ pub(super) struct Request {
     /// The number of the question to the user that this request answers. The request is refused if the question is no
     /// longer open. `None` for a request that answers no question.
     pub(super) question: Option<u64>,
+    /// True if the request is refused unless the session is [idle](SchedulerState::check_idle) when its turn comes. Such a
+    /// request releases no held evaluation.
+    pub(super) needs_idle: bool,
 }
 
 impl Request {
@@ -55,7 +59,15 @@ impl Request {
         body: RequestBody,
     ) -> Self {
         job.connection = connection.id;
-        Self { connection: connection.clone(), job, timeout, body, background: false, question: None }
+        Self {
+            connection: connection.clone(),
+            job,
+            timeout,
+            body,
+            background: false,
+            question: None,
+            needs_idle: false,
+        }
     }
 
     /// Creates the request to start an evaluating thread.
@@ -230,6 +242,28 @@ impl RunningJob {
         self.activity.builders().for_each(|builder| builder.add_hints(hints));
     }
 
+    /// Returns the way in which the job ends when Lisp is done with it. `success` is Lisp's report.
+    pub(super) fn end(&self, success: bool) -> JobEnd {
+        match self.interrupt_reason() {
+            _ if success => JobEnd::Succeeded,
+            Some(reason) => JobEnd::Interrupted(reason),
+            None => JobEnd::Failed,
+        }
+    }
+
+    /// Takes the answer to a query on an evaluating thread. Returns `None` for any other job.
+    pub(super) fn take_query_answer(&mut self, success: bool) -> Option<AnswerFn> {
+        let end = self.end(success);
+        let evaluates = self.evaluates();
+        match &mut self.activity {
+            Activity::Inspect(Inspection::Query(builder, reply)) if evaluates => {
+                let reply = std::mem::replace(reply, Box::new(drop));
+                Some(bind_reply(reply, std::mem::take(builder).finish(end)))
+            }
+            _ => None,
+        }
+    }
+
     /// Cancels the search for hints, if there is one.
     pub(super) fn cancel_hint_search(&self) {
         if let Some(end) = &self.hint_search_cancelled {
@@ -300,7 +334,8 @@ impl RunningJob {
 pub(super) enum Instruction {
     /// Run this job, which already counts as running.
     Run(Job),
-    /// Answer this request with an error, since it is about a held evaluation and none is held; then ask again.
+    /// Answer this request with an error, since it is about a held evaluation and none is held, or needs an idle session;
+    /// then ask again.
     Refuse(Box<Request>),
     /// Release this hold, which belongs to the thread, for this reason.
     Release(Box<Hold>, HoldEnd),
@@ -314,7 +349,7 @@ pub(super) enum Instruction {
 enum Turn {
     /// Do nothing yet.
     Wait,
-    /// Refuse the request: it is about a held evaluation, and none is held.
+    /// Refuse the request: it is about a held evaluation and none is held, or it needs an idle session.
     Refuse,
     /// Leave the request to a thread that holds an evaluation: the thread serves the request, or first releases its
     /// hold. The number is the index of the hold.
@@ -391,12 +426,22 @@ impl SchedulerState {
         !self.waiting[lane as usize].is_empty()
     }
 
-    /// Returns true while an evaluation runs, in the background too. Queries on an evaluating thread do not count.
-    pub(super) fn is_evaluating(&self) -> bool {
+    /// Checks that no evaluation runs, in the background too, or is held. Queries on an evaluating thread do not count, and
+    /// neither do evaluations that wait for the foreground.
+    ///
+    /// # Errors
+    /// Returns [`InspectError::Held`] or [`InspectError::Running`].
+    pub(super) fn check_idle(&self) -> Result<(), InspectError> {
         let evaluates = |running: &RunningJob| {
             running.evaluates() && !matches!(running.activity, Activity::Inspect(Inspection::Query(..)))
         };
-        self.background_count() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
+        if self.kept_holds().next().is_some() {
+            Err(InspectError::Held)
+        } else if self.background_count() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates) {
+            Err(InspectError::Running)
+        } else {
+            Ok(())
+        }
     }
 
     /// Returns true while an evaluation runs, in the background too, or is held.
@@ -473,6 +518,9 @@ impl SchedulerState {
             return Turn::Wait;
         };
         let (kind, background) = (first.job.kind, first.background);
+        if first.needs_idle && self.check_idle().is_err() {
+            return Turn::Refuse;
+        }
         if let Some(hold) = self.hold_index_for(first) {
             return Turn::Held(hold);
         }
@@ -987,6 +1035,42 @@ mod tests {
         hold(&mut scheduler, 4);
         scheduler.take_running(3).unwrap();
         run(&mut scheduler, 1, Some(4), 5);
+    }
+
+    /// A query that needs an idle session may be submitted before an evaluation moves to the background or is held. Its
+    /// refusal does not release the hold.
+    #[test]
+    fn a_query_that_needs_an_idle_session_is_refused_while_an_evaluation_runs_or_is_held() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let connection = Connection::new(1);
+        let push = |scheduler: &mut SchedulerState, id, kind| {
+            scheduler.push(Lane::Evaluation, test_requests::request(&connection, id, kind));
+            scheduler.reschedule(now);
+        };
+        let next = |scheduler: &mut SchedulerState, thread, held| scheduler.next(Lane::Evaluation, thread, held, now);
+        let is_refusal_of =
+            |instruction: Instruction, id| matches!(instruction, Instruction::Refuse(request) if request.job.id == id);
+        push(&mut scheduler, 1, test_requests::evaluation_kind(true));
+        push(&mut scheduler, 2, JobKind::Query);
+        assert!(matches!(next(&mut scheduler, 1, None), Instruction::Run(Job { id: 1, .. })));
+        assert!(scheduler.move_to_background(1));
+        assert!(is_refusal_of(next(&mut scheduler, 2, None), 2));
+        scheduler.take_running(1).unwrap();
+
+        push(&mut scheduler, 3, test_requests::evaluation_kind(false));
+        push(&mut scheduler, 4, JobKind::Query);
+        assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 3, .. })));
+        let mut running = scheduler.take_running(3).unwrap();
+        let Activity::Evaluate(evaluate) = &mut running.activity else { unreachable!("it evaluates") };
+        evaluate.held = true;
+        scheduler.holds.push(running.take_hold(None).unwrap());
+        assert!(is_refusal_of(next(&mut scheduler, 2, Some(3)), 4));
+        assert_eq!(scheduler.check_idle(), Err(InspectError::Held));
+
+        scheduler.holds.clear();
+        push(&mut scheduler, 5, JobKind::Query);
+        assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 5, .. })));
     }
 
     /// Evaluations begin in the order of their numbers, in the background too. All foreground evaluations begin on the same

@@ -785,6 +785,61 @@ fn read_only_and_no_network_servers_can_save_and_restore() {
     assert_eq!(server.evaluate("*x*"), "=> 1");
 }
 
+/// Posts a save, a call of `evaluate-lisp` with `arguments`, and another save. A thread keeps the first save from forking until
+/// all calls are queued. Returns the outcomes of the evaluation and of the second save.
+fn save_after_queued_evaluation(
+    state: &StateDirectory,
+    server: &mut Server,
+    arguments: serde_json::Value,
+) -> [(String, bool); 2] {
+    let gate = state.directory.join("fork");
+    server.evaluate(&format!(
+        "(defvar *spins* nil)
+         (sb-thread:make-thread
+          (lambda () (sb-sys:without-interrupts (setf *spins* t) (loop until (probe-file {gate:?})))))
+         (loop until *spins*)"
+    ));
+    let [first, second] = ["first", "second"].map(|name| json!({"action": "save", "name": name}));
+    let first = server.post_call("checkpoint", first);
+    let evaluation = server.post_call("evaluate-lisp", arguments);
+    let second = server.post_call("checkpoint", second);
+    // A call is answered after all earlier calls are queued.
+    list(server);
+    std::fs::write(&gate, "").unwrap();
+    let (text, is_error) = server.outcome(first);
+    assert!(!is_error, "{text}");
+    [evaluation, second].map(|id| server.outcome(id))
+}
+
+#[apply(both_modes)]
+fn save_is_refused_when_an_evaluation_queued_before_it_runs_in_the_background(mode: Mode) {
+    let state = StateDirectory::new(mode);
+    let mut server = state.serve(&[]);
+    let gate = state.directory.join("evaluation");
+    let code = format!("(loop until (probe-file {gate:?}) do (sleep 0.01))");
+    let [evaluation, save_again] =
+        save_after_queued_evaluation(&state, &mut server, json!({"code": code, "wait": 0.1}));
+    assert!(evaluation.0.contains("continues in the background"), "{}", evaluation.0);
+    assert!(save_again.0.starts_with("Nothing was saved: an evaluation is running"), "{}", save_again.0);
+    assert!(save_again.1);
+    std::fs::write(&gate, "").unwrap();
+    assert_eq!(call_ok(&mut server, "check-evaluation", json!({"wait": 25})), "=> NIL");
+    save(&mut server, "second");
+}
+
+#[apply(both_modes)]
+fn save_is_refused_and_keeps_the_hold_when_an_evaluation_queued_before_it_is_held(mode: Mode) {
+    let state = StateDirectory::new(mode);
+    let mut server = state.serve(&[]);
+    let arguments = json!({"code": "(/ 1 0)", "on-error": "debug"});
+    let [evaluation, save_again] = save_after_queued_evaluation(&state, &mut server, arguments);
+    assert!(evaluation.1, "{}", evaluation.0);
+    assert!(save_again.0.starts_with("Nothing was saved: an evaluation is held"), "{}", save_again.0);
+    assert!(save_again.1);
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    save(&mut server, "second");
+}
+
 #[test]
 fn automatic_checkpoint_restores_assigned_values_after_a_crash() {
     let state = StateDirectory::new(Mode::Supervised);

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::store::{Checkpoint, Checkpoints, SaveDetails};
-use crate::Session;
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::persistent::NOT_SAVED;
@@ -18,6 +17,7 @@ use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::session::Operation;
 use crate::tool_names;
+use crate::{InspectError, Session};
 
 /// Maximum time that the save at the end of the server waits until running evaluations have ended and Lisp has forked. The
 /// grace period of a worker without a supervisor is longer.
@@ -49,6 +49,23 @@ impl NewCheckpoint {
 fn saving_process(records: &[Record]) -> Option<Pid> {
     let process = of_kind(records).find_map(|saving: &Saving| saving.process)?;
     Pid::from_raw(i32::try_from(process).ok()?)
+}
+
+/// Returns the message about a save that failed with `error`.
+fn refusal(error: &InspectError) -> String {
+    match error {
+        InspectError::Held => format!(
+            "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort the evaluation{} \
+             first.",
+            tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation)")
+        ),
+        InspectError::Running => {
+            "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait until \
+                                  the evaluation has ended, or abort it, and save again."
+                .to_owned()
+        }
+        error => format!("Nothing was saved: {error}"),
+    }
 }
 
 /// The reports of saves to the supervisor, which boots the next image from the last checkpoint.
@@ -118,19 +135,9 @@ impl Saver {
         automatic: bool,
         done: impl FnOnce(Result<NewCheckpoint, String>) + Send + 'static,
     ) {
-        if self.session.is_anything_held() {
-            return done(Err(format!(
-                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort the \
-                 evaluation{} first.",
-                tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation)")
-            )));
-        }
-        if self.session.is_evaluating() {
-            return done(Err(
-                "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait until the \
-                 evaluation has ended, or abort it, and save again."
-                    .to_owned(),
-            ));
+        // The check is repeated when the query's turn comes. Here, it refuses at once, instead of after the evaluation.
+        if let Err(error) = self.session.check_idle() {
+            return done(Err(refusal(&error)));
         }
         let draft = match self.checkpoints.new_draft(automatic) {
             Ok(draft) => draft,
@@ -138,14 +145,14 @@ impl Saver {
         };
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
-        let evaluation = self.session.newest_evaluation_number();
-        let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic, at_end: false };
+        let saved = jiff::Timestamp::now();
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
-        self.session.query_in_order(&operation, move |records| {
+        self.session.query_when_idle(&operation, move |evaluation, records| {
             let records = match records {
                 Ok(records) => records,
-                Err(error) => return done(Err(format!("Nothing was saved: {error}"))),
+                Err(error) => return done(Err(refusal(&error))),
             };
+            let made = SaveDetails { name, evaluation, saved, automatic, at_end: false };
             // The save is reported before the next evaluation begins, since the core contains no later definitions.
             let in_progress = reports.as_ref().map(|reports| reports.report_start(draft.file()));
             let Some(child) = saving_process(&records) else {
@@ -242,7 +249,7 @@ impl Saver {
             .with("lock", descriptor(&at_end.lock))
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
-        self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
+        self.session.query_when_idle(&operation, move |_, records| drop(sender.send(records)));
         let left = deadline.saturating_duration_since(Instant::now());
         let records = receiver.recv_timeout(left);
         if records.is_err() {

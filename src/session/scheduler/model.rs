@@ -129,6 +129,11 @@ impl ModelState {
     fn check_invariants(&mut self) {
         let foreground = self.scheduler.running.iter().filter(|running| running.is_foreground()).count();
         assert!(foreground <= 1, "{foreground} are in the foreground");
+        let evaluating = || self.scheduler.running.iter().filter(|running| running.evaluates());
+        if evaluating().any(|running| matches!(running.activity, Activity::Inspect(Inspection::Query(..)))) {
+            let idle = evaluating().count() == 1 && self.scheduler.ready.is_empty() && self.scheduler.holds.is_empty();
+            assert!(idle, "a query that needs an idle session runs beside an evaluation");
+        }
         let holders: HashSet<_> = self.scheduler.holds.iter().map(|hold| hold.connection.id).collect();
         assert_eq!(holders.len(), self.scheduler.holds.len(), "a connection has more than one held evaluation");
         for (job, has_ended) in &self.jobs {
@@ -282,6 +287,7 @@ impl Model {
                 0 => JobKind::InvokeRestart(1),
                 1 => JobKind::FrameLocals { from: 0, count: 1 },
                 2 => JobKind::Reset,
+                3 => JobKind::Query,
                 _ => evaluation_kind(detached),
             };
             let mut request = request(&connection, id, kind);
@@ -311,8 +317,9 @@ impl Model {
     }
 }
 
-/// Checks, for random requests of the clients, that at most one evaluation is in the foreground, that each job waits or
-/// runs until it ends once, that the jobs of a connection begin in order, and that all jobs end.
+/// Checks, for random requests of the clients, that at most one evaluation is in the foreground, that no evaluation runs or is
+/// held beside a query that needs an idle session, that each job waits or runs until it ends once, that the jobs of a
+/// connection begin in order, and that all jobs end.
 #[test]
 fn every_job_ends_exactly_once_under_random_schedules() {
     let schedules = std::env::var("SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(SCHEDULES);

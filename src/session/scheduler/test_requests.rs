@@ -4,6 +4,7 @@ use super::*;
 use crate::config::Limits;
 use crate::session::activity::{HandledErrors, Submission};
 use crate::session::events::InspectionBuilder;
+use crate::session::operation::RecordsBuilder;
 
 /// Returns the job kind of an evaluation. A `detached` evaluation may be in the background; any other evaluation is held
 /// if it fails.
@@ -33,13 +34,15 @@ fn body(kind: JobKind) -> RequestBody {
             RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(|_| ())))
         }
         JobKind::Release => RequestBody::Held(HeldRequest::Release(None)),
+        JobKind::Query => RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(drop))),
         _ => RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(|_| ()))),
     }
 }
 
-/// Returns a request for a job of this kind.
+/// Returns a request for a job of this kind. A query needs an idle session.
 pub(super) fn request(connection: &Arc<Connection>, id: u64, kind: JobKind) -> Request {
-    Request::new(connection, Job::without_texts(id, kind, 0), None, body(kind))
+    let request = Request::new(connection, Job::without_texts(id, kind, 0), None, body(kind));
+    Request { needs_idle: kind == JobKind::Query, ..request }
 }
 
 /// Returns the request that releases the connection's held evaluation.
