@@ -232,10 +232,9 @@ impl Saver {
             .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
         let deadline = Instant::now() + FINAL_SAVE_WAIT;
         let not_within = |obstacle: &str| format!("{obstacle} within {} seconds", FINAL_SAVE_WAIT.as_secs());
-        let not_ended = || not_within("an evaluation did not end");
         // The evaluations have been interrupted before, but some may still unwind, also in the background.
         if !self.session.unwind_all(deadline) {
-            return Err(not_ended());
+            return Err(not_within("an evaluation did not end"));
         }
         let draft = self.checkpoints.new_draft(true)?;
         let name = self.checkpoints.automatic_name();
@@ -256,9 +255,7 @@ impl Saver {
             // Lisp may still fork, and then passes the descriptor on.
             std::mem::forget(errors);
         }
-        let records = records.map_err(|_| {
-            if self.session.is_evaluating() { not_ended() } else { not_within("the process could not be copied") }
-        })?;
+        let records = records.map_err(|_| not_within("the process could not be copied"))?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();

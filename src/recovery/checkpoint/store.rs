@@ -823,7 +823,7 @@ pub(crate) mod tests {
             let writers = [scope.spawn(write), scope.spawn(write)];
             scope.spawn(|| {
                 while !written.load(Ordering::Relaxed) {
-                    assert_eq!(manifests(&test.0.directory), [checkpoint.clone()]);
+                    assert_eq!(manifests(&test.0.directory), std::slice::from_ref(&checkpoint));
                 }
             });
             let results = writers.map(std::thread::ScopedJoinHandle::join);

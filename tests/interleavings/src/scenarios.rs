@@ -37,7 +37,7 @@ fn sent(ours: UnixStream) -> Vec<Value> {
 /// A call is answered, dropped or left unanswered while its client cancels it and reuses its ID. The call gets at most one
 /// answer, and none after the cancellation took effect. The second call with that ID gets its own answer.
 pub fn at_most_one_answer_under_cancellation_and_id_reuse() {
-    for end in [Responder::leave_unanswered as fn(Responder), |call| call.answer(json!("first")), drop] {
+    for end in [(|call| _ = call.leave_unanswered()) as fn(Responder), |call| call.answer(json!("first")), drop] {
         let (ours, theirs, output, _) = connection();
         drop(theirs);
         let inflight = Inflight::new(output);
