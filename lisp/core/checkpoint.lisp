@@ -197,9 +197,13 @@ written nothing for five seconds."
   "Stop SBCL's finalizer thread. Call WAIT until the finalizer or after-GC hook that runs now returns. If SECONDS pass, or if
 WAIT exits non-locally, the thread continues; after SECONDS, signal an error. Interrupts must be off."
   (declare (type function wait))
-  (let ((thread sb-impl::*finalizer-thread*)
-        (end (+ (monotonic-milliseconds) (* 1000 seconds)))
-        (stopped nil))
+  (let* ((end (+ (monotonic-milliseconds) (* 1000 seconds)))
+         (thread (loop for thread = sb-impl::*finalizer-thread*
+                       ;; Another thread, for example in SB-POSIX:FORK, may be starting it.
+                       while (and (eq thread :start) (< (monotonic-milliseconds) end))
+                       do (funcall wait)
+                       finally (return (and (sb-thread::thread-p thread) thread))))
+         (stopped nil))
     (flet ((alive-p ()
              ;; A thread that has ended by itself is no longer in SBCL's variable.
              (and thread (sb-thread:thread-alive-p thread)))
@@ -304,6 +308,7 @@ never release a mutex that it holds."
                                                              sb-thread:*current-thread*)
                                                         sb-thread:*current-thread*)
         sb-thread::*joinable-threads* '()
+        sb-impl::*finalizer-thread* nil
         **unjoined-threads** '()
         sb-thread::*starting-threads* '())
   (let ((held '()))

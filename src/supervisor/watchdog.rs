@@ -83,13 +83,15 @@ impl Watchdog {
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun > worker.status.get(StatusField::Ended);
         let is_stopped = processes::is_stopped(worker.pid);
-        let is_overdue = running && !is_stopped && deadline != 0 && deadline < monotonic_nanoseconds();
-        if count(&mut self.overdue, is_overdue) >= OVERDUE_LIMIT {
-            let outcome = failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
-            return Some(Crash::new("could not be interrupted and was terminated").with_outcome(outcome));
+        let is_overdue = running && deadline != 0 && deadline < monotonic_nanoseconds();
+        let timeout = || failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
+        // A stopped worker cannot end the evaluation. It may continue soon.
+        if count(&mut self.overdue, is_overdue && !is_stopped) >= OVERDUE_LIMIT {
+            return Some(Crash::new("could not be interrupted and was terminated").with_outcome(timeout()));
         }
         if count(&mut self.stopped, is_stopped) >= STOPPED_LIMIT {
-            return Some(Crash::new("was stopped by a signal and was terminated"));
+            let crash = Crash::new("was stopped by a signal and was terminated");
+            return Some(if is_overdue { crash.with_outcome(timeout()) } else { crash });
         }
         let lost_line = worker.status.get(StatusField::LostLine);
         if lost_line > 0 {

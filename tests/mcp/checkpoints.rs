@@ -737,7 +737,8 @@ fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
     }
     let (text, is_error) = server.outcome(restoring);
     assert!(is_error && text.contains("The checkpoint \"x\" did not boot or was deleted. "), "{text}");
-    assert_eq!(server.evaluate("(list (f) (g))"), "=> (1 2)");
+    let text = server.evaluate("(list (f) (g))");
+    assert!(text.ends_with("=> (1 2)"), "{text}");
 }
 
 fn restore_repeatedly(times: u32) {
