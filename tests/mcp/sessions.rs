@@ -196,8 +196,9 @@ fn session_is_saved_when_its_supervisor_does_not_run_during_the_shutdown() {
         server.evaluate(&format!("(defvar *x* 1) (setf *x* {})", if kills_worker { 3 } else { 2 }));
         let (supervisor, worker) = (server.pid(), worker(&server));
         stop_worker(&server);
-        // The answers are longer than the pipe from the worker to the supervisor.
-        let lists: Vec<_> = (0..20).map(|_| server.post("tools/list", json!({}))).collect();
+        // The answers are longer than the pipe from the worker to the supervisor. They are few, so that the worker can send
+        // them in time.
+        let lists: Vec<_> = (0..6).map(|_| server.post("tools/list", json!({}))).collect();
         server.close();
         wait_until("the shutdown has begun", || std::fs::read_to_string(&lock).unwrap().contains("saving"));
         signal(supervisor, "-STOP");
