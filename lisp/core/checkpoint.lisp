@@ -444,8 +444,7 @@ nothing meanwhile.")
 
 (defconstant +shutdown-fork-wait-seconds+ 5
   "The maximum number of seconds to wait until nothing blocks a fork of the session's image when the server shuts down.
-It must be less than FINAL_SAVE_WAIT of src/recovery/checkpoint/save.rs, after which the server stops waiting for the
-fork.")
+FORK_WAIT of src/recovery/checkpoint/save.rs depends on it: the server then stops waiting for the fork.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the

@@ -147,7 +147,7 @@ exiting. So if THREAD takes too long, return NIL and leave the join to a later c
 (define-condition exit-refused (error)
   ((embedded :initarg :embedded :reader embedded-p))
   (:report (lambda (condition stream)
-             (write-string "EXIT was called: " stream)
+             (write-string "EXIT was called, but " stream)
              (write-string (cond ((embedded-p condition) "the program that this image is part of continues.")
                                  (**resets-available**
                                   "the server and the session continue. For a new session, use the tool reset-session.")

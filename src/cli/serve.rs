@@ -16,7 +16,7 @@ use crate::mcp::stdio::Stdio;
 use crate::os::poll_set::PollSet;
 use crate::os::processes;
 use crate::os::temporary::ScratchDirectory;
-use crate::recovery::checkpoint::save::SavePolicy;
+use crate::recovery::checkpoint::save::{FORK_WAIT, SavePolicy, UNWINDING_WAIT};
 use crate::recovery::checkpoint::store::{Checkpoints, remove_directory};
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::status_page::StatusPage;
@@ -29,8 +29,9 @@ use crate::supervisor;
 
 /// Time that a worker has to exit by itself after its supervisor is gone.
 pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
-/// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session, which may wait 14 seconds for the save to begin.
-const SAVE_GRACE_PERIOD: Duration = Duration::from_secs(15);
+/// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session: one second longer than the maximum time before the
+/// save begins.
+const SAVE_GRACE_PERIOD: Duration = UNWINDING_WAIT.saturating_add(FORK_WAIT).saturating_add(Duration::from_secs(1));
 
 impl Serve {
     /// Returns the options of the tools that the server offers.

@@ -19,9 +19,13 @@ use crate::session::Operation;
 use crate::tool_names;
 use crate::{InspectError, Session};
 
-/// Maximum time that the save at the end of the server waits until running evaluations have ended and Lisp has forked. The
-/// grace period of a worker without a supervisor is longer.
-const FINAL_SAVE_WAIT: Duration = Duration::from_secs(14);
+/// Maximum time that the save at the end of the server waits until running evaluations have ended.
+pub(crate) const UNWINDING_WAIT: Duration = Duration::from_secs(14);
+
+/// Maximum time that the save at the end of the server waits until Lisp has forked. It is longer than the maximum time of the
+/// operation `save-image` (lisp/core/checkpoint.lisp): 5 seconds for finalizers, 5 seconds for attempts to fork, and 7 seconds
+/// for the last attempt.
+pub(crate) const FORK_WAIT: Duration = Duration::from_secs(18);
 
 /// A new checkpoint, with the report of its save.
 #[derive(Debug)]
@@ -230,11 +234,10 @@ impl Saver {
         let errors = errors
             .open(&at_end.errors)
             .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
-        let deadline = Instant::now() + FINAL_SAVE_WAIT;
-        let not_within = |obstacle: &str| format!("{obstacle} within {} seconds", FINAL_SAVE_WAIT.as_secs());
+        let not_within = |obstacle: &str, wait: Duration| format!("{obstacle} within {} seconds", wait.as_secs());
         // The evaluations have been interrupted before, but some may still unwind, also in the background.
-        if !self.session.unwind_all(deadline) {
-            return Err(not_within("an evaluation did not end"));
+        if !self.session.unwind_all(Instant::now() + UNWINDING_WAIT) {
+            return Err(not_within("an evaluation did not end", UNWINDING_WAIT));
         }
         let draft = self.checkpoints.new_draft(true)?;
         let name = self.checkpoints.automatic_name();
@@ -249,13 +252,12 @@ impl Saver {
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_when_idle(&operation, move |_, records| drop(sender.send(records)));
-        let left = deadline.saturating_duration_since(Instant::now());
-        let records = receiver.recv_timeout(left);
+        let records = receiver.recv_timeout(FORK_WAIT);
         if records.is_err() {
             // Lisp may still fork, and then passes the descriptor on.
             std::mem::forget(errors);
         }
-        let records = records.map_err(|_| not_within("the process could not be copied"))?;
+        let records = records.map_err(|_| not_within("the process could not be copied", FORK_WAIT))?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();
