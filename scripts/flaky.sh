@@ -7,7 +7,9 @@ cd "$(dirname "$0")/.." || exit
 rounds=${SBCL_MCP_ROUNDS:-10}
 target=${CARGO_TARGET_DIR:-target}
 log=$target/flaky.log
-cargo test --release --test mcp --no-run || exit 1
+# The same features as in scripts/test.sh, so that the library is compiled only once.
+rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint --test mcp)
+"${rust[@]}" --no-run || exit 1
 : >"$log"
 
 load=()
@@ -20,8 +22,8 @@ trap 'kill "${load[@]}" 2>/dev/null' EXIT
 # run_tests: runs the suite as scripts/test.sh does: the tests that measure delays last, one on each processor.
 run_tests() {
     local status=0
-    RUST_TEST_THREADS=$((3 * $(nproc))) cargo test --release --test mcp -- --skip stalls:: || status=1
-    RUST_TEST_THREADS=$(nproc) cargo test --release --test mcp -- stalls:: || status=1
+    RUST_TEST_THREADS=$((3 * $(nproc))) "${rust[@]}" -- --skip stalls:: || status=1
+    RUST_TEST_THREADS=$(nproc) "${rust[@]}" -- stalls:: || status=1
     return $status
 }
 
