@@ -100,9 +100,10 @@ being loaded, if any. Outside a file, a debug quality sets **DEBUG-DECLAIMED**."
              (find 'debug (cdr form) :key (lambda (quality) (if (consp quality) (car quality) quality))))
     (setf **debug-declaimed** t)))
 
-(declaim (type list **session-methods**))
-(defglobal **session-methods** '()
-  "The methods that the session has defined, including methods of the system's generic functions.")
+(declaim (type hash-table **session-methods**))
+(defglobal **session-methods** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "A table whose keys are the methods that the session has defined, including methods of the system's generic functions.
+Methods that were replaced or removed can be collected as garbage.")
 
 (defun defined-p (kind name)
   "Return true when NAME is still defined as KIND."
@@ -184,9 +185,11 @@ Return a list of the names and methods whose removal failed."
         **debug-declaimed** nil)
   (sb-ext:without-package-locks
     (let ((left '()))
-      (loop for method = (sb-ext:atomic-pop **session-methods**)
-            while method
-            do (guarded (let ((generic-function (sb-mop:method-generic-function method)))
+      (loop for method in (sb-ext:with-locked-hash-table (**session-methods**)
+                            (loop for method being the hash-keys of **session-methods**
+                                  collect method))
+            do (remhash method **session-methods**)
+               (guarded (let ((generic-function (sb-mop:method-generic-function method)))
                           (when generic-function
                             (remove-method generic-function method)))
                    (failure)

@@ -164,7 +164,7 @@ count as the file's, because SBCL does not make them every time."
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
-      (sb-ext:atomic-push method **session-methods**)
+      (setf (gethash method **session-methods**) t)
       (note-file-method method)
       method))
   'methods)

@@ -54,7 +54,7 @@ interruption on the way out of NEXT-JOB would lose the job."
   "Report that JOB failed because a non-local exit would have left the held evaluation. The exit was made by JOB's own
 code, or by code that interrupted JOB, such as a timer's function."
   (let ((message "A non-local exit, such as a throw, out of the held evaluation was stopped: the rest of the code was not ~
-evaluated, and the evaluation is still held. To leave a frame, use invoke-restart or resume-from-frame. If the code makes ~
+evaluated, and the evaluation is still held. To leave a frame, invoke a restart or resume from the frame. If the code makes ~
 no such exit, a timer or another thread made the exit."))
     (if (eq (job-kind job) :frame-locals)
         (refuse message)

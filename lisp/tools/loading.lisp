@@ -426,11 +426,11 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
       (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
-             "Check the system's name. The tool load-system fetches missing systems through the loaded Quicklisp or OCICL.")
+             "Check the system's name. A missing system is fetched through the loaded Quicklisp or OCICL when it is loaded.")
             ((or quicklisp ocicl)
              (with-server-syntax ()
                (format nil "To fetch the system, evaluate (load ~S), which loads ~:[OCICL~;Quicklisp~], ~
-                            and then call load-system."
+                            and then load the system again."
                        (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
             (t "The system cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
 

@@ -295,6 +295,28 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
     assert!(export.contains("(defvar *x* 1)"), "{export}");
 }
 
+#[test]
+fn session_is_saved_at_exit_when_a_thread_has_run_since_the_last_save() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("threads");
+    let (begin, done) = (state.directory.join("begin"), state.directory.join("done"));
+    server.evaluate(&format!(
+        "(progn (defvar *x* 1)
+                (sb-thread:make-thread
+                 (lambda ()
+                   (loop until (probe-file {begin:?}) do (sleep 0.05))
+                   (setf (symbol-value '*x*) 2)
+                   (open {done:?} :direction :output)))
+                nil)"
+    ));
+    wait_until("the session is saved", || call_ok(&mut server, "checkpoint", json!({})).starts_with("\"auto-1\""));
+    std::fs::write(begin, "").unwrap();
+    wait_until("the thread is done", || done.exists());
+    assert!(server.finish().status.success());
+    let text = state.serve("threads").evaluate("*x*");
+    assert!(text.ends_with("=> 2"), "{text}");
+}
+
 /// Writes a session of version 0.1 that has no image, only a log.
 fn write_session_of_version_0_1(state: &StateDirectory) {
     std::fs::create_dir_all(state.directory("old")).unwrap();

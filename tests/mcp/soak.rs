@@ -126,3 +126,16 @@ fn thousands_of_evaluations_leak_no_memory_threads_or_descriptors() {
     server.assert_works();
     assert!(server.finish().status.success());
 }
+
+#[test]
+fn replaced_methods_are_collected_as_garbage() {
+    let mut server = Server::ready();
+    server.evaluate("(defgeneric m (x)) (defvar *methods* nil)");
+    server.evaluate(
+        "(dotimes (i 100)
+           (eval `(defmethod m ((x string)) ,i))
+           (push (sb-ext:make-weak-pointer (find-method #'m '() (list (find-class 'string)))) *methods*))",
+    );
+    let text = server.evaluate("(progn (sb-ext:gc :full t) (< (count-if #'sb-ext:weak-pointer-value *methods*) 50))");
+    assert_eq!(text, "=> T");
+}

@@ -77,8 +77,9 @@ fn refusal(error: &InspectError) -> String {
 pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
-    /// The number of the last evaluation that a checkpoint contains; `u64::MAX` if the image has replayed definitions, which
-    /// no checkpoint contains, and has not been saved since.
+    /// The number of the last evaluation after which nothing has changed that the last checkpoint contains; `u64::MAX` if
+    /// there is none: the image has replayed definitions since it booted, and has not been saved since, or threads or timers
+    /// of the program, which run between evaluations, existed at the last save.
     saved_through: Arc<AtomicU64>,
 }
 
@@ -100,8 +101,8 @@ impl SaveReporter {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
 
-    /// Returns true when nothing was evaluated since the last save or, if no form had to be replayed, since the image
-    /// booted.
+    /// Returns true when nothing can have changed since the last save or, if no form had to be replayed, since the image
+    /// booted: nothing was evaluated, and no thread or timer of the program has run.
     fn is_saved(&self, session: &Session) -> bool {
         session.newest_evaluation_number() == self.saved_through.load(Ordering::Relaxed)
     }
@@ -115,9 +116,10 @@ impl SaveReporter {
     }
 
     /// Reports that the checkpoint is complete, so that the next image may boot from it.
-    fn report_completion(&self, checkpoint: &Checkpoint) {
-        self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
-        self.reporter.report_change(SessionEvent::Saved(Box::new(checkpoint.clone())));
+    fn report_completion(&self, new: &NewCheckpoint) {
+        let evaluation = if new.threads.is_empty() && new.timers == 0 { new.checkpoint.evaluation } else { u64::MAX };
+        self.saved_through.store(evaluation, Ordering::Relaxed);
+        self.reporter.report_change(SessionEvent::Saved(Box::new(new.checkpoint.clone())));
     }
 }
 
@@ -163,16 +165,13 @@ impl Saver {
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
             let finish = move || {
-                let saved = draft.finish(child, made);
+                let saved = draft.finish(child, made).map(|checkpoint| NewCheckpoint::new(checkpoint, &records));
                 match (&reports, &saved) {
-                    (Some(reports), Ok(checkpoint)) => reports.report_completion(checkpoint),
-                    (None, Ok(checkpoint)) => checkpoints.delete_replaced(&checkpoint.name),
+                    (Some(reports), Ok(new)) => reports.report_completion(new),
+                    (None, Ok(new)) => checkpoints.delete_replaced(&new.checkpoint.name),
                     _ => {}
                 }
-                done(match saved {
-                    Ok(checkpoint) => Ok(NewCheckpoint::new(checkpoint, &records)),
-                    Err(reason) => Err(format!("Nothing was saved: {reason}.")),
-                });
+                done(saved.map_err(|reason| format!("Nothing was saved: {reason}.")));
                 drop(in_progress);
             };
             // If no thread can be started, `done` is dropped, which ends the caller's wait.
