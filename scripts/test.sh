@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Runs every test suite with the release profile; with --no-run, only compiles the suites. The end-to-end tests use the binary
-# that cargo test has built. All suites run even if an earlier one fails. The server's suite spends most of its time waiting
-# for processes, timers and locks, so all other suites run at the same time. Their output is printed after that of the server's
-# suite. The tests that measure delays run last, one on each processor. The last line has the number of tests in all suites.
+# that cargo test has built. All suites run even if an earlier one fails. Most tests wait for processes, timers and locks most of
+# the time, so three groups of suites run at the same time: the server's suite, clients of the server, and the rest. The output of
+# the other groups is printed after that of the server's suite. The tests that measure delays run last, one on each processor.
+# The last line has the number of tests in all suites.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target"
 log=$target/test.log
+client_log=$target/test-clients.log
 other_log=$target/test-other.log
 failed=$target/test-failed.txt
 : >"$log"
@@ -56,12 +58,6 @@ other_suites() {
     # shellcheck disable=SC2086 # The options have no spaces.
     suite "Rust" "${rust[@]}" --no-fail-fast $options
     suite "Documentation" "${rust[@]}" --doc
-    suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
-    suite "Python SDK 1.x" scripts/clients.sh python-1
-    suite "Python SDK 2.x" scripts/clients.sh python-2
-    suite "Agent frameworks" scripts/clients.sh adapters
-    suite "TypeScript SDKs" scripts/clients.sh typescript
-    suite "Conformance" scripts/clients.sh conformance
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
         suite "Example $example" cargo run --quiet --release --features sbcl-mcp/num-bigint --example "$example"
     done
@@ -69,13 +65,24 @@ other_suites() {
         cargo test --release --no-default-features --features core,guarded-messages --test library_soundness
 }
 
+client_suites() {
+    suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
+    suite "Python SDK 1.x" scripts/clients.sh python-1
+    suite "Python SDK 2.x" scripts/clients.sh python-2
+    suite "Agent frameworks" scripts/clients.sh adapters
+    suite "TypeScript SDKs" scripts/clients.sh typescript
+    suite "Conformance" scripts/clients.sh conformance
+}
+
+client_suites >"$client_log" 2>&1 &
 other_suites >"$other_log" 2>&1 &
 suite "Server" "${rust[@]}" --test mcp -- --skip stalls:: | tee -a "$log"
 echo "== The other suites"
 # Ends when the other suites have ended.
 tail -n +1 -f --pid=$! "$other_log"
 wait
-cat "$other_log" >>"$log"
+cat "$client_log"
+cat "$other_log" "$client_log" >>"$log"
 RUST_TEST_THREADS=$(nproc) suite "Delays" "${rust[@]}" --test mcp -- stalls:: | tee -a "$log"
 
 # The output of the failed Rust tests, once more.
