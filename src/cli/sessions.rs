@@ -136,7 +136,7 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
 
 /// Prints the messages of the session's last save on stderr, if there are any.
 fn report_save_errors(session: &PersistentSession) {
-    if let Ok(text) = fs::read_to_string(session.errors_file())
+    if let Some(text) = session.read_errors()
         && !text.trim().is_empty()
     {
         print_to_stderr(&format!(

@@ -4,6 +4,8 @@ pub(crate) mod alarm;
 pub(crate) mod busy_poll;
 pub(crate) mod clock;
 pub(crate) mod event_count;
+#[cfg(feature = "mcp")]
+pub(crate) mod files;
 pub(crate) mod helper_threads;
 pub(crate) mod panics;
 #[cfg_attr(

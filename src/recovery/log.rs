@@ -19,6 +19,7 @@ use super::checkpoint::store::write_atomically;
 use super::event::SessionEvent;
 use super::old_log::OldLine;
 use super::state::RecoveryState;
+use crate::os::files;
 use crate::rpc::framing::MAX_LINE;
 
 /// The name of the log's file.
@@ -29,6 +30,8 @@ pub(crate) const DAMAGED_LOG_FILE: &str = "log.damaged";
 pub(crate) const INCOMPLETE_MARKER_FILE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
 const COMPACTION_THRESHOLD: u64 = 64 << 20;
+/// Maximum number of bytes that are read of a `.forms` file: a snapshot is one line. Version 0.1 wrote several lines.
+const MAX_FORMS_BYTES: u64 = 2 * MAX_LINE as u64;
 /// The version of the log's format. A log with a higher version is not read.
 const FORMAT_VERSION: u32 = 2;
 
@@ -87,7 +90,7 @@ pub(crate) fn load(directory: &Path) -> Result<LoadedLog, String> {
 /// # Errors
 /// Returns the errors of [`load`].
 pub(crate) fn load_with_initial_state(directory: &Path, initial: RecoveryState) -> Result<LoadedLog, String> {
-    match File::open(directory.join(LOG_FILE)) {
+    match files::open(&directory.join(LOG_FILE)) {
         Ok(file) => fold_lines(BufReader::new(file), initial),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Ok(LoadedLog { state: initial, ..LoadedLog::default() })
@@ -108,7 +111,7 @@ fn unreadable_log_message(error: &io::Error) -> String {
 /// Returns an error if the log cannot be read, or if the copy cannot be written.
 pub(crate) fn copy_damaged_log(directory: &Path) -> io::Result<PathBuf> {
     let copy = directory.join(DAMAGED_LOG_FILE);
-    std::fs::copy(directory.join(LOG_FILE), &copy)?;
+    io::copy(&mut files::open(&directory.join(LOG_FILE))?, &mut files::create(&copy)?)?;
     Ok(copy)
 }
 
@@ -120,7 +123,7 @@ pub(crate) fn incomplete_since(directory: &Path) -> Option<jiff::Timestamp> {
 /// Returns true when a directory has a log whose first line is readable.
 pub(crate) fn has_readable_log(directory: &Path) -> bool {
     let mut line = Vec::new();
-    let file = File::open(directory.join(LOG_FILE)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
+    let file = files::open(&directory.join(LOG_FILE)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
     file.and_then(|mut file| file.read_until(b'\n', &mut line)).is_ok()
         && (serde_json::from_slice::<FirstLine>(&line).is_ok()
             || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
@@ -129,7 +132,8 @@ pub(crate) fn has_readable_log(directory: &Path) -> bool {
 /// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` if the file
 /// cannot be read.
 pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
-    Some(fold_lines(BufReader::new(File::open(path).ok()?), RecoveryState::default()).ok()?.state)
+    let file = files::open(path).ok()?.take(MAX_FORMS_BYTES);
+    Some(fold_lines(BufReader::new(file), RecoveryState::default()).ok()?.state)
 }
 
 /// Folds the lines of a log into `initial`. A snapshot line replaces the state so far.
@@ -173,7 +177,7 @@ fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLo
 
 /// Writes a checkpoint's definitions and unrestored forms to the checkpoint's `.forms` file.
 pub(crate) fn write_checkpoint_forms(path: &Path, content: &RecoveryState) -> io::Result<()> {
-    write_atomically(path, &snapshot_line(content))
+    write_atomically(path, &snapshot_line(content)).map(drop)
 }
 
 /// Returns the first line of a log. If the line is too long, error histories are left out; the other parts of the state
@@ -220,11 +224,9 @@ impl RecoveryLog {
     /// Replaces the log with a snapshot of `state`.
     ///
     /// # Errors
-    /// Returns an error if the snapshot cannot be written, in which case the log stays as it was, or if the new log cannot
-    /// be opened.
+    /// Returns an error if the snapshot cannot be written, in which case the log stays as it was.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
-        let written = write_atomically(&self.path, &snapshot_line(state));
-        let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
+        let file = write_atomically(&self.path, &snapshot_line(state));
         self.file = Some(file.inspect_err(|error| self.record_failure(error))?);
         (self.appended_bytes, self.failure) = (0, None);
         // The error is ignored, because the marker usually does not exist.
@@ -253,10 +255,10 @@ impl RecoveryLog {
         if self.failure.is_none() && self.file.is_some() {
             tracing::warn!("the session's log {} cannot be written: {error}", self.path.display());
             // An empty file usually fits on a full disk. If the file cannot be created, the next server does not report
-            // that the log is incomplete.
+            // that the log is incomplete. An older marker stays.
             let mut options = OpenOptions::new();
             let _ =
-                options.append(true).create(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
+                options.write(true).create_new(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
         }
         self.failure = Some(error.to_string());
     }
@@ -330,11 +332,13 @@ mod tests {
         log.file = file;
         // The file can be written again, but only a compaction restores the missing events.
         assert!(!log.append(&defined("(e)", 5)));
+        // A directory with the draft's name makes the compaction fail.
         let draft = log.path.with_extension("draft");
-        std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
+        std::fs::create_dir(&draft).unwrap();
         assert!(log.compact(&state((1..6).map(|number| defined("(f)", number)))).is_err());
         assert_eq!(codes(&directory).len(), 2);
         assert!(!log.append(&defined("(g)", 6)) && log.failure().is_some());
+        std::fs::remove_dir(&draft).unwrap();
         log.compact(&state((1..8).map(|number| defined("(h)", number)))).unwrap();
         assert_eq!((codes(&directory).len(), log.failure(), incomplete_since(&directory)), (7, None, None));
         assert!(!log.append(&defined("(i)", 8)));
@@ -363,7 +367,7 @@ mod tests {
         }
         std::fs::remove_file(&log.path).unwrap();
         std::fs::create_dir(&log.path).unwrap();
-        assert!(load(&directory).unwrap_err().starts_with("its log cannot be read (Is a directory"));
+        assert!(load(&directory).unwrap_err().starts_with("its log cannot be read (it is not a regular file"));
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

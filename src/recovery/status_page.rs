@@ -3,7 +3,6 @@
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use rustix::io::FdFlags;
 use rustix::process::Pid;
 
 use crate::image::process::{SharedPage, map_shared_page};
+use crate::os::files;
 use crate::session::MAX_BACKGROUND;
 
 /// A number on the page. The discriminant is the number's index on the page.
@@ -160,8 +160,7 @@ impl WorkerStatus {
     /// Creates a status page in a file, which replaces the file at `path`.
     fn create_in_file(path: &Path) -> io::Result<Self> {
         let draft = path.with_extension("draft");
-        let mut options = std::fs::File::options();
-        let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        let file = files::create(&draft)?;
         // The zeros are written so that the file has a disk block. On a full disk, a store to a mapped page without a block
         // would raise SIGBUS.
         let written = (&file).write_all(&[0; 4096]).and_then(|()| std::fs::rename(&draft, path));
@@ -231,7 +230,7 @@ fn process_id(number: u64) -> Option<Pid> {
 /// Returns the number of the newest evaluation from the page in this file; 0 without a file. The number is limited to
 /// `u64::MAX / 2`, since foreign code may have written any value to the page.
 pub(crate) fn last_evaluation_number(path: &Path) -> u64 {
-    let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
+    let file = files::open(path).map(|file| WorkerStatus(file.into()));
     file.map_or(0, |status| status.get(StatusField::NewestEvaluation)).min(u64::MAX / 2)
 }
 

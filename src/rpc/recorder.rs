@@ -13,6 +13,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::os::files;
+
 /// Maximum size of a recording, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 /// Bytes reserved for the note that ends a full recording.
@@ -85,14 +87,9 @@ impl Recorder {
     fn begin_bounded(path: &Path, header: &RecordingHeader, bytes: u64) -> Result<Self, String> {
         let reason = |error: io::Error| format!("cannot record to {}: {error}", path.display());
         let mut options = OpenOptions::new();
-        // Opening a FIFO without this flag would block.
-        let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nonblocking);
-        let file = options.open(path).map_err(reason)?;
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = files::open_regular(&mut options, path).map_err(reason)?;
         let data = file.metadata().map_err(reason)?;
-        if !data.is_file() {
-            return Err(format!("cannot record to {}: it is not a regular file", path.display()));
-        }
         if data.len() > 0 && read_header(&mut BufReader::new(&file)).is_none() {
             return Err(format!(
                 "cannot record to {}: it contains something other than a recording; name another file",

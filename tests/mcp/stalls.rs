@@ -908,10 +908,20 @@ fn killing_thousands_of_child_processes_delays_no_other_client() {
     server.assert_works();
 }
 
+/// Returns the directory of a server's checkpoints.
+fn checkpoint_directory(server: &Server) -> PathBuf {
+    let state = std::fs::read_dir(server.home().join("XDG_STATE_HOME/sbcl-mcp")).expect("a directory");
+    state.flatten().next().expect("a directory of checkpoints").path()
+}
+
+/// Creates a FIFO that no process opens.
+pub(crate) fn make_fifo(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).expect("a FIFO");
+}
+
 /// Adds checkpoints with cores of 2 GiB, sparse files, that differ from the saved cores. Returns the cores.
 fn add_damaged_checkpoints(server: &Server, names: &[&str]) -> Vec<PathBuf> {
-    let state = std::fs::read_dir(server.home().join("XDG_STATE_HOME/sbcl-mcp")).expect("a directory");
-    let directory = state.flatten().next().expect("a directory of checkpoints").path();
+    let directory = checkpoint_directory(server);
     let mut files = std::fs::read_dir(&directory).expect("a directory").flatten().map(|entry| entry.path());
     let manifest = files.find(|path| path.extension() == Some("json".as_ref())).expect("a manifest");
     let mut manifest: Value = serde_json::from_slice(&std::fs::read(manifest).expect("a file")).expect("JSON");
@@ -959,12 +969,32 @@ fn damaged_checkpoints_are_listed_and_delay_no_other_client(mode: Mode) {
     server.assert_works();
 }
 
+/// Code in the image can create files in the directory of the checkpoints, which the supervisor reads during a reset.
+#[test]
+fn fifo_among_the_checkpoints_delays_no_reset() {
+    for name in ["x.json", "0000000000000001.json"] {
+        let mut server = Server::ready();
+        call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "a"}));
+        make_fifo(&checkpoint_directory(&server).join(name));
+        let reset = server.post_call("reset-session", json!({}));
+        // The first ping may be answered before the supervisor reads the directory.
+        for _ in 0..20 {
+            let begin = Instant::now();
+            server.request("ping", json!({}));
+            assert!(begin.elapsed() <= BUSY_LIMIT, "{name}: {:?}", begin.elapsed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(server.outcome(reset).0.contains("Session reset."));
+        server.assert_works();
+    }
+}
+
 /// While a shared object is being loaded, the dynamic loader's lock is held. The first query of an image needs no such lock.
 #[apply(both_modes)]
 fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
     let mut server = mode.ready();
     let pipe = server.home().join("library.so");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    make_fifo(&pipe);
     let begun = server.home().join("begun");
     let load = format!(
         "(progn (with-open-file (out {begun:?} :direction :output)) (ignore-errors (load-shared-object {pipe:?})))"

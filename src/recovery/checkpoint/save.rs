@@ -1,7 +1,7 @@
 //! Saving checkpoints: a forked copy of the image writes the core while the session continues.
 
+use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::store::{Checkpoint, Checkpoints, SaveDetails};
+use crate::os::files;
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::persistent::NOT_SAVED;
@@ -216,7 +217,8 @@ impl Saver {
     pub(crate) fn save_at_end(&self, at_end: FinalSave) -> Result<Option<Pid>, String> {
         let saver = self.start_final_save(&at_end);
         if let Err(reason) = &saver {
-            let _ = std::fs::write(&at_end.errors, format!("{NOT_SAVED}{}.\n", reason.trim_end_matches('.')));
+            let text = format!("{NOT_SAVED}{}.\n", reason.trim_end_matches('.'));
+            let _ = files::create(&at_end.errors).and_then(|mut errors| errors.write_all(text.as_bytes()));
             // Lisp may still fork, and then passes the descriptor on.
             std::mem::forget(at_end.lock);
         }
@@ -228,10 +230,7 @@ impl Saver {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
         }
-        let mut errors = std::fs::OpenOptions::new();
-        let errors = errors.write(true).create(true).truncate(true).mode(0o600);
-        let errors = errors
-            .open(&at_end.errors)
+        let errors = files::create(&at_end.errors)
             .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
         let not_within = |obstacle: &str, wait: Duration| format!("{obstacle} within {} seconds", wait.as_secs());
         // The evaluations have been interrupted before, but some may still unwind, also in the background.

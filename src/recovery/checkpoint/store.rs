@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build_id;
 use crate::image::fingerprint::Fingerprint;
+use crate::os::files;
 use crate::os::processes::wait_for_child;
 
 /// The number of automatic checkpoints that a persistent session keeps: the last checkpoint, and its predecessor in case
@@ -33,6 +34,8 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(300);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of checkpoints. Automatic checkpoints do not count.
 const MAX_CHECKPOINTS: usize = 100;
+/// Maximum size of a manifest, in bytes.
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// Maximum length of a checkpoint's or session's name, in characters.
 pub(crate) const MAX_NAME_CHARS: usize = 100;
 
@@ -141,11 +144,17 @@ impl Checkpoints {
         checkpoint.build == build_id() && checkpoint.heap == self.heap
     }
 
-    /// Returns the checkpoint whose core has this file name, if it can be booted.
+    /// Returns the checkpoint whose core has this file name, if the core has not changed since it was saved. Reads no
+    /// core.
     pub(crate) fn find_by_file(&self, file: &str) -> Option<Checkpoint> {
-        let manifest = fs::read(self.directory.join(file).with_extension("json")).ok()?;
-        let found: Checkpoint = serde_json::from_slice(&manifest).ok()?;
-        Some(found).filter(|checkpoint| checkpoint.file == file && self.is_bootable(checkpoint))
+        let found = read_manifest(&self.directory.join(file).with_extension("json"))?;
+        let is_unchanged = |checkpoint: &Checkpoint| {
+            fs::metadata(self.path(checkpoint)).is_ok_and(|core| {
+                let known = checkpoint.fingerprint.as_ref();
+                core.len() == checkpoint.bytes && known.is_some_and(|known| known.is_unchanged(&core))
+            })
+        };
+        Some(found).filter(|checkpoint| checkpoint.file == file && self.is_own(checkpoint) && is_unchanged(checkpoint))
     }
 
     /// Returns true if this program saved the checkpoint with this server's heap size and the core is intact. Reads a core
@@ -165,7 +174,7 @@ impl Checkpoints {
     /// into the manifest, so that the core is read only once.
     fn read_core(&self, checkpoint: &Checkpoint) -> bool {
         let path = self.path(checkpoint);
-        let (Some(fingerprint), Ok(mut core)) = (&checkpoint.fingerprint, File::open(&path)) else { return false };
+        let (Some(fingerprint), Ok(mut core)) = (&checkpoint.fingerprint, files::open(&path)) else { return false };
         // The metadata is read first: a core that is written meanwhile has another modification time afterwards.
         let Ok(metadata) = core.metadata() else { return false };
         let Ok(is_intact) = fingerprint.matches(&mut core, checkpoint.bytes) else { return false };
@@ -367,10 +376,8 @@ pub(crate) struct ProbeReport {
 
 /// Returns the manifests in a directory, including manifests of other programs, oldest first.
 pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
-    let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
-    let mut found: Vec<Checkpoint> = paths
-        .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
+    let mut found: Vec<Checkpoint> = manifest_paths(directory)
+        .filter_map(|path| read_manifest(&path))
         // A manifest that names a file in another directory is ignored.
         .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
         .collect();
@@ -380,15 +387,20 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
 
 /// Returns the paths of a directory's manifests that cannot be read.
 pub(crate) fn unreadable_manifests(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let is_readable =
-        |path: &Path| fs::read(path).is_ok_and(|text| serde_json::from_slice::<Checkpoint>(&text).is_ok());
-    let mut paths: Vec<_> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.extension() == Some("json".as_ref()) && is_checkpoint_file(path) && !is_readable(path))
-        .collect();
+    let mut paths: Vec<_> = manifest_paths(directory).filter(|path| read_manifest(path).is_none()).collect();
     paths.sort();
     paths
+}
+
+/// Returns the paths in a directory that are named like a manifest.
+fn manifest_paths(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let paths = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension() == Some("json".as_ref()) && is_checkpoint_file(path))
+}
+
+/// Reads a manifest. Returns `None` if the file is not a regular file, is too large, or contains something else.
+fn read_manifest(path: &Path) -> Option<Checkpoint> {
+    serde_json::from_slice(&files::read(path, MAX_MANIFEST_BYTES).ok()?).ok()
 }
 
 /// Returns true for a file named like a file of a checkpoint. A directory that the user chose may contain other files.
@@ -551,7 +563,7 @@ fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
     let draft = path.with_extension(format!("json.{}-{number}.draft", std::process::id()));
-    replace_file(&path.with_extension("json"), &draft, &serde_json::to_vec(checkpoint)?)
+    replace_file(&path.with_extension("json"), &draft, &serde_json::to_vec(checkpoint)?).map(drop)
 }
 
 /// The details of a save that the manifest records.
@@ -574,16 +586,17 @@ impl Drop for Draft {
     }
 }
 
-/// Replaces a file atomically: a reader finds either the old content or the new content, complete.
-pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
+/// Replaces a file atomically: a reader finds either the old content or the new content, complete. Returns the new
+/// file, to which the caller may append.
+pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<File> {
     replace_file(path, &draft_path(path), content)
 }
 
 /// [Replaces a file atomically](write_atomically). The new content is written to the file `draft` first.
-fn replace_file(path: &Path, draft: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(draft)?;
+fn replace_file(path: &Path, draft: &Path, content: &[u8]) -> io::Result<File> {
+    let mut file = files::create(draft)?;
     let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(draft, path));
-    written.inspect_err(|_| drop(fs::remove_file(draft)))
+    written.inspect_err(|_| drop(fs::remove_file(draft))).map(|()| file)
 }
 
 /// Returns the path to which the new content of a file is written first. Each file has a draft of its own, since the
@@ -685,9 +698,9 @@ pub(crate) mod tests {
         let small = Checkpoint { heap: GIGABYTE / 2, ..test.add("under another heap", 5, 1000) };
         test.save_manifest(&small);
         let strange = Checkpoint { file: "../elsewhere.core".to_owned(), ..test.add("elsewhere", 6, 1000) };
-        let manifest = test.0.directory.join("strange.json");
+        let manifest = test.0.directory.join("0123456789abcdef.json");
         write_atomically(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();
-        fs::write(test.0.directory.join("incomplete.json"), "{\"name\": \"incomplete").unwrap();
+        fs::write(test.0.directory.join("123456789abcdef0.json"), "{\"name\": \"incomplete").unwrap();
         assert_eq!(test.names(), ["intact", "elsewhere"]);
         assert_eq!(test.find_by_name("intact"), Some(intact.clone()));
         assert_eq!(test.find_by_name("cut"), None);
@@ -805,12 +818,33 @@ pub(crate) mod tests {
         let path = test.0.make_directory().unwrap().join("manifest.json");
         write_atomically(&path, b"old").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // Writing to this draft fails as on a full disk.
-        std::os::unix::fs::symlink("/dev/full", draft_path(&path)).unwrap();
-        assert_eq!(write_atomically(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!((fs::read(&path).unwrap(), test.files()), (b"old".to_vec(), 1));
-        write_atomically(&path, b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
+        // A directory with the draft's name makes the write fail.
+        fs::create_dir(draft_path(&path)).unwrap();
+        assert!(write_atomically(&path, b"new").is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        fs::remove_dir(draft_path(&path)).unwrap();
+        // A symbolic link with the draft's name is replaced, not followed.
+        std::os::unix::fs::symlink(&path, draft_path(&path)).unwrap();
+        let mut file = write_atomically(&path, b"new").unwrap();
+        file.write_all(b"er").unwrap();
+        assert_eq!((fs::read(&path).unwrap(), test.files()), (b"newer".to_vec(), 1));
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+    }
+
+    #[test]
+    fn only_small_regular_files_with_a_manifests_name_are_manifests() {
+        let test = TestCheckpoints::new("manifests");
+        let checkpoint = test.add("mine", 1, 10);
+        let manifest = test.0.path(&checkpoint).with_extension("json");
+        let path = |name: &str| test.0.directory.join(name);
+        fs::copy(&manifest, path("other.json")).unwrap();
+        std::os::unix::fs::symlink(&manifest, path("0000000000000001.json")).unwrap();
+        let fifo = path("0000000000000002.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let large = fs::read_to_string(&manifest).unwrap() + &" ".repeat(usize::try_from(MAX_MANIFEST_BYTES).unwrap());
+        fs::write(path("0000000000000003.json"), large).unwrap();
+        assert_eq!(manifests(&test.0.directory), [checkpoint]);
+        assert_eq!(unreadable_manifests(&test.0.directory).len(), 3);
     }
 
     #[test]

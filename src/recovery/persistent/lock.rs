@@ -9,6 +9,8 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::os::files;
+
 /// The name of the file that is locked with flock(2). Processes that inherit the descriptor share the lock, which is
 /// released when the last of these processes has closed the descriptor.
 pub(super) const LOCK_FILE: &str = "lock";
@@ -62,12 +64,13 @@ impl Lock {
     /// Tries to take the lock of the session in this directory. Returns the holder if another process has the lock.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened or locked.
+    /// Returns an error if the file cannot be opened or locked, or is not a regular file.
     pub(crate) fn try_acquire(directory: &Path) -> io::Result<Result<Self, Holder>> {
         let path = directory.join(LOCK_FILE);
         loop {
-            let file =
-                OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            let file = files::open_unlinked(&mut options, &path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if is_same_file(&file, &path) => return Ok(Ok(Self(file))),
                 // The file was deleted before it was locked, and another process may lock a new file: try again.
@@ -103,7 +106,7 @@ impl AsFd for Lock {
 
 /// Returns the holder of the lock of the session in this directory; `None` while the session is free.
 pub(super) fn holder(directory: &Path) -> Option<Holder> {
-    let file = File::open(directory.join(LOCK_FILE)).ok()?;
+    let file = files::open(&directory.join(LOCK_FILE)).ok()?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(rustix::io::Errno::WOULDBLOCK) => Some(read_holder(&file)),
         _ => None,

@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use crate::os::files;
 use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME_CHARS};
 use crate::recovery::log::{self, LoadedLog};
 use crate::recovery::messages::shortened;
@@ -24,6 +25,8 @@ use lock::Lock;
 const STATUS_FILE: &str = "status";
 /// The name of the file for the output of the process that saves the session at the end of its server.
 pub(crate) const ERRORS_FILE: &str = "errors";
+/// Maximum size of the [`ERRORS_FILE`] file, in bytes. A larger file is ignored.
+const MAX_ERRORS_BYTES: u64 = 16 << 20;
 /// The beginning of the line in the [`ERRORS_FILE`] file that says why the session was not saved.
 pub(crate) const NOT_SAVED: &str = "The session was not saved: ";
 
@@ -136,12 +139,18 @@ impl PersistentSession {
         self.directory.join(ERRORS_FILE)
     }
 
+    /// Reads the [`ERRORS_FILE`] file. Returns `None` if the file does not exist or cannot be read.
+    pub(crate) fn read_errors(&self) -> Option<String> {
+        let bytes = files::read(&self.errors_file(), MAX_ERRORS_BYTES).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// Returns a sentence that says why the session was not saved at the end of its last server, and deletes the
     /// [`ERRORS_FILE`] file. Returns `None` if no save has failed.
     pub(crate) fn take_save_failure(&self) -> Option<String> {
-        let text = fs::read(self.errors_file()).ok()?;
+        let text = self.read_errors();
         let _ = fs::remove_file(self.errors_file());
-        let text = String::from_utf8_lossy(&text);
+        let text = text?;
         let reason = text.lines().rev().find_map(|line| line.strip_prefix(NOT_SAVED))?;
         Some(format!("The session was not saved when its last server ended: {}", shortened(reason)))
     }
