@@ -148,6 +148,17 @@ impl WorkerEvent {
         Self::Exiting { status, reason: reason.map(|reason| cut(reason, MAX_NOTICE)) }
     }
 
+    /// Returns the name of the core's file that the event is about; `None` for an event about no core.
+    pub(crate) fn core_file(&self) -> Option<&str> {
+        match self {
+            Self::Changed(SessionEvent::Saving { file }) => Some(file),
+            Self::Changed(SessionEvent::Saved(checkpoint)) | Self::RestoreRequested { checkpoint, .. } => {
+                Some(&checkpoint.file)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the event as JSON.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use super::{SupervisorOptions, messages};
 use crate::image::heap::EXIT_HEAP_EXHAUSTED;
 use crate::os::poll_set::{PollSet, ReadyDescriptors};
 use crate::os::processes;
-use crate::recovery::checkpoint::store::Checkpoint;
+use crate::recovery::checkpoint::store::{Checkpoint, is_core_name};
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::{HolderState, Lock};
@@ -294,6 +294,8 @@ impl Relay {
     fn handle_event(&mut self, id: WorkerId, event: WorkerEvent) -> StepResult {
         let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
         let Worker { process: Some(process), recovery, has_served, .. } = worker else { return Ok(()) };
+        // The supervisor writes beside this file, and reads it, so the name must not lead elsewhere.
+        let is_core_elsewhere = event.core_file().is_some_and(|file| !is_core_name(file));
         match event {
             WorkerEvent::Ready if !process.ready => {
                 process.ready = true;
@@ -317,7 +319,7 @@ impl Relay {
                     }
                 }
             }
-            _ if !process.ready => return Err(protocol_violation(id)),
+            _ if !process.ready || is_core_elsewhere => return Err(protocol_violation(id)),
             WorkerEvent::Replayed { failed } if !process.replayed => {
                 recovery.record_replay(&failed);
                 process.replayed = true;

@@ -493,6 +493,20 @@ fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
     }
 }
 
+/// The supervisor, which no sandbox confines, writes the definitions that a core contains beside the core.
+#[test]
+fn forged_report_of_a_save_writes_no_file_elsewhere() {
+    let mut server = Server::ready();
+    server.evaluate(FORGE);
+    let elsewhere = server.home().join("0123456789abcdef.core");
+    let event = json!({"changed": {"saving": {"file": elsewhere}}}).to_string();
+    let code = format!("(progn (event {event:?}) (sleep 60))");
+    let text = server.call_tool("evaluate-lisp", json!({"code": code})).0;
+    assert!(text.contains("IMAGE-LOST"), "{text}");
+    assert!(!elsewhere.with_extension("forms").exists());
+    server.assert_works();
+}
+
 /// An unreadable event changes nothing: unreadable limits, for example, are not replaced by defaults.
 #[test]
 fn events_that_cannot_be_read_are_reported_and_change_nothing() {

@@ -379,7 +379,7 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let mut found: Vec<Checkpoint> = manifest_paths(directory)
         .filter_map(|path| read_manifest(&path))
         // A manifest that names a file in another directory is ignored.
-        .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
+        .filter(|checkpoint| is_core_name(&checkpoint.file))
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
@@ -405,7 +405,6 @@ fn read_manifest(path: &Path) -> Option<Checkpoint> {
 
 /// Returns true for a file named like a file of a checkpoint. A directory that the user chose may contain other files.
 pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
-    let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
     let Some((stem, extensions)) = path.file_name().and_then(|name| name.to_str()?.split_once('.')) else {
         return false;
     };
@@ -417,6 +416,16 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
     is_number(stem)
         && (["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
             || is_manifest_draft())
+}
+
+/// Returns true for a name of a core's file. Such a name has no directory.
+pub(crate) fn is_core_name(name: &str) -> bool {
+    name.strip_suffix(".core").is_some_and(is_number)
+}
+
+/// Returns true for the hexadecimal number with which the names of a checkpoint's files begin.
+fn is_number(stem: &str) -> bool {
+    stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Deletes a directory of checkpoints if it exists.
