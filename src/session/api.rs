@@ -290,7 +290,7 @@ impl Session {
         let withdrawn = waiting.map(|(lane, request)| self.inner.withdraw(&mut scheduler, lane, request));
         if withdrawn.is_none() {
             match scheduler.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
-                Some(finishing) => finishing.cancel(),
+                Some(finishing) => finishing.cancel(&self.inner.clock),
                 None => drop(self.inner.interrupt(&mut scheduler, id.0, InterruptReason::Cancel)),
             }
         }

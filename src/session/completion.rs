@@ -188,7 +188,7 @@ impl Inner {
                 let mut ended = Vec::new();
                 if result.is_ok() {
                     for mut finishing in std::mem::take(&mut scheduler.finishing) {
-                        finishing.cancel();
+                        finishing.cancel(&self.clock);
                         scheduler.evaluations.remove(finishing.evaluation);
                         ended.push(finishing.answer_as_cancelled());
                     }

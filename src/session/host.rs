@@ -233,7 +233,7 @@ impl Inner {
     /// Stops the clock when nothing runs, so that the clock's thread does not wake for a job that is over. Called only
     /// before a Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
     fn stop_idle_clock(&self, scheduler: &SchedulerState) {
-        if scheduler.running.is_empty() && scheduler.abandoned.is_empty() {
+        if scheduler.running.is_empty() && scheduler.finishing.is_empty() && scheduler.abandoned.is_empty() {
             self.clock.stop();
         }
     }

@@ -8,6 +8,7 @@ use super::Inner;
 use super::activity::{Activity, EvaluationActivity, RequestBody};
 use super::completion::EarlierErrors;
 use super::events::JobEnd;
+use super::post_processing::FinishingEvaluation;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use crate::image::heap::HeapUsage;
 use crate::image::interruption::{InterruptionAction, REACTION_TIME, StuckReason};
@@ -152,8 +153,8 @@ impl Inner {
         }
     }
 
-    /// Interrupts the jobs that exceed their time limit or the heap limit, and abandons or reports a job that is
-    /// stuck. Returns the time of the next check.
+    /// Interrupts the jobs that exceed their time limit or the heap limit, abandons or reports a job that is stuck, and
+    /// ends cancelled evaluations whose post-processing goes on. Returns the time of the next check.
     pub(super) fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
         let mut scheduler = self.scheduler.lock();
         let mut next = Vec::new();
@@ -194,6 +195,8 @@ impl Inner {
                 self.report_deadline(running, stuck_at.saturating_duration_since(now));
             }
         }
+        settled.extend(self.end_overdue_post_processing(&mut scheduler, now));
+        next.extend(scheduler.finishing.iter().filter_map(FinishingEvaluation::ends_at));
         for (id, reason) in overdue {
             self.interrupt(&mut scheduler, id, reason);
         }

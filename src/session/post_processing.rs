@@ -1,8 +1,9 @@
 //! Post-processing: work for an evaluation whose Lisp part is done, such as writing files or asking other images. The
 //! work runs on a thread of its own, while Lisp begins the next evaluation. The evaluation is over when this work is
-//! done.
+//! done, or soon after the evaluation is cancelled.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::completion::{EarlierErrors, end_evaluation};
 use super::connection::Connection;
@@ -10,6 +11,8 @@ use super::events::{JobEnd, OutcomeBuilder};
 use super::scheduler::SchedulerState;
 use super::{AnswerFn, Inner, Reply, Session, bind_reply};
 use crate::image::InterruptReason;
+use crate::image::interruption::REACTION_TIME;
+use crate::os::clock::DeadlineClock;
 use crate::os::panics;
 use crate::outcome::Outcome;
 
@@ -64,11 +67,16 @@ pub(super) struct FinishingEvaluation {
     pub(super) job: u64,
     pub(super) evaluation: u64,
     pub(super) background: bool,
+    connection: Arc<Connection>,
     end: JobEnd,
     earlier: EarlierErrors,
     reply: Reply<Arc<Outcome>>,
     /// The function that cancels the work; `None` once the evaluation is cancelled.
     cancel: Option<Box<dyn FnOnce() + Send>>,
+    /// The time at which a cancelled evaluation ends even if its work goes on; `None` until the evaluation is
+    /// cancelled.
+    ends_at: Option<Instant>,
+    wait: ExternalWait,
 }
 
 impl BoundPostProcessing {
@@ -83,45 +91,52 @@ impl BoundPostProcessing {
     ) -> AnswerFn {
         let PostProcessing { work, cancel } = self.post_processing;
         let evaluation = outcome.evaluation;
+        let session = self.session;
         scheduler.finishing.push(FinishingEvaluation {
             job,
             evaluation,
             background,
+            connection: session.connection.clone(),
             end,
             earlier,
             reply,
             cancel: Some(cancel),
+            ends_at: None,
+            wait: ExternalWait::new(&session),
         });
-        let session = self.session;
         Box::new(move || {
             let fallback = session.clone();
-            let wait = ExternalWait::new(&session);
             let done = move || {
-                let _wait = wait;
                 let result = panics::catch(|| work(outcome)).unwrap_or_else(|| {
                     let reason = "Processing the result panicked in the server; the server's stderr has the details.";
                     Err(reason.to_owned())
                 });
-                session.inner.end_post_processing(&session.connection, job, result);
+                session.inner.end_post_processing(job, result);
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
             if let Err(error) = thread {
-                fallback.inner.end_post_processing(
-                    &fallback.connection,
-                    job,
-                    Err(format!("Cannot start a thread to process the result: {error}.")),
-                );
+                let reason = format!("Cannot start a thread to process the result: {error}.");
+                fallback.inner.end_post_processing(job, Err(reason));
             }
         })
     }
 }
 
 impl FinishingEvaluation {
-    /// Asks the work to end soon.
-    pub(super) fn cancel(&mut self) {
+    /// Asks the work to end soon, and sets `clock` for [`ends_at`](Self::ends_at).
+    pub(super) fn cancel(&mut self, clock: &DeadlineClock) {
         if let Some(cancel) = self.cancel.take() {
+            let end = Instant::now() + REACTION_TIME;
+            self.ends_at = Some(end);
+            clock.arm(end);
             cancel();
         }
+    }
+
+    /// Returns the time at which a cancelled evaluation ends even if its work goes on; `None` for an evaluation that is
+    /// not cancelled.
+    pub(super) fn ends_at(&self) -> Option<Instant> {
+        self.ends_at
     }
 
     /// Returns the answer to the call whose evaluation was cancelled.
@@ -133,29 +148,109 @@ impl FinishingEvaluation {
 
 impl Inner {
     /// Ends the evaluation of `job`, whose post-processing has returned `result`.
-    fn end_post_processing(&self, connection: &Connection, job: u64, result: Result<Outcome, String>) {
+    fn end_post_processing(&self, job: u64, result: Result<Outcome, String>) {
         let mut scheduler = self.scheduler.lock();
-        // The evaluation may have been answered already, because its image will be replaced or the session was reset.
+        // The evaluation may have ended already: it was cancelled, its image will be replaced, or the session was
+        // reset.
         let Some(index) = scheduler.finishing.iter().position(|finishing| finishing.job == job) else { return };
-        let FinishingEvaluation { evaluation, background, end, earlier, reply, cancel, .. } =
-            scheduler.finishing.swap_remove(index);
+        let finishing = scheduler.finishing.swap_remove(index);
+        let answer = self.finish_post_processing(&mut scheduler, finishing, Some(result));
+        self.unlock_and_notify(scheduler);
+        self.deliver([answer]);
+    }
+
+    /// Ends the cancelled evaluations whose work has gone on for too long. Returns their answers.
+    pub(super) fn end_overdue_post_processing(&self, scheduler: &mut SchedulerState, now: Instant) -> Vec<AnswerFn> {
+        let is_overdue = |finishing: &mut FinishingEvaluation| finishing.ends_at.is_some_and(|end| end <= now);
+        let overdue: Vec<_> = scheduler.finishing.extract_if(.., is_overdue).collect();
+        overdue.into_iter().map(|finishing| self.finish_post_processing(scheduler, finishing, None)).collect()
+    }
+
+    /// Ends an evaluation whose post-processing has returned `result`; `None` if the work goes on although the
+    /// evaluation was cancelled. Returns the function that sends the answer.
+    fn finish_post_processing(
+        &self,
+        scheduler: &mut SchedulerState,
+        finishing: FinishingEvaluation,
+        result: Option<Result<Outcome, String>>,
+    ) -> AnswerFn {
+        let FinishingEvaluation { evaluation, background, connection, end, earlier, reply, cancel, wait, .. } =
+            finishing;
         let builder = OutcomeBuilder::blank(evaluation);
-        let (end, mut outcome) = match result {
-            _ if cancel.is_none() => {
+        let (end, mut outcome) = match result.filter(|_| cancel.is_some()) {
+            None => {
                 let end = JobEnd::Interrupted(InterruptReason::Cancel);
                 (end, builder.finish(end))
             }
-            Ok(outcome) => (end, Outcome { evaluation, ..outcome }),
-            Err(reason) => (JobEnd::Failed, builder.finish_with_error("SIMPLE-ERROR", reason)),
+            Some(Ok(outcome)) => (end, Outcome { evaluation, ..outcome }),
+            Some(Err(reason)) => (JobEnd::Failed, builder.finish_with_error("SIMPLE-ERROR", reason)),
         };
         if background {
-            self.report_background(&scheduler);
-            self.record_background_evaluation(&mut scheduler, connection, earlier, end, &mut outcome);
+            self.report_background(scheduler);
+            self.record_background_evaluation(scheduler, &connection, earlier, end, &mut outcome);
         } else {
-            self.record_evaluation(connection, earlier, &mut outcome);
+            self.record_evaluation(&connection, earlier, &mut outcome);
         }
-        let answer = end_evaluation(&mut scheduler, outcome, reply);
-        self.unlock_and_notify(scheduler);
-        self.deliver([answer]);
+        let answer = end_evaluation(scheduler, outcome, reply);
+        Box::new(move || {
+            answer();
+            drop(wait);
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::Limits;
+    use crate::session::JobId;
+
+    /// Returns a session without an image.
+    fn session() -> Session {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        Session { connection: inner.own_connection.clone(), inner }
+    }
+
+    /// Begins post-processing for job 1 that goes on until the returned sender is dropped. Also returns the receiver of
+    /// the outcome.
+    fn begin_endless(session: &Session) -> (mpsc::Sender<()>, mpsc::Receiver<Arc<Outcome>>) {
+        let (end, ended) = mpsc::channel();
+        let (answer, answered) = mpsc::channel();
+        let work = move |outcome| {
+            let _ = ended.recv();
+            Ok(outcome)
+        };
+        let post_processing = PostProcessing::new(work, || ());
+        let bound = BoundPostProcessing { post_processing, session: session.clone() };
+        let mut builder = OutcomeBuilder::blank(1);
+        let earlier = EarlierErrors::take(&mut builder);
+        let outcome = builder.finish(JobEnd::Succeeded);
+        let reply = Box::new(move |outcome| drop(answer.send(outcome)));
+        let mut scheduler = session.inner.scheduler.lock();
+        let start = bound.begin(&mut scheduler, (1, false, JobEnd::Succeeded), earlier, outcome, reply);
+        drop(scheduler);
+        start();
+        (end, answered)
+    }
+
+    /// Asserts that the cancelled evaluation ends after its grace period, and not before.
+    fn assert_ends_after_its_grace_period(session: &Session, answered: &mpsc::Receiver<Arc<Outcome>>) {
+        let next = session.inner.interrupt_overdue(Instant::now()).expect("a time to end");
+        assert!(session.is_busy() && answered.try_recv().is_err());
+        session.inner.interrupt_overdue(next);
+        assert!(!session.is_busy());
+        let outcome = answered.try_recv().expect("an answer");
+        assert_eq!(outcome.result.as_ref().expect_err("it was cancelled").kind, "CANCELLED");
+    }
+
+    #[test]
+    fn a_cancelled_evaluation_ends_although_its_post_processing_goes_on() {
+        let session = session();
+        let (_end, answered) = begin_endless(&session);
+        assert_eq!(session.inner.interrupt_overdue(Instant::now()), None);
+        session.cancel(JobId(1));
+        assert_ends_after_its_grace_period(&session, &answered);
     }
 }

@@ -11,7 +11,6 @@ use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
 use super::hold::{HoldEnd, Resumed};
 use super::observer::Observer;
-use super::post_processing::FinishingEvaluation;
 use super::scheduler::{ErrorQuery, OpenQuestion, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, JobId, Session};
 use crate::error::HoldError;
@@ -158,7 +157,7 @@ impl Session {
         for job in running {
             self.inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);
         }
-        scheduler.finishing.iter_mut().for_each(FinishingEvaluation::cancel);
+        scheduler.finishing.iter_mut().for_each(|finishing| finishing.cancel(&self.inner.clock));
         self.inner.unlock_and_notify(scheduler);
         self.inner.deliver(answers);
         messages
@@ -220,7 +219,7 @@ impl Session {
         }
         answers.extend(self.inner.cancel_waiting(&mut scheduler));
         for mut finishing in std::mem::take(&mut scheduler.finishing) {
-            finishing.cancel();
+            finishing.cancel(&self.inner.clock);
             answers.push(finishing.answer_as_cancelled());
         }
         for notice in notices {

@@ -1,6 +1,9 @@
 //! trace-calls and profile; and `--tools`, which selects the available tools.
 
 use crate::client::{Server, call_err, call_ok, outcome};
+use crate::server_mode::{Mode, both_modes};
+use crate::stalls::make_fifo;
+use rstest_reuse::apply;
 use serde_json::{Value, json};
 
 /// Functions to trace.
@@ -524,6 +527,19 @@ fn profile_save_to_writes_a_flame_graph() {
     let text = call_ok(&mut server, "profile", json!({"code": "(work)", "save-to": nowhere}));
     let expected = format!("No flame graph was written to {}: No such file or directory", nowhere.display());
     assert!(text.contains(&expected), "{text}");
+}
+
+/// A FIFO that no process reads would block a write for ever.
+#[apply(both_modes)]
+fn profile_save_to_a_fifo_is_refused_and_prevents_no_save(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(WORK);
+    let fifo = server.home().join("flames.svg");
+    make_fifo(&fifo);
+    let text = call_ok(&mut server, "profile", json!({"code": "(work) 1", "save-to": fifo}));
+    let expected = format!("No flame graph was written to {}: it is not a regular file", fifo.display());
+    assert!(text.contains(&expected), "{text}");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "a"}));
 }
 
 /// Returns the names in tools/list and the length of the result.

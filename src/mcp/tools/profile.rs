@@ -1,5 +1,7 @@
 //! The tool profile, which finds the functions in which an evaluation spends time or allocates memory.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use serde_json::Value;
 use super::arguments::{Count, Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
 use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
+use crate::os::files;
 use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
 use crate::schema::{self, json};
 use crate::session::Operation;
@@ -165,5 +168,7 @@ fn write_flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), S
     options.no_javascript = false;
     let mut graph = Vec::new();
     from_lines(&mut options, stacks.iter().map(String::as_str), &mut graph).map_err(|error| error.to_string())?;
-    std::fs::write(path, graph).map_err(|error| error.to_string())
+    // A write to a FIFO might never end.
+    let file = files::open_regular(OpenOptions::new().write(true).create(true).truncate(true), path);
+    file.and_then(|mut file| file.write_all(&graph)).map_err(|error| error.to_string())
 }
