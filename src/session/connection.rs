@@ -104,7 +104,8 @@ impl Session {
     }
 
     /// Ends this connection, unless it is the session's own: cancels its waiting and running evaluations, in the
-    /// background too, and its inspections, and releases its held evaluation. Other connections are not affected.
+    /// background too and with work outside Lisp, and its inspections, and releases its held evaluation. Other
+    /// connections are not affected.
     pub fn disconnect(&self) {
         let Self { inner, connection } = self;
         if !connection.is_attached() || connection.ended.swap(true, Ordering::AcqRel) {
@@ -120,6 +121,9 @@ impl Session {
         let running: Vec<_> = scheduler.running.iter().filter(of_it).map(|running| running.id).collect();
         for job in running {
             inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);
+        }
+        for finishing in scheduler.finishing.iter_mut().filter(|finishing| finishing.connection.id == connection.id) {
+            finishing.cancel(&inner.clock);
         }
         if scheduler.hold_of(connection.id).is_some() {
             let release = inner.prepare_release(&mut scheduler, connection, HoldEnd::Released);

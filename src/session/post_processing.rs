@@ -67,7 +67,7 @@ pub(super) struct FinishingEvaluation {
     pub(super) job: u64,
     pub(super) evaluation: u64,
     pub(super) background: bool,
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     end: JobEnd,
     earlier: EarlierErrors,
     reply: Reply<Arc<Outcome>>,
@@ -251,6 +251,17 @@ mod tests {
         let (_end, answered) = begin_endless(&session);
         assert_eq!(session.inner.interrupt_overdue(Instant::now()), None);
         session.cancel(JobId(1));
+        assert_ends_after_its_grace_period(&session, &answered);
+    }
+
+    #[test]
+    fn post_processing_for_a_disconnected_client_is_cancelled() {
+        let session = session();
+        let (gone, other) = (session.connect(), session.connect());
+        let (_end, answered) = begin_endless(&gone);
+        other.disconnect();
+        assert_eq!(session.inner.interrupt_overdue(Instant::now()), None);
+        gone.disconnect();
         assert_ends_after_its_grace_period(&session, &answered);
     }
 }

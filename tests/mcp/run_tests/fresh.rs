@@ -1,6 +1,8 @@
 //! Reloading; tests that hang, exit or fill the heap; and runs in a fresh image.
 
 use super::*;
+use crate::attach::RuntimeDirectory;
+use crate::server_mode::Mode;
 
 #[test]
 fn run_tests_reload_loads_files_changed_on_disk() {
@@ -346,6 +348,26 @@ fn run_tests_fresh_ends_processes_left_running_by_tests() {
     abort_newest(&mut server);
     assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
     gone("hanging");
+}
+
+#[test]
+fn fresh_run_of_a_disconnected_client_prevents_no_save() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest hangs (unless (find-package :session)\n  \
+                 (open (asdf:system-relative-pathname \"demo\" \"begun\") :direction :output)\n  (sleep 1000))\n  nil)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    project.register(&mut server);
+    server.evaluate("(make-package :session)");
+    let mut client = runtime.attach(&server);
+    client.post_call("run-tests", json!({"system": "demo", "fresh": true, "timeout": 600}));
+    wait_until("the test runs", || project.directory.join("begun").exists());
+    let save = json!({"action": "save", "name": "a"});
+    let text = call_err(&mut server, "checkpoint", save.clone());
+    assert!(text.contains("an evaluation is running"), "{text}");
+    drop(client);
+    wait_until("the run has ended", || !server.call_tool("checkpoint", save.clone()).1);
 }
 
 #[test]
