@@ -1,21 +1,26 @@
 //! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), followed by the events since the
 //! snapshot, one JSON object per line.
 //!
-//! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server). It compacts the log to a
-//! snapshot when the log has grown, and when the state has changed without an event: by a reset, by the restore of a
-//! checkpoint, or by forms that failed in a replay. Reading ignores an incomplete last line. A session that is not
-//! persistent has no log: its state is only in memory.
+//! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server), and another snapshot when
+//! the state has changed without an event: by a reset, by the restore of a checkpoint, or by forms that failed in a
+//! replay. A snapshot replaces the lines before it. The supervisor compacts the log to one snapshot when the log has
+//! grown. Reading ignores an incomplete last line. A session that is not persistent has no log: its state is only in
+//! memory.
+//!
+//! The supervisor's event loop does not wait for the disk, which may be busy with a core of gigabytes. The log survives
+//! the end of all processes, but its last lines may not survive a failure of the machine.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::store::write_atomically;
+use super::checkpoint::store::{draft_path, write_atomically, write_without_sync};
 use super::event::SessionEvent;
 use super::old_log::OldLine;
 use super::state::RecoveryState;
@@ -39,7 +44,7 @@ const FORMAT_VERSION: u32 = 2;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum LogLine<'a> {
-    /// The state when the log was compacted, as the first line of the log.
+    /// The state at this line, as the first line of the log and after a change without an event.
     Snapshot {
         /// The version of the format.
         format: u32,
@@ -130,10 +135,11 @@ pub(crate) fn has_readable_log(directory: &Path) -> bool {
 }
 
 /// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` if the file
-/// cannot be read.
+/// cannot be read or is incomplete.
 pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
     let file = files::open(path).ok()?.take(MAX_FORMS_BYTES);
-    Some(fold_lines(BufReader::new(file), RecoveryState::default()).ok()?.state)
+    let loaded = fold_lines(BufReader::new(file), RecoveryState::default()).ok()?;
+    loaded.has_snapshot.then_some(loaded.state)
 }
 
 /// Folds the lines of a log into `initial`. A snapshot line replaces the state so far.
@@ -175,12 +181,12 @@ fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLo
     }
 }
 
-/// Writes a checkpoint's definitions and unrestored forms to the checkpoint's `.forms` file.
+/// Writes a checkpoint's definitions and unrestored forms to the checkpoint's `.forms` file. Does not wait for the disk.
 pub(crate) fn write_checkpoint_forms(path: &Path, content: &RecoveryState) -> io::Result<()> {
-    write_atomically(path, &snapshot_line(content)).map(drop)
+    write_without_sync(path, &snapshot_line(content))
 }
 
-/// Returns the first line of a log. If the line is too long, error histories are left out; the other parts of the state
+/// Returns a line with a snapshot. If the line is too long, error histories are left out; the other parts of the state
 /// are bounded, and always fit.
 fn snapshot_line(state: &RecoveryState) -> Vec<u8> {
     let encode_line = |state| {
@@ -208,8 +214,10 @@ pub(crate) struct RecoveryLog {
     path: PathBuf,
     /// The file to append to; `None` before the log is first compacted.
     file: Option<File>,
-    /// The bytes that were appended since the log was compacted.
+    /// The bytes that were appended since the last compaction began.
     appended_bytes: u64,
+    /// The compaction in progress.
+    compaction: Option<Compaction>,
     /// The reason why the log cannot be written; `None` while the log can be written. After a failure the last line may be
     /// incomplete, and later events are missing.
     failure: Option<String>,
@@ -218,14 +226,16 @@ pub(crate) struct RecoveryLog {
 impl RecoveryLog {
     /// Returns the log of a session's directory, which must be [compacted](Self::compact) before an event is appended.
     pub(crate) fn new(directory: &Path) -> Self {
-        Self { path: directory.join(LOG_FILE), file: None, appended_bytes: 0, failure: None }
+        Self { path: directory.join(LOG_FILE), file: None, appended_bytes: 0, compaction: None, failure: None }
     }
 
-    /// Replaces the log with a snapshot of `state`.
+    /// Replaces the log with a snapshot of `state`, and waits for the disk.
     ///
     /// # Errors
     /// Returns an error if the snapshot cannot be written, in which case the log stays as it was.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
+        // The draft of a compaction in progress is replaced.
+        self.compaction = None;
         let file = write_atomically(&self.path, &snapshot_line(state));
         self.file = Some(file.inspect_err(|error| self.record_failure(error))?);
         (self.appended_bytes, self.failure) = (0, None);
@@ -234,20 +244,61 @@ impl RecoveryLog {
         Ok(())
     }
 
+    /// Begins to compact the log to a snapshot of `state`. A thread waits for the disk. Until a later append finds that
+    /// the new log is on the disk, lines are appended to both logs. After an error the log stays as it was.
+    pub(crate) fn begin_compaction(&mut self, state: &RecoveryState) {
+        self.appended_bytes = 0;
+        match Compaction::begin(&draft_path(&self.path), &snapshot_line(state)) {
+            Ok(compaction) => self.compaction = Some(compaction),
+            Err(error) => self.discard_compaction(&error),
+        }
+    }
+
+    /// Replaces the log with the log of the compaction in progress, if that log is on the disk.
+    fn finish_compaction(&mut self) {
+        let finished = self.compaction.take_if(|compaction| compaction.sync.is_finished());
+        let Some(Compaction { file, sync }) = finished else { return };
+        let synced = sync.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")));
+        match synced.and_then(|()| std::fs::rename(draft_path(&self.path), &self.path)) {
+            Ok(()) => self.file = Some(file),
+            Err(error) => self.discard_compaction(&error),
+        }
+    }
+
+    /// Discards the compaction in progress, which failed with `error`. The log stays as it was.
+    fn discard_compaction(&mut self, error: &io::Error) {
+        tracing::warn!("the session's log {} cannot be compacted: {error}", self.path.display());
+        self.compaction = None;
+        let _ = std::fs::remove_file(draft_path(&self.path));
+    }
+
     /// Appends an event. Does nothing after a failure, until the log is compacted. Returns true when the log has grown
     /// so much that it must be compacted.
     pub(crate) fn append(&mut self, event: &SessionEvent) -> bool {
-        if self.failure.is_some() {
-            return false;
+        self.append_line(|| encode_line(&LogLine::Event(Cow::Borrowed(event))));
+        self.failure.is_none() && self.compaction.is_none() && self.appended_bytes > COMPACTION_THRESHOLD
+    }
+
+    /// Appends a snapshot of `state`, which has changed without an event. Does nothing after a failure, until the log is
+    /// compacted.
+    pub(crate) fn append_snapshot(&mut self, state: &RecoveryState) {
+        self.append_line(|| snapshot_line(state));
+    }
+
+    fn append_line(&mut self, encode: impl FnOnce() -> Vec<u8>) {
+        self.finish_compaction();
+        let Some(file) = self.file.as_mut().filter(|_| self.failure.is_none()) else { return };
+        let line = encode();
+        self.appended_bytes += line.len() as u64;
+        if let Err(error) = file.write_all(&line) {
+            self.record_failure(&error);
         }
-        let line = encode_line(&LogLine::Event(Cow::Borrowed(event)));
-        if let Some(file) = &mut self.file {
-            self.appended_bytes += line.len() as u64;
-            if let Err(error) = file.write_all(&line) {
-                self.record_failure(&error);
-            }
+        // A new log that lacks a line must not replace the log.
+        if let Some(compaction) = &mut self.compaction
+            && let Err(error) = compaction.file.write_all(&line)
+        {
+            self.discard_compaction(&error);
         }
-        self.failure.is_none() && self.appended_bytes > COMPACTION_THRESHOLD
     }
 
     /// Records that the log cannot be written, in memory and, for the next server, in the [`INCOMPLETE_MARKER_FILE`] file.
@@ -261,6 +312,7 @@ impl RecoveryLog {
                 options.write(true).create_new(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
         }
         self.failure = Some(error.to_string());
+        self.compaction = None;
     }
 
     /// Returns the reason why the log cannot be written; `None` while the log can be written.
@@ -269,8 +321,30 @@ impl RecoveryLog {
     }
 }
 
+/// A new log that is written in place of a log.
+#[derive(Debug)]
+struct Compaction {
+    /// The new log, which is a draft until the thread has ended.
+    file: File,
+    /// The thread that waits until the snapshot is on the disk.
+    sync: JoinHandle<io::Result<()>>,
+}
+
+impl Compaction {
+    /// Writes `snapshot` to the file `draft`, and begins to wait for the disk.
+    fn begin(draft: &Path, snapshot: &[u8]) -> io::Result<Self> {
+        let mut file = files::create(draft)?;
+        file.write_all(snapshot)?;
+        let written = file.try_clone()?;
+        let sync = thread::Builder::new().name("sbcl-mcp-log".to_owned()).spawn(move || written.sync_all())?;
+        Ok(Self { file, sync })
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
     use crate::outcome::{Changes, DefiningForm};
     use crate::recovery::definitions::Definition;
@@ -343,6 +417,86 @@ mod tests {
         assert_eq!((codes(&directory).len(), log.failure(), incomplete_since(&directory)), (7, None, None));
         assert!(!log.append(&defined("(i)", 8)));
         assert_eq!(codes(&directory).len(), 8);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Makes the compaction in progress wait for the disk until the returned sender is dropped.
+    fn slow_down(log: &mut RecoveryLog) -> mpsc::Sender<()> {
+        let (end, ended) = mpsc::channel();
+        let sync = thread::spawn(move || {
+            let _ = ended.recv();
+            Ok(())
+        });
+        log.compaction.as_mut().unwrap().sync = sync;
+        end
+    }
+
+    #[test]
+    fn lines_that_are_appended_during_a_compaction_are_in_the_old_log_and_in_the_new_log() {
+        let directory = directory("compaction");
+        let mut log = RecoveryLog::new(&directory);
+        log.compact(&state([defined("(a)", 1)])).unwrap();
+        log.append(&defined("(b)", 2));
+        // Another definition distinguishes the new log from the old log.
+        log.begin_compaction(&state([defined("(new)", 2)]));
+        let end = slow_down(&mut log);
+        log.append(&defined("(c)", 3));
+        assert_eq!(codes(&directory), ["(a)", "(b)", "(c)"]);
+        drop(end);
+        while !log.compaction.as_ref().unwrap().sync.is_finished() {
+            thread::yield_now();
+        }
+        log.append(&defined("(d)", 4));
+        assert_eq!(codes(&directory), ["(new)", "(c)", "(d)"]);
+        assert!(log.compaction.is_none() && log.failure().is_none());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_new_log_that_lacks_a_line_does_not_replace_the_log() {
+        let directory = directory("failed-compaction");
+        let full = || OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let mut log = RecoveryLog::new(&directory);
+        log.compact(&state([defined("(a)", 1)])).unwrap();
+        log.begin_compaction(&state([defined("(new)", 1)]));
+        let _end = slow_down(&mut log);
+        log.compaction.as_mut().unwrap().file = full();
+        log.append(&defined("(b)", 2));
+        assert!(log.compaction.is_none() && log.failure().is_none() && !draft_path(&log.path).exists());
+        assert_eq!(codes(&directory), ["(a)", "(b)"]);
+        log.begin_compaction(&state([defined("(new)", 2)]));
+        let _end = slow_down(&mut log);
+        log.file = Some(full());
+        log.append(&defined("(c)", 3));
+        assert!(log.compaction.is_none() && log.failure().is_some());
+        log.compact(&state([defined("(d)", 4)])).unwrap();
+        assert_eq!((codes(&directory), log.failure()), (vec!["(d)".to_owned()], None));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn an_appended_snapshot_replaces_the_lines_before_it() {
+        let directory = directory("snapshots");
+        let mut log = RecoveryLog::new(&directory);
+        log.compact(&state([defined("(a)", 1)])).unwrap();
+        log.append(&defined("(b)", 2));
+        log.append_snapshot(&state([defined("(c)", 3)]));
+        log.append(&defined("(d)", 4));
+        assert_eq!(codes(&directory), ["(c)", "(d)"]);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn an_incomplete_file_has_no_forms() {
+        let directory = directory("forms");
+        let path = directory.join("x.forms");
+        write_checkpoint_forms(&path, &state([defined("(a)", 1)])).unwrap();
+        assert_eq!(load_checkpoint_forms(&path).unwrap().definitions().count(), 1);
+        let content = std::fs::read(&path).unwrap();
+        for end in [0, content.len() / 2] {
+            std::fs::write(&path, &content[..end]).unwrap();
+            assert!(load_checkpoint_forms(&path).is_none());
+        }
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

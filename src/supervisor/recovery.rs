@@ -142,11 +142,10 @@ impl RecoveryRecord {
         Ok(())
     }
 
-    /// Replaces the log with a snapshot of the state.
-    fn compact_log(&mut self) {
+    /// Records in the log a change of the state that no event describes.
+    fn log_state(&mut self) {
         if let Some(log) = &mut self.log {
-            // The log keeps the reason of a failure, and `rewrite_log` tries again.
-            let _ = log.compact(&self.state.for_new_server());
+            log.append_snapshot(&self.state.for_new_server());
         }
     }
 
@@ -163,8 +162,9 @@ impl RecoveryRecord {
 
     /// Tries to write a failed log again.
     pub(super) fn rewrite_log(&mut self) {
-        if self.log_failure().is_some() {
-            self.compact_log();
+        if let Some(log) = self.log.as_mut().filter(|log| log.failure().is_some()) {
+            // The log keeps the reason of a failure.
+            let _ = log.compact(&self.state.for_new_server());
             self.last_log_attempt = Some(Instant::now());
         }
     }
@@ -193,8 +193,8 @@ impl RecoveryRecord {
             // from one of them.
             self.checkpoints.delete_replaced(&checkpoint.name);
         }
-        if must_compact {
-            self.compact_log();
+        if let Some(log) = self.log.as_mut().filter(|_| must_compact) {
+            log.begin_compaction(&self.state.for_new_server());
         }
     }
 
@@ -225,7 +225,7 @@ impl RecoveryRecord {
     /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason.
     pub(super) fn record_replay(&mut self, failed: &[(usize, String)]) {
         if self.state.record_replay(failed) {
-            self.compact_log();
+            self.log_state();
         }
     }
 
@@ -275,7 +275,7 @@ impl RecoveryRecord {
     pub(super) fn record_reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
         let replacement = self.replacement(call, notices);
         self.state.record_reset(&self.last_status(status), replacement);
-        self.compact_log();
+        self.log_state();
         self.checkpoints.delete_newer(None);
     }
 
@@ -295,7 +295,7 @@ impl RecoveryRecord {
         // If the recovery state lacks the checkpoint, its definitions are taken from the checkpoint's `.forms` file.
         let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
         self.state.record_restore(checkpoint.clone(), &last, replacement, saved);
-        self.compact_log();
+        self.log_state();
         self.checkpoints.delete_newer(Some(&checkpoint));
     }
 

@@ -572,7 +572,7 @@ fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
     let draft = path.with_extension(format!("json.{}-{number}.draft", std::process::id()));
-    replace_file(&path.with_extension("json"), &draft, &serde_json::to_vec(checkpoint)?).map(drop)
+    replace_file(&path.with_extension("json"), &draft, &serde_json::to_vec(checkpoint)?, true).map(drop)
 }
 
 /// The details of a save that the manifest records.
@@ -598,13 +598,21 @@ impl Drop for Draft {
 /// Replaces a file atomically: a reader finds either the old content or the new content, complete. Returns the new
 /// file, to which the caller may append.
 pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<File> {
-    replace_file(path, &draft_path(path), content)
+    replace_file(path, &draft_path(path), content, true)
 }
 
-/// [Replaces a file atomically](write_atomically). The new content is written to the file `draft` first.
-fn replace_file(path: &Path, draft: &Path, content: &[u8]) -> io::Result<File> {
+/// [Replaces a file atomically](write_atomically), but does not wait for the disk. If the machine fails soon afterwards,
+/// the file may be empty or incomplete.
+pub(crate) fn write_without_sync(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace_file(path, &draft_path(path), content, false).map(drop)
+}
+
+/// [Replaces a file atomically](write_atomically). The new content is written to the file `draft` first. If `sync` is
+/// true, waits until the content is on the disk.
+fn replace_file(path: &Path, draft: &Path, content: &[u8], sync: bool) -> io::Result<File> {
     let mut file = files::create(draft)?;
-    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(draft, path));
+    let written = file.write_all(content).and_then(|()| if sync { file.sync_all() } else { Ok(()) });
+    let written = written.and_then(|()| fs::rename(draft, path));
     written.inspect_err(|_| drop(fs::remove_file(draft))).map(|()| file)
 }
 
