@@ -1,4 +1,5 @@
-//! Threads that run the embedding program's code, such as wakers and destructors, in place of threads that must not block.
+//! Threads that run work which may block, in place of threads that must not block: the embedding program's wakers and
+//! destructors, and cancellations that end processes.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -13,7 +13,7 @@ use super::{AnswerFn, Inner, Reply, Session, bind_reply};
 use crate::image::InterruptReason;
 use crate::image::interruption::REACTION_TIME;
 use crate::os::clock::DeadlineClock;
-use crate::os::panics;
+use crate::os::{helper_threads, panics};
 use crate::outcome::Outcome;
 
 /// A function that makes the final outcome from Lisp's outcome, or returns the reason why it cannot.
@@ -28,7 +28,7 @@ pub(crate) struct PostProcessing {
 
 impl PostProcessing {
     /// Creates post-processing. `work` runs on a thread of its own, unless the evaluation has been cancelled or is
-    /// held. `cancel` is called when the evaluation is cancelled while `work` runs, and must not block.
+    /// held. `cancel` is called on a helper thread when the evaluation is cancelled while `work` runs.
     pub(crate) fn new(
         work: impl FnOnce(Outcome) -> Result<Outcome, String> + Send + 'static,
         cancel: impl FnOnce() + Send + 'static,
@@ -129,7 +129,8 @@ impl FinishingEvaluation {
             let end = Instant::now() + REACTION_TIME;
             self.ends_at = Some(end);
             clock.arm(end);
-            cancel();
+            // Ending many processes takes time, and the caller holds the scheduler's lock.
+            helper_threads::run(cancel);
         }
     }
 
@@ -202,6 +203,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
     use crate::Limits;
@@ -213,16 +215,19 @@ mod tests {
         Session { connection: inner.own_connection.clone(), inner }
     }
 
-    /// Begins post-processing for job 1 that goes on until the returned sender is dropped. Also returns the receiver of
-    /// the outcome.
-    fn begin_endless(session: &Session) -> (mpsc::Sender<()>, mpsc::Receiver<Arc<Outcome>>) {
+    /// Begins post-processing for job 1 that goes on until the returned sender is dropped, whatever `cancel` does. Also
+    /// returns the receiver of the outcome.
+    fn begin_endless(
+        session: &Session,
+        cancel: impl FnOnce() + Send + 'static,
+    ) -> (mpsc::Sender<()>, mpsc::Receiver<Arc<Outcome>>) {
         let (end, ended) = mpsc::channel();
         let (answer, answered) = mpsc::channel();
         let work = move |outcome| {
             let _ = ended.recv();
             Ok(outcome)
         };
-        let post_processing = PostProcessing::new(work, || ());
+        let post_processing = PostProcessing::new(work, cancel);
         let bound = BoundPostProcessing { post_processing, session: session.clone() };
         let mut builder = OutcomeBuilder::blank(1);
         let earlier = EarlierErrors::take(&mut builder);
@@ -248,17 +253,29 @@ mod tests {
     #[test]
     fn a_cancelled_evaluation_ends_although_its_post_processing_goes_on() {
         let session = session();
-        let (_end, answered) = begin_endless(&session);
+        let (_end, answered) = begin_endless(&session, || ());
         assert_eq!(session.inner.interrupt_overdue(Instant::now()), None);
         session.cancel(JobId(1));
         assert_ends_after_its_grace_period(&session, &answered);
     }
 
     #[test]
+    fn a_cancellation_does_not_wait_until_the_work_is_cancelled() {
+        let session = session();
+        let (release, released) = mpsc::channel::<()>();
+        let (cancelled, is_cancelled) = mpsc::channel();
+        let cancel = move || cancelled.send(released.recv_timeout(Duration::from_secs(20))).unwrap();
+        let (_end, _answered) = begin_endless(&session, cancel);
+        session.cancel(JobId(1));
+        release.send(()).unwrap();
+        assert_eq!(is_cancelled.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    }
+
+    #[test]
     fn post_processing_for_a_disconnected_client_is_cancelled() {
         let session = session();
         let (gone, other) = (session.connect(), session.connect());
-        let (_end, answered) = begin_endless(&gone);
+        let (_end, answered) = begin_endless(&gone, || ());
         other.disconnect();
         assert_eq!(session.inner.interrupt_overdue(Instant::now()), None);
         gone.disconnect();
