@@ -104,14 +104,16 @@ pub(crate) enum SessionEvent {
     Saving { file: String },
     /// A save is complete. The next image may boot from this checkpoint.
     Saved(Box<Checkpoint>),
+    /// A save has failed, and its files except `.forms` are deleted. `file` is the name of the core's file.
+    SaveFailed { file: String },
 }
 
 impl SessionEvent {
-    /// Returns true when a new server that continues the session needs the event. Attached clients and limits end with
-    /// their server.
+    /// Returns true when a new server that continues the session needs the event. Attached clients, limits and saves in
+    /// progress end with their server.
     pub(crate) fn outlives_server(&self) -> bool {
         match self {
-            Self::Handshake { .. } | Self::Limits(_) => false,
+            Self::Handshake { .. } | Self::Limits(_) | Self::SaveFailed { .. } => false,
             Self::Errors { client, .. } => *client == 0,
             Self::Defined(_) | Self::Saving { .. } | Self::Saved(_) => true,
         }
@@ -151,7 +153,7 @@ impl WorkerEvent {
     /// Returns the name of the core's file that the event is about; `None` for an event about no core.
     pub(crate) fn core_file(&self) -> Option<&str> {
         match self {
-            Self::Changed(SessionEvent::Saving { file }) => Some(file),
+            Self::Changed(SessionEvent::Saving { file } | SessionEvent::SaveFailed { file }) => Some(file),
             Self::Changed(SessionEvent::Saved(checkpoint)) | Self::RestoreRequested { checkpoint, .. } => {
                 Some(&checkpoint.file)
             }

@@ -303,6 +303,7 @@ impl RecoveryState {
                     self.saving.pop_front();
                 }
             }
+            SessionEvent::SaveFailed { file } => self.saving.retain(|save| save.file != file),
             SessionEvent::Saved(checkpoint) => {
                 let index = self.saving.iter().position(|save| save.file == checkpoint.file);
                 let is_replaced = |entry: &RestorableCheckpoint| {

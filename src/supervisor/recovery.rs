@@ -181,6 +181,10 @@ impl RecoveryRecord {
                 tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
             }
         }
+        if let SessionEvent::SaveFailed { file } = &event {
+            // The worker cannot delete this file, because it may not have been written yet when the save failed.
+            let _ = std::fs::remove_file(self.checkpoints.forms_path(file));
+        }
         if let SessionEvent::Saved(checkpoint) = &event
             && self.state.files_being_saved().any(|file| file == checkpoint.file)
         {

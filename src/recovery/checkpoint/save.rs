@@ -116,6 +116,11 @@ impl SaveReporter {
         SaveInProgress(self.status)
     }
 
+    /// Reports that the save to `file` has failed.
+    fn report_failure(&self, file: String) {
+        self.reporter.report_change(SessionEvent::SaveFailed { file });
+    }
+
     /// Reports that the checkpoint is complete, so that the next image may boot from it.
     fn report_completion(&self, new: &NewCheckpoint) {
         let evaluation = if new.threads.is_empty() && new.timers == 0 { new.checkpoint.evaluation } else { u64::MAX };
@@ -161,8 +166,10 @@ impl Saver {
             };
             let made = SaveDetails { name, evaluation, saved, automatic, at_end: false };
             // The save is reported before the next evaluation begins, since the core contains no later definitions.
-            let in_progress = reports.as_ref().map(|reports| reports.report_start(draft.file()));
+            let file = draft.file().to_owned();
+            let in_progress = reports.as_ref().map(|reports| reports.report_start(&file));
             let Some(child) = saving_process(&records) else {
+                reports.iter().for_each(|reports| reports.report_failure(file.clone()));
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
             let finish = move || {
@@ -170,7 +177,8 @@ impl Saver {
                 match (&reports, &saved) {
                     (Some(reports), Ok(new)) => reports.report_completion(new),
                     (None, Ok(new)) => checkpoints.delete_replaced(&new.checkpoint.name),
-                    _ => {}
+                    (Some(reports), Err(_)) => reports.report_failure(file),
+                    (None, Err(_)) => {}
                 }
                 done(saved.map_err(|reason| format!("Nothing was saved: {reason}.")));
                 drop(in_progress);
