@@ -37,7 +37,7 @@ pub(super) struct RecoveryContext {
     status: StatusPage,
     /// The highest number of a job that began in an earlier image.
     last_earlier_job: u64,
-    /// The number of the call that requested this image.
+    /// The lowest number for the jobs of the call that requested this image.
     requested_by: Option<u64>,
     /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
@@ -197,24 +197,37 @@ impl RecoveryContext {
         ))
     }
 
-    /// Returns true if `call` requested this image.
-    pub(super) fn was_requested_by(&self, call: u64) -> bool {
-        self.requested_by == Some(call)
+    /// Returns true if the call whose jobs begin at `job` requested this image.
+    pub(super) fn was_requested_by(&self, job: u64) -> bool {
+        self.requested_by == Some(job)
     }
 
-    /// Returns the outcome of the restore that `call` requested, if this worker serves it.
-    pub(super) fn restore_outcome(&self, call: u64) -> Option<&Result<CheckpointRestore, String>> {
-        self.messages.get()?.restore.as_ref().filter(|_| self.was_requested_by(call))
+    /// Returns the reason why the call whose jobs begin at `job` cannot request another image, as a sentence. Only one call
+    /// of a batch can do so: each new image runs the whole batch again.
+    pub(super) fn replacement_obstacle(&self, job: u64) -> Option<String> {
+        let by = self.requested_by.filter(|by| *by != job && call_of_job(*by) == call_of_job(job));
+        by.map(|_| {
+            "Nothing was reset or restored: another call of the same batch has already replaced the image. Send this \
+             call outside the batch."
+                .to_owned()
+        })
     }
 
-    /// Asks the supervisor to restore a checkpoint. The new image gets the notices that `session` has not seen yet.
-    pub(super) fn request_restore(&self, call: u64, checkpoint: Checkpoint, session: &Session) {
-        self.request_image(session, move |notices| WorkerEvent::restore_requested(call, checkpoint, notices));
+    /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if this worker serves it.
+    pub(super) fn restore_outcome(&self, job: u64) -> Option<&Result<CheckpointRestore, String>> {
+        self.messages.get()?.restore.as_ref().filter(|_| self.was_requested_by(job))
     }
 
-    /// Asks the supervisor for a reset. The new image gets the notices that `session` has not seen yet.
-    pub(super) fn request_reset(&self, call: u64, session: &Session) {
-        self.request_image(session, move |notices| WorkerEvent::reset_requested(call, notices));
+    /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
+    /// that `session` has not seen yet.
+    pub(super) fn request_restore(&self, job: u64, checkpoint: Checkpoint, session: &Session) {
+        self.request_image(session, move |notices| WorkerEvent::restore_requested(job, checkpoint, notices));
+    }
+
+    /// Asks the supervisor for a reset, for the call whose jobs begin at `job`. The new image gets the notices that
+    /// `session` has not seen yet.
+    pub(super) fn request_reset(&self, job: u64, session: &Session) {
+        self.request_image(session, move |notices| WorkerEvent::reset_requested(job, notices));
     }
 
     /// Requests another image once interrupted evaluations have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request`
@@ -267,7 +280,7 @@ pub(super) fn resume(
         event_loop: event_loop.clone(),
         status,
         last_earlier_job: state.begun,
-        requested_by: state.replacement.as_ref().map(|replacement| replacement.call),
+        requested_by: state.replacement.as_ref().map(|replacement| replacement.job),
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),

@@ -45,15 +45,15 @@ pub(crate) enum WorkerEvent {
     Changed(SessionEvent),
     /// A call requested a reset.
     ResetRequested {
-        /// The call's number.
-        call: u64,
+        /// The lowest number for the call's jobs.
+        job: u64,
         /// Notices that the client has not seen yet.
         notices: Vec<String>,
     },
     /// A call requested the restore of a checkpoint.
     RestoreRequested {
-        /// The call's number.
-        call: u64,
+        /// The lowest number for the call's jobs.
+        job: u64,
         checkpoint: Box<Checkpoint>,
         /// Notices that the client has not seen yet.
         notices: Vec<String>,
@@ -136,13 +136,13 @@ impl WorkerEvent {
     }
 
     /// Creates the request for a reset, with the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
-    pub(crate) fn reset_requested(call: u64, notices: &[String]) -> Self {
-        Self::ResetRequested { call, notices: bounded_notices(notices) }
+    pub(crate) fn reset_requested(job: u64, notices: &[String]) -> Self {
+        Self::ResetRequested { job, notices: bounded_notices(notices) }
     }
 
     /// Creates the request for the restore of a checkpoint, with the notices bounded as for a reset.
-    pub(crate) fn restore_requested(call: u64, checkpoint: Checkpoint, notices: &[String]) -> Self {
-        Self::RestoreRequested { call, checkpoint: Box::new(checkpoint), notices: bounded_notices(notices) }
+    pub(crate) fn restore_requested(job: u64, checkpoint: Checkpoint, notices: &[String]) -> Self {
+        Self::RestoreRequested { job, checkpoint: Box::new(checkpoint), notices: bounded_notices(notices) }
     }
 
     /// Creates the event for the end of the worker, with the reason cut to [`MAX_NOTICE`] characters.

@@ -108,8 +108,8 @@ struct RestorableCheckpoint {
 /// A replacement of the image that a call requested: a reset or the restore of a checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Replacement {
-    /// The call's number.
-    pub(crate) call: u64,
+    /// The lowest number for the call's jobs. The calls of a batch share a call number, but no job numbers.
+    pub(crate) job: u64,
     /// The number of the connection that sent the call.
     pub(crate) client: u64,
     /// The notices of the replaced image that this client has not seen yet.
@@ -771,7 +771,7 @@ mod tests {
         let at_first = LastStatus { replaying: Some(0), ..LastStatus::default() };
         let killed = || Crash::new("was killed").possibly_external();
         (0..2).for_each(|_| assert!(state.record_crash(at_first.clone(), false, &killed())));
-        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), restore: None };
+        let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
         let saved = with_definitions(&["(c)", "(d)"]);
         state.record_restore(checkpoint(), &LastStatus::default(), replacement, saved);
         state.apply(SessionEvent::Defined(definition("(e)")));
@@ -800,7 +800,7 @@ mod tests {
         state.apply(SessionEvent::Saved(Box::new(newer.clone())));
         (40..60).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         assert!(missing(&state) > 0);
-        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), restore: None };
+        let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
         state.record_restore(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
         assert_eq!(missing(&state), 0);
         state.retain_checkpoints(|checkpoint| checkpoint.file != newer.file);

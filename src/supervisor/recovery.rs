@@ -275,24 +275,26 @@ impl RecoveryRecord {
         }
     }
 
-    /// Records a reset of the session by a call. `notices` are the image's notices that the client has not seen yet.
-    pub(super) fn record_reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
-        let replacement = self.replacement(call, notices);
+    /// Records a reset of the session by the call whose jobs begin at `job`. `notices` are the image's notices that the
+    /// client has not seen yet.
+    pub(super) fn record_reset(&mut self, status: &WorkerStatus, job: u64, notices: Vec<String>) {
+        let replacement = self.replacement(job, notices);
         self.state.record_reset(&self.last_status(status), replacement);
         self.log_state();
         self.checkpoints.delete_newer(None);
     }
 
-    /// Records the restore of a checkpoint by a call. `notices` are the image's notices that the client has not seen
-    /// yet. If the checkpoint has been deleted meanwhile, the next image gets the present definitions.
+    /// Records the restore of a checkpoint by the call whose jobs begin at `job`. `notices` are the image's notices that
+    /// the client has not seen yet. If the checkpoint has been deleted meanwhile, the next image gets the present
+    /// definitions.
     pub(super) fn record_restore(
         &mut self,
         status: &WorkerStatus,
-        call: u64,
+        job: u64,
         checkpoint: Checkpoint,
         notices: Vec<String>,
     ) {
-        let (replacement, last) = (self.replacement(call, notices), self.last_status(status));
+        let (replacement, last) = (self.replacement(job, notices), self.last_status(status));
         if !self.checkpoints.path(&checkpoint).is_file() {
             return self.state.record_failed_restore(checkpoint, &last, replacement);
         }
@@ -303,25 +305,26 @@ impl RecoveryRecord {
         self.checkpoints.delete_newer(Some(&checkpoint));
     }
 
-    fn replacement(&self, call: u64, notices: Vec<String>) -> Replacement {
-        Replacement { call, client: self.requests.connection(call).unwrap_or(0), notices, restore: None }
+    fn replacement(&self, job: u64, notices: Vec<String>) -> Replacement {
+        Replacement { job, client: self.requests.connection(call_of_job(job)).unwrap_or(0), notices, restore: None }
     }
 
     /// Queues the open requests for the next worker. Requests that an image may have begun keep their numbers.
     pub(super) fn requeue_open_lines(&mut self) {
         let known = [
             Some(call_of_job(self.state.begun)),
-            self.state.replacement.as_ref().map(|replacement| replacement.call),
+            self.state.replacement.as_ref().map(|replacement| call_of_job(replacement.job)),
             self.state.inspected.map(|(call, _)| call),
         ];
         self.requests.requeue_open_lines(known.into_iter().flatten().max().unwrap_or(0));
     }
 
-    /// Returns true when a call may request another image: the call is open, and the current image is not the result of
-    /// its request.
-    pub(super) fn may_replace(&self, call: u64) -> bool {
+    /// Returns true when the call whose jobs begin at `job` may request another image: the call is open, and the current
+    /// image is not the result of its request or of another request in its batch.
+    pub(super) fn may_replace(&self, job: u64) -> bool {
+        let call = call_of_job(job);
         self.requests.is_open(call)
-            && self.state.replacement.as_ref().is_none_or(|replacement| replacement.call != call)
+            && self.state.replacement.as_ref().is_none_or(|replacement| call_of_job(replacement.job) != call)
     }
 
     /// Returns the core that the next image is booted from; `None` for the program's own core.

@@ -49,11 +49,11 @@ const MAX_ERROR_CHARS: usize = 200;
 enum LoopAction {
     /// Replace the worker's process, which is lost or must be ended.
     Replace(WorkerId, Crash),
-    /// Reset the session at the request of the call with this number. The strings are notices that the client has
-    /// not seen yet.
+    /// Reset the session at the request of the call whose jobs begin at this number. The strings are notices that the
+    /// client has not seen yet.
     Reset(WorkerId, u64, Vec<String>),
-    /// Restore the checkpoint at the request of the call with this number. The strings are notices that the client
-    /// has not seen yet.
+    /// Restore the checkpoint at the request of the call whose jobs begin at this number. The strings are notices that
+    /// the client has not seen yet.
     Restore(WorkerId, u64, Box<Checkpoint>, Vec<String>),
     /// End the server, which cannot start or continue for this reason.
     Fail(String),
@@ -110,14 +110,14 @@ impl Relay {
             match self.step() {
                 Ok(()) => {}
                 Err(LoopAction::Replace(id, crash)) => self.replace(id, &crash),
-                Err(LoopAction::Reset(id, call, notices)) => {
+                Err(LoopAction::Reset(id, job, notices)) => {
                     self.replace_on_request(id, |recovery, process| {
-                        recovery.record_reset(&process.status, call, notices)
+                        recovery.record_reset(&process.status, job, notices)
                     });
                 }
-                Err(LoopAction::Restore(id, call, checkpoint, notices)) => {
+                Err(LoopAction::Restore(id, job, checkpoint, notices)) => {
                     self.replace_on_request(id, |recovery, process| {
-                        recovery.record_restore(&process.status, call, *checkpoint, notices);
+                        recovery.record_restore(&process.status, job, *checkpoint, notices);
                     });
                 }
                 Err(LoopAction::Fail(reason)) => self.fail(reason),
@@ -324,11 +324,11 @@ impl Relay {
                 recovery.record_replay(&failed);
                 process.replayed = true;
             }
-            WorkerEvent::ResetRequested { call, notices } if recovery.may_replace(call) => {
-                return Err(LoopAction::Reset(id, call, notices));
+            WorkerEvent::ResetRequested { job, notices } if recovery.may_replace(job) => {
+                return Err(LoopAction::Reset(id, job, notices));
             }
-            WorkerEvent::RestoreRequested { call, checkpoint, notices } if recovery.may_replace(call) => {
-                return Err(LoopAction::Restore(id, call, checkpoint, notices));
+            WorkerEvent::RestoreRequested { job, checkpoint, notices } if recovery.may_replace(job) => {
+                return Err(LoopAction::Restore(id, job, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {
                 return Err(LoopAction::Replace(id, Crash::stuck(outcome, why, process.replayed)));

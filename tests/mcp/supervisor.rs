@@ -496,6 +496,41 @@ fn reset_runs_in_request_order() {
     assert_eq!(server.outcome(third).0, "=> 3");
 }
 
+/// Each image that a call of a batch requests runs the batch again, so a second call must not request yet another image.
+#[test]
+fn only_one_call_of_a_batch_replaces_the_image_and_the_others_are_refused() {
+    let reset = |id: i64| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": "reset-session", "arguments": {}}})
+    };
+    let restore = |id: i64, name: &str| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": "checkpoint", "arguments": {"action": "restore", "name": name}}})
+    };
+    for (batch, value) in [
+        ([reset(1), restore(2, "one")], "=> NIL"),
+        ([restore(1, "one"), reset(2)], "=> 1"),
+        ([restore(1, "one"), restore(2, "two")], "=> 1"),
+        ([reset(1), reset(2)], "=> NIL"),
+    ] {
+        let mut server = Server::start();
+        server.initialize("2025-03-26");
+        for (code, name) in [("(defun f () 1)", "one"), ("(defun f () 2)", "two")] {
+            server.evaluate(code);
+            call_ok(&mut server, "checkpoint", json!({"action": "save", "name": name}));
+        }
+        server.send(&json!(batch));
+        let answers = server.receive().expect("an answer");
+        let of = |id: i64| outcome(answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).unwrap());
+        assert!(!of(1).1, "{batch:?}: {answers}");
+        let (text, is_error) = of(2);
+        assert!(is_error && text.contains("another call of the same batch"), "{batch:?}: {answers}");
+        let text = server.evaluate("(and (fboundp 'f) (funcall 'f))");
+        assert!(text.ends_with(value), "{batch:?}: {text}");
+        server.assert_works();
+    }
+}
+
 #[test]
 fn reset_without_a_supervisor_clears_definitions() {
     let mut server = Server::start_with(&["--no-supervisor"]);

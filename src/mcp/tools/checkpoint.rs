@@ -11,7 +11,6 @@ use crate::recovery::checkpoint::save::NewCheckpoint;
 use crate::recovery::checkpoint::store::{self, MAX_NAME_CHARS};
 use crate::recovery::state::CheckpointRestore;
 use crate::recovery::text;
-use crate::rpc::route::call_of_job;
 use crate::schema::json;
 
 /// The tool checkpoint.
@@ -229,17 +228,20 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
                 .to_owned(),
         );
     };
-    let number = call_of_job(call.first_job);
+    let job = call.first_job;
+    if let Some(obstacle) = recovery.replacement_obstacle(job) {
+        return refuse(call, obstacle);
+    }
     // The next worker answers the call. A cancelled call changes nothing.
     if call.leave_unanswered() {
         session.cancel_and_answer_all();
-        recovery.request_restore(number, checkpoint, &session);
+        recovery.request_restore(job, checkpoint, &session);
     }
 }
 
 /// Returns the outcome of the restore that the call requested, if this image is the result.
 fn restore_outcome(call: &Call) -> Option<Result<CheckpointRestore, String>> {
-    call.context.recovery.as_ref()?.restore_outcome(call_of_job(call.first_job)).cloned()
+    call.context.recovery.as_ref()?.restore_outcome(call.first_job).cloned()
 }
 
 /// Answers the call whose restore replaced the image.

@@ -42,7 +42,6 @@ use crate::recovery::checkpoint::store::Checkpoints;
 use crate::recovery::messages::outcome_after_reset;
 use crate::recovery::replay::ReplayEnd;
 use crate::rpc::inflight::Inflight;
-use crate::rpc::route::call_of_job;
 use crate::schema::{schema_of_arguments, schema_of_result};
 use crate::session::Operation;
 use crate::{JobId, Outcome, Session};
@@ -386,8 +385,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
         if let Some(lost) = recovery.lost_inspection(call.first_job) {
             return call.refuse(Fault::Refusal(lost));
         }
-        let returns =
-            name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call_of_job(call.first_job)).is_some();
+        let returns = name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call.first_job).is_some();
         if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
             let lost = recovery.lost_outcome(&session);
             return call.reply(lost);

@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with};
 use crate::report;
-use crate::rpc::route::call_of_job;
 use crate::schema::json;
 
 /// The tool reset-session.
@@ -37,9 +36,12 @@ impl ToolSpec for ResetSession {
                 call.reply(ResetResult { notices });
             };
             if let Some(recovery) = call.context.recovery.clone() {
-                let number = call_of_job(call.first_job);
-                if recovery.was_requested_by(number) {
+                let job = call.first_job;
+                if recovery.was_requested_by(job) {
                     return answer(call, Vec::new());
+                }
+                if let Some(obstacle) = recovery.replacement_obstacle(job) {
+                    return call.refuse(Fault::Refusal(obstacle));
                 }
                 // The next worker answers the call. A cancelled call changes nothing.
                 if !call.leave_unanswered() {
@@ -47,7 +49,7 @@ impl ToolSpec for ResetSession {
                 }
                 recovery.abandon_replay(&session);
                 session.cancel_and_answer_all();
-                return recovery.request_reset(number, &session);
+                return recovery.request_reset(job, &session);
             }
             let ended = session.cancel_all();
             // The reset has no cancellation handler: an incomplete reset is worse than a reset that nobody waits for.
