@@ -88,8 +88,9 @@ impl RecoveryContext {
         } else if let Some(reset) = reset {
             session.notify(reset.clone());
         }
-        if let (Some(crash), Err(error)) = (&messages.crash, &messages.lost.result) {
-            let waits = crash.in_flight && crash.connection == connection;
+        let lost = messages.lost_outcome(connection);
+        if let (Some(crash), Err(error)) = (&messages.crash, &lost.result) {
+            let waits = messages.has_lost_evaluation(connection);
             // `lost_outcome` withdraws the notice when it answers the lost evaluation. If that call was cancelled, the
             // client's next answer has the notice.
             let report = if waits { Session::add_notice } else { Session::notify };
@@ -98,7 +99,7 @@ impl RecoveryContext {
                 report(session, format!("{evaluations} lost with the image."));
             }
             if waits {
-                let mut lost = messages.lost.clone();
+                let mut lost = lost.clone();
                 session.record_failure(&mut lost);
                 let _ = self.lost.set(lost);
             }
@@ -170,8 +171,9 @@ impl RecoveryContext {
     /// Returns the outcome of a job that began in an earlier image. After a crash, this outcome becomes the session's
     /// last error.
     pub(super) fn lost_outcome(&self, session: &Session) -> Outcome {
-        let lost = self.lost.get().or_else(|| self.messages.get().map(|messages| &messages.lost));
-        let mut outcome = lost.cloned().unwrap_or_else(outcome_after_reset);
+        let of_client = |messages: &ReplacementMessages| messages.lost_outcome(session.connection_number()).clone();
+        let lost = self.lost.get().cloned().or_else(|| self.messages.get().map(of_client));
+        let mut outcome = lost.unwrap_or_else(outcome_after_reset);
         if !self.crashed {
             // The image was replaced by request, so the job's end is not an error of the session.
             return outcome;
@@ -189,7 +191,7 @@ impl RecoveryContext {
     /// Returns the answer to an inspection during which two images were lost, if `number` is one of its jobs. The
     /// session's error state does not change.
     pub(super) fn lost_inspection(&self, number: u64) -> Option<String> {
-        let lost = &self.messages.get()?.lost;
+        let lost = &self.messages.get()?.lost_other;
         let error = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
         Some(format!(
             "[ERROR] {}\nTwo images were lost during this request, so it is not retried.\n{}",

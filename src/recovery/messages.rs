@@ -21,8 +21,10 @@ const MAX_SHOWN_CHARS: usize = 100;
 pub(crate) struct ReplacementMessages {
     /// The crash report, if the last image was lost.
     pub(crate) crash: Option<CrashReport>,
-    /// The outcome to report for an evaluation that the replaced image did not finish.
-    pub(crate) lost: Outcome,
+    /// The outcome to report for the foreground evaluation that the replaced image did not finish.
+    lost_foreground: Outcome,
+    /// The outcome to report for any other call that the replaced image may have begun.
+    pub(crate) lost_other: Outcome,
     /// The number of the requesting client's connection; 0 if no client requested the image.
     pub(crate) requested_by: u64,
     /// The notices of the replaced image that the requesting client has not seen yet.
@@ -35,6 +37,19 @@ pub(crate) struct ReplacementMessages {
     pub(crate) restore: Option<Result<CheckpointRestore, String>>,
     /// The message about a persistent session that a new server continues.
     pub(crate) continued: Option<String>,
+}
+
+impl ReplacementMessages {
+    /// Returns true if the foreground evaluation of this connection was lost with the image.
+    pub(crate) fn has_lost_evaluation(&self, connection: u64) -> bool {
+        self.crash.as_ref().is_some_and(|crash| crash.in_flight && crash.connection == connection)
+    }
+
+    /// Returns the outcome to report for a call of this connection that the replaced image may have begun. A call that
+    /// waits while its client is asked a question has not begun, but counts as begun if a later call of another client has.
+    pub(crate) fn lost_outcome(&self, connection: u64) -> &Outcome {
+        if self.has_lost_evaluation(connection) { &self.lost_foreground } else { &self.lost_other }
+    }
 }
 
 /// Returns the messages about the replaced image. `report` is the report of the replay in the new image.
@@ -56,7 +71,8 @@ pub(crate) fn replacement_messages(state: &RecoveryState, report: &ReplayReport)
     });
     ReplacementMessages {
         crash: state.crash.clone(),
-        lost: lost_outcome(state, report),
+        lost_foreground: lost_outcome(state, report, true),
+        lost_other: lost_outcome(state, report, false),
         requested_by: replacement.map_or(0, |replacement| replacement.client),
         notices: replacement.map_or(Vec::new(), |replacement| replacement.notices.clone()),
         reset,
@@ -108,15 +124,17 @@ pub(crate) fn outcome_after_reset() -> Outcome {
     failed_outcome(CANCELLED, "A reset replaced the image and ended the evaluation.".to_owned())
 }
 
-/// Returns the outcome of an evaluation that the last image did not finish.
-fn lost_outcome(state: &RecoveryState, report: &ReplayReport) -> Outcome {
+/// Returns the outcome of a call that the last image did not finish. `is_foreground` is true for the evaluation whose
+/// outcome the crash report may contain.
+fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: bool) -> Outcome {
     let Some(crash) = &state.crash else {
         let is_restore = state.replacement.as_ref().is_some_and(|replacement| replacement.restore.is_some());
         let by = if is_restore { "Restoring a checkpoint" } else { "A reset" };
         return failed_outcome(CANCELLED, format!("{by} replaced the image and ended the evaluation."));
     };
     let restored = describe_restored(state, report, crash);
-    let stuck = crash.outcome.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
+    let outcome = crash.outcome.as_deref().filter(|_| is_foreground);
+    let stuck = outcome.and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
     let Some((outcome, error)) = stuck else {
         return failed_outcome(IMAGE_LOST, format!("The Lisp image {}. {restored}", crash.cause));
     };
@@ -197,6 +215,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::result_kind::TIMEOUT;
 
     #[test]
     fn a_crash_message_says_what_happened_and_what_is_lost() {
@@ -213,7 +232,7 @@ mod tests {
         let idle = CrashReport { in_flight: false, outcome: None, ..crash.clone() };
         let mut state = RecoveryState::new(true);
         state.crash = Some(idle);
-        let error = lost_outcome(&state, &ReplayReport::default()).result.unwrap_err();
+        let error = lost_outcome(&state, &ReplayReport::default(), true).result.unwrap_err();
         let text = error.message.text.clone();
         assert!(
             text.contains(
@@ -221,13 +240,36 @@ mod tests {
             )
         );
         state.crash = Some(crash);
-        let error = lost_outcome(&state, &ReplayReport::default()).result.unwrap_err();
+        let error = lost_outcome(&state, &ReplayReport::default(), true).result.unwrap_err();
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not respond to an interrupt and was terminated. A new \
              image has replaced it.\nThere were no definitions to restore.\nNot kept: values assigned to \
              variables after their definitions, threads, open files, and other effects of the unfinished \
              evaluation. (The checkpoint tool also saves values.)"
+        );
+    }
+
+    #[test]
+    fn a_lost_evaluations_output_and_error_are_reported_to_its_own_client_only() {
+        let mut stuck = failed_outcome(TIMEOUT, "The evaluation did not finish.".to_owned());
+        stuck.stdout = Clipped::from("secret".to_owned());
+        let mut state = RecoveryState::new(true);
+        state.crash = Some(CrashReport {
+            cause: "did not respond to an interrupt and was terminated".to_owned(),
+            in_flight: true,
+            connection: 3,
+            background: Vec::new(),
+            outcome: Some(Box::new(stuck)),
+            poisoned: Vec::new(),
+        });
+        let messages = replacement_messages(&state, &ReplayReport::default());
+        let [own, other] = [3, 0].map(|connection| messages.lost_outcome(connection));
+        assert_eq!((&*own.result.as_ref().unwrap_err().kind, &*own.stdout.text), (TIMEOUT, "secret"));
+        let error = other.result.as_ref().unwrap_err();
+        assert_eq!((&*error.kind, &*other.stdout.text), (IMAGE_LOST, ""));
+        assert!(
+            error.message.text.starts_with("The Lisp image did not respond to an interrupt and was terminated. A new")
         );
     }
 }

@@ -220,7 +220,7 @@ pub(super) fn describe_exit(status: WaitStatus) -> String {
             "could not continue, because SBCL itself or foreign code aborted (the server's stderr may say why)"
                 .to_owned()
         }
-        Some(heap::EXIT_HEAP_EXHAUSTED) => "could not continue and was terminated".to_owned(),
+        Some(heap::EXIT_HEAP_EXHAUSTED) => "filled its heap and was terminated".to_owned(),
         Some(status) => format!("exited with status {status}"),
         None => "ended".to_owned(),
     }

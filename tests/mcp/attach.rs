@@ -680,6 +680,31 @@ fn uninterruptible_cancelled_evaluation_is_an_error_of_its_own_client_only() {
     assert!(last_error(&mut server).starts_with("No error"));
 }
 
+/// A call that waits while its own client is asked a question does not begin, but another client's later call does.
+#[test]
+fn call_waiting_behind_a_question_never_gets_the_outcome_of_another_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&["--watch-interval", "50"]);
+    let mut client = Client::connect(&runtime.socket(&server));
+    client.initialize_with("person", json!({"elicitation": {}}));
+    let asking = client.post_call("evaluate-lisp", json!({"code": "(error \"boo\")", "on-error": "ask"}));
+    assert_eq!(client.read().expect("a question")["method"], "elicitation/create");
+    let waiting = client.post_call("evaluate-lisp", json!({"code": ":ran"}));
+    // The call is queued before the other client's call.
+    client.request("ping", &json!({}));
+    let code = "(progn (princ \"SECRET\") (finish-output) (sb-sys:without-interrupts (loop)))";
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+    assert!(is_error && text.contains("SECRET") && text.contains("[ERROR] TIMEOUT"), "{text}");
+    for call in [asking, waiting] {
+        let (text, is_error) = outcome(&client.answer(call));
+        assert!(is_error && text.contains("[ERROR] IMAGE-LOST\nThe Lisp image "), "{text}");
+        assert!(!text.contains("SECRET") && !text.contains("time limit"), "{text}");
+    }
+    let text = client.last_error();
+    assert!(text.starts_with("Error: IMAGE-LOST") && !text.contains("SECRET"), "{text}");
+    assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+}
+
 trait AssertWorksAfterLoss {
     fn assert_works_after_loss(&mut self);
 }
