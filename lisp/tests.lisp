@@ -81,15 +81,27 @@ output as text, the warnings, and the number of forms that defined something. OP
   (expect '("=other" "+FUNCTION COMMON-LISP-USER::|a b|" "+VARIABLE COMMON-LISP-USER::*CHANGED*")
           (reported-changes "(progn (defun |a
 b| ()) (defvar *changed* 1))"))
-  (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED")
+  (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED"
+            "-METHOD COMMON-LISP-USER::CHANGED")
           (reported-changes "(fmakunbound 'changed)"))
   (expect '("=other" "+PACKAGE CHANGED-PACKAGE") (reported-changes "(defpackage :changed-package (:use :cl))"))
   (expect '("=in-package") (reported-changes "(in-package :changed-package)"))
   (expect '("=other" "-PACKAGE CHANGED-PACKAGE")
           (reported-changes "(in-package :cl-user) (delete-package :changed-package)"))
   (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED"
-            "-VARIABLE COMMON-LISP-USER::CHANGED" "-CLASS COMMON-LISP-USER::CHANGED" "-TYPE COMMON-LISP-USER::CHANGED")
+            "-METHOD COMMON-LISP-USER::CHANGED" "-SYMBOL-MACRO COMMON-LISP-USER::CHANGED"
+            "-COMPILER-MACRO COMMON-LISP-USER::CHANGED" "-VARIABLE COMMON-LISP-USER::CHANGED"
+            "-CLASS COMMON-LISP-USER::CHANGED" "-TYPE COMMON-LISP-USER::CHANGED")
           (reported-changes "(unintern 'changed)")))
+
+(define-test methods-and-each-kind-of-macro-are-reported-as-such
+  (reported-changes "(defgeneric changed-generic (x))")
+  (expect '("=defmethod" "*METHOD COMMON-LISP-USER::CHANGED-GENERIC")
+          (reported-changes "(defmethod changed-generic ((x string)) x)"))
+  (expect '("=other" "+SYMBOL-MACRO COMMON-LISP-USER::CHANGED-SYMBOL")
+          (reported-changes "(define-symbol-macro changed-symbol 1)"))
+  (expect '("=other" "+COMPILER-MACRO COMMON-LISP-USER::CHANGED-GENERIC")
+          (reported-changes "(define-compiler-macro changed-generic (x) x)")))
 
 (define-test a-form-with-too-many-changes-is-reported-without-names
   (expect '("=other") (reported-changes (format nil "(progn ~{(defun changed-~D ())~})" (loop for i below 60 collect i))))

@@ -16,7 +16,7 @@ no names.")
 
 (defun format-change-line (sign kind name)
   "Return the line that reports that NAME was defined (SIGN is #\\+) or removed (SIGN is #\\-) as KIND, a keyword such
-as :FUNCTION."
+as :FUNCTION; or that the generic function NAME got a method (SIGN is #\\*)."
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
            (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
@@ -115,7 +115,7 @@ if there is no such module."
 (defun changes-text (form role)
   "Return a string of lines that describe the changes that FORM has just made. The first line is = and ROLE, which is a
 value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Each other line begins with + for a
-defined name, - for a removed name, or ? for a module of FORM's symbols."
+defined name, * for a generic function that got a method, - for a removed name, or ? for a module of FORM's symbols."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
             role

@@ -60,10 +60,18 @@ being loaded, record the system instead, once for all its definitions."
                                 defined
                                 (cons entry defined))))))
 
+(defun listed-kind (kind)
+  "Return the kind under which **DEFINITIONS** contains a definition that was made as KIND."
+  (case kind
+    (:method :function)
+    ((:symbol-macro :compiler-macro) :macro)
+    (t kind)))
+
 (defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
-  "Record that the session defined NAME (a symbol, function name or package name) as KIND. Unless FILE-KIND is NIL, also
-record that the file being loaded defined NAME as FILE-KIND. If KIND is :OTHER, record only the file's definition. Names
-whose symbols belong to the system are not recorded."
+  "Record that the session defined NAME (a symbol, function name or package name) as KIND. If KIND is :METHOD, NAME names
+the generic function that got a method. Unless FILE-KIND is NIL, also record that the file being loaded defined NAME as
+FILE-KIND. If KIND is :OTHER, record only the file's definition. Names whose symbols belong to the system are not
+recorded."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-change-count *evaluation*)))
   (unless (or (and (eq kind :other) (null file-kind))
@@ -74,10 +82,10 @@ whose symbols belong to the system are not recorded."
       (note-file-definition file-kind name))
     (unless (eq kind :other)
       (when (recording-changes-p)
-        (note-change (format-change-line #\+ kind name)))
+        (note-change (format-change-line (if (eq kind :method) #\* #\+) kind name)))
       (when *evaluation*
-        (note-definition-to-announce kind name))
-      (setf (gethash (list kind name) **definitions**) *loading-system*))))
+        (note-definition-to-announce (listed-kind kind) name))
+      (setf (gethash (list (listed-kind kind) name) **definitions**) *loading-system*))))
 
 (defun removal-lines (kinds name)
   "Return a list of the lines that describe the removal of NAME as each of KINDS, a list; NIL when changes are not

@@ -358,6 +358,9 @@ pub(crate) struct Changes {
     /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if the form loaded a system that
     /// defined the names, or if the form defined or removed more than 50 names, because Lisp then reports none.
     pub(crate) defined: Vec<String>,
+    /// The generic functions to which the form added methods: `METHOD APP::F`. A method replaces no other method, so only a
+    /// removal of the function, which removes this name too, makes the methods of earlier forms obsolete.
+    pub(crate) methods: Vec<String>,
     /// The removed names, in the format of `defined`.
     pub(crate) removed: Vec<String>,
     /// The modules that the form's symbols belong to, by the names that `require` takes.
@@ -389,13 +392,14 @@ pub(crate) enum FormRole {
 
 impl Changes {
     /// Parses the lines in which Lisp reports the changes of a form. Each line begins with `=` (the role of the form), `+`
-    /// (a defined name), `-` (a removed name) or `?` (a module).
+    /// (a defined name), `*` (a generic function to which a method was added), `-` (a removed name) or `?` (a module).
     pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let mut changes = Self { role: FormRole::Other, ..Self::default() };
         for line in lines {
             let Some((mark, text)) = line.split_at_checked(1) else { continue };
             match mark {
                 "+" => changes.defined.push(text.to_owned()),
+                "*" => changes.methods.push(text.to_owned()),
                 "-" => changes.removed.push(text.to_owned()),
                 "?" => changes.modules.push(text.to_owned()),
                 _ => {
@@ -410,6 +414,11 @@ impl Changes {
             }
         }
         changes
+    }
+
+    /// Returns the names that are missing without the form.
+    pub(crate) fn made(&self) -> impl Iterator<Item = &String> {
+        self.defined.iter().chain(&self.methods)
     }
 }
 

@@ -68,7 +68,7 @@ impl Definition {
         if self.changes.role != FormRole::Failed {
             return None;
         }
-        let names = &self.changes.defined;
+        let names: Vec<_> = self.changes.made().map(String::as_str).collect();
         Some(match names.len() {
             0 => "the form failed after making a definition".to_owned(),
             1..=MAX_LISTED_NAMES => format!("the form failed after defining {}", names.join(", ")),
@@ -94,7 +94,7 @@ impl Definition {
 
     /// Returns an upper bound of the definition's size, in bytes of JSON.
     fn size(&self) -> usize {
-        let changes = self.changes.defined.iter().chain(&self.changes.removed).chain(&self.changes.modules);
+        let changes = self.changes.made().chain(&self.changes.removed).chain(&self.changes.modules);
         let changes: usize = changes.map(|name| json_size(name) + 3).sum();
         JSON_OVERHEAD + json_size(&self.form.code) + json_size(&self.form.package) + changes
     }
@@ -104,7 +104,7 @@ impl Definition {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnrestoredForm {
     pub(crate) form: DefiningForm,
-    /// The names that are missing without the form, in the format of [`Changes::defined`].
+    /// The names that are missing without the form: those of [`Changes::made`].
     #[serde(default)]
     pub(super) missing: Vec<String>,
     /// The reason why the form could not be restored, as one line.
@@ -115,7 +115,7 @@ impl UnrestoredForm {
     /// Creates the record of a definition that could not be restored for this reason.
     pub(crate) fn new(definition: &Definition, reason: &str) -> Self {
         let Definition { form, changes, .. } = definition;
-        Self { form: form.clone(), missing: changes.defined.clone(), reason: reason.to_owned() }
+        Self { form: form.clone(), missing: changes.made().cloned().collect(), reason: reason.to_owned() }
     }
 
     /// Creates the record of a form that was dropped for lack of room; a long form is cut to its beginning.
@@ -124,7 +124,7 @@ impl UnrestoredForm {
         if definition.form.code.len() > MAX_DROPPED_FORM {
             definition.form.code = definition.form.code.chars().take(EXCERPT_CHARS).collect();
         }
-        Self { form: definition.form, missing: definition.changes.defined, reason }
+        Self { missing: definition.changes.made().cloned().collect(), form: definition.form, reason }
     }
 
     /// Returns an upper bound of the size, in bytes of JSON.
@@ -134,7 +134,8 @@ impl UnrestoredForm {
     }
 
     /// Records that `form` was evaluated with these changes. Returns true when nothing is missing any more: `form` is
-    /// the unrestored form and did not fail, or every missing name has been defined or removed since.
+    /// the unrestored form and did not fail, or every missing name has been defined or removed since. Further methods of a
+    /// generic function do not count.
     pub(crate) fn try_resolve(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
         let had_names = !self.missing.is_empty();
         self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
@@ -282,10 +283,13 @@ impl Definitions {
         names.clear();
         let mut ranks = Vec::with_capacity(self.entries.len());
         for ((_, definition), is_intermediate) in self.entries.iter().zip(is_intermediate).rev() {
-            let Changes { defined, removed, role, .. } = &definition.changes;
-            // A method defines the name of its generic function, but replaces no other method.
+            let Changes { defined, methods, removed, role, .. } = &definition.changes;
+            // A redefined generic function keeps the methods of other forms, and a method replaces no other method.
             let is_generic = *role == FormRole::GenericFunction;
-            let is_replaced = !is_generic && !defined.is_empty() && defined.iter().all(|name| names.contains(name));
+            let is_replaced = !is_generic
+                && methods.is_empty()
+                && !defined.is_empty()
+                && defined.iter().all(|name| names.contains(name));
             ranks.push(match role {
                 _ if !is_replaced => DropRank::Live,
                 // A form that failed is not replayed, so dropping the form loses no other effects.
@@ -472,11 +476,11 @@ mod tests {
             definitions.add(Definition { changes, ..definition(code) });
         };
         add("(defun keep ())".to_owned(), "=defun\n+FUNCTION KEEP");
-        add("(defmethod m ((x integer)))".to_owned(), "=defmethod\n+FUNCTION M");
+        add("(defmethod m ((x integer)))".to_owned(), "=defmethod\n+FUNCTION M\n*METHOD M");
         add(format!("(progn (act) (defun both () {large}))"), "=other\n+FUNCTION BOTH");
         for round in 0..4 {
             add(format!("(defun f () {round} {large})"), "=defun\n+FUNCTION F");
-            add(format!("(defmethod m ((x (eql {round}))))"), "=defmethod\n+FUNCTION M");
+            add(format!("(defmethod m ((x (eql {round}))))"), "=other\n*METHOD M");
         }
         add("(defun both ())".to_owned(), "=defun\n+FUNCTION BOTH");
         let beginnings =
@@ -546,5 +550,24 @@ mod tests {
         assert!(!load.try_resolve(&form("(load \"a\")"), &defining(&["FUNCTION APP::F"])));
         let same = definition("(define-both)".to_owned()).form;
         assert!(load.try_resolve(&same, &Changes::default()));
+    }
+
+    #[test]
+    fn an_unrestored_method_is_resolved_by_the_same_form_or_the_removal_of_its_function() {
+        let changes = |lines: &str| Changes::parse(lines.lines());
+        let method = "(defmethod m ((x string)))";
+        let unrestored = || {
+            let changes = changes("=defmethod\n+FUNCTION M\n*METHOD M");
+            UnrestoredForm::new(&Definition { changes, ..definition(method.to_owned()) }, "it failed")
+        };
+        let form = |code: &str| definition(code.to_owned()).form;
+        let mut lost = unrestored();
+        for further in ["=defmethod\n+FUNCTION M\n*METHOD M", "=defmethod\n*METHOD M", "=defmethod\n+FUNCTION M"] {
+            assert!(!lost.try_resolve(&form("(further)"), &changes(further)), "{further}");
+        }
+        assert!(lost.try_resolve(&form(method), &changes("=defmethod\n*METHOD M")));
+        assert!(
+            unrestored().try_resolve(&form("(fmakunbound 'm)"), &changes("=other\n-FUNCTION M\n-MACRO M\n-METHOD M"))
+        );
     }
 }

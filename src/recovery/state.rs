@@ -834,6 +834,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_method_or_macro_is_missing_although_another_method_or_kind_of_macro_follows() {
+        for (lost, later) in [
+            ("=defmethod\n+FUNCTION M\n*METHOD M", "=defmethod\n*METHOD M"),
+            ("=defmethod\n*METHOD M", "=other\n*METHOD M"),
+            ("=other\n+MACRO K", "=other\n+SYMBOL-MACRO K"),
+            ("=other\n+COMPILER-MACRO K", "=other\n+MACRO K"),
+        ] {
+            let mut state = RecoveryState::new(true);
+            for (code, changes) in [("(lost)", lost), ("(later)", later)] {
+                let changes = Changes::parse(changes.lines());
+                state.apply(SessionEvent::Defined(Definition { changes, ..definition(code) }));
+            }
+            assert!(state.record_replay(&[(0, "it failed".to_owned())]), "{lost}");
+            let changes = Changes::parse(later.lines());
+            state.apply(SessionEvent::Defined(Definition { changes, ..definition("(further)") }));
+            assert_eq!(state.unrestored.len(), 1, "{lost}");
+        }
+    }
+
+    #[test]
     fn the_recovery_state_survives_serialization() {
         let mut state = with_definitions(&["(a)", "(b)"]);
         state.record_connection(3);

@@ -179,6 +179,40 @@ fn unrestored_form_is_listed_until_all_that_it_defined_is_defined_again_or_remov
     assert!(!text.contains("define-both (") && !text.contains("Still missing since"), "{text}");
 }
 
+/// A method replaces no other method of its generic function, and a symbol macro replaces no macro.
+#[test]
+fn lost_method_or_macro_is_listed_although_another_method_or_symbol_macro_follows() {
+    for (lost, later, further) in [
+        (
+            "(defmethod m ((x (eql (elt *keys* 0)))) :special)",
+            "(defmethod m ((x string)) :general)",
+            "(progn (defmethod m ((x list)) :further))",
+        ),
+        (
+            "(defmacro k () (list 'quote #.(elt *keys* 0)))",
+            "(define-symbol-macro k :other)",
+            "(define-symbol-macro k :further)",
+        ),
+    ] {
+        let mut server = Server::ready();
+        for code in ["(defvar *keys* nil)", "(setf *keys* (list :a))", lost, later] {
+            server.evaluate(code);
+        }
+        kill_worker(&server);
+        let text = server.evaluate("1");
+        assert!(text.contains("Restored: 2 of 3 defining forms. Not restored:"), "{text}");
+        let is_listed = |server: &mut Server| {
+            call_ok(server, "list-definitions", json!({})).contains(&format!("\n- {}", &lost[..20]))
+        };
+        assert!(is_listed(&mut server), "{lost}");
+        server.evaluate(further);
+        assert!(is_listed(&mut server), "{lost}");
+        server.evaluate("(setf *keys* (list :a))");
+        server.evaluate(lost);
+        assert!(!is_listed(&mut server), "{lost}");
+    }
+}
+
 // ---- Cancelled requests
 
 /// Starts a server whose replay lasts while the file `gate` exists: a form writes `marker` and then waits.

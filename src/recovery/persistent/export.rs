@@ -90,7 +90,8 @@ fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
     let is_function =
         |definition: &&Definition| matches!(definition.changes.role, FormRole::Function | FormRole::GenericFunction);
     let runs_early = |definition: &&Definition| {
-        let expands = |name: &String| name.starts_with("MACRO ") || name.starts_with("TYPE ");
+        let kinds = ["MACRO ", "SYMBOL-MACRO ", "COMPILER-MACRO ", "TYPE "];
+        let expands = |name: &String| kinds.iter().any(|kind| name.starts_with(kind));
         definition.changes.role == FormRole::Unknown || definition.changes.defined.iter().any(expands)
     };
     rest[..again].iter().all(is_function) && !all.iter().any(runs_early)
@@ -166,8 +167,10 @@ mod tests {
         assert_eq!(exported(&[f1, x, f2]).lines().count(), 3);
         let m = (USER_PACKAGE, "(defmacro m () (g))", "+MACRO COMMON-LISP-USER::M");
         assert_eq!(exported(&[f1, g, f2, m]).lines().count(), 4);
+        let c = (USER_PACKAGE, "(define-compiler-macro g () (f))", "+COMPILER-MACRO COMMON-LISP-USER::G");
+        assert_eq!(exported(&[f1, g, f2, c]).lines().count(), 4);
         assert_eq!(exported(&[f1, ("APP", "(defun f () 2)", "=defun\n+FUNCTION APP::F")]).lines().count(), 3);
-        let method = (USER_PACKAGE, "(defmethod f ((x t)) 2)", "=defmethod\n+FUNCTION COMMON-LISP-USER::F");
+        let method = (USER_PACKAGE, "(defmethod f ((x t)) 2)", "=defmethod\n*METHOD COMMON-LISP-USER::F");
         assert_eq!(exported(&[f1, method]).lines().count(), 2);
     }
 }
