@@ -514,14 +514,13 @@ impl RecoveryState {
     }
 
     /// Records the restore of a checkpoint: removes later definitions and checkpoints. The error histories stay. `saved` is
-    /// the content of the checkpoint. Its definitions are used only if `restorable` lacks the checkpoint; its unrestored
-    /// forms always apply.
+    /// the content of the checkpoint; `None` if the checkpoint was empty or its content cannot be read.
     pub(crate) fn record_restore(
         &mut self,
         checkpoint: Checkpoint,
         last: &LastStatus,
         mut replacement: Replacement,
-        saved: RecoveryState,
+        saved: Option<RecoveryState>,
     ) {
         if let Some(client) = self.requesting_client(&replacement) {
             client.errors.last = None;
@@ -529,21 +528,31 @@ impl RecoveryState {
         let forgotten = self.evaluations.max(last.evaluations).saturating_sub(checkpoint.evaluation);
         replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
         self.record_replacement(last, replacement);
-        self.unrestored = saved.unrestored;
+        let (saved, unrestored) = saved.map(|saved| (saved.definitions, saved.unrestored)).unzip();
+        let saved = saved.flatten();
+        self.unrestored = unrestored.unwrap_or_default();
         match self.restorable.iter().position(|entry| entry.checkpoint.file == checkpoint.file) {
             Some(index) => {
                 self.restorable.truncate(index + 1);
                 let Coverage { position, dropped } = self.restorable[index].coverage;
                 if let Some(definitions) = &mut self.definitions {
-                    definitions.truncate(position, dropped);
+                    match saved {
+                        // The present definitions may lack forms that were repeated or replaced after the save.
+                        Some(saved) => {
+                            self.restorable[index].coverage.position = saved.next_position();
+                            *definitions = saved;
+                        }
+                        None => definitions.truncate(position, dropped),
+                    }
                 }
-                // The counts of older checkpoints include the dropped definitions that were just removed.
+                // The counts of older checkpoints include dropped definitions that were just removed or restored.
+                let left = self.definitions.as_ref().map_or(0, Definitions::dropped_count);
                 for entry in &mut self.restorable {
-                    entry.coverage.dropped = entry.coverage.dropped.saturating_sub(dropped);
+                    entry.coverage.dropped = entry.coverage.dropped.saturating_sub(dropped).min(left);
                 }
             }
             None => {
-                let definitions = saved.definitions.unwrap_or_default();
+                let definitions = saved.unwrap_or_default();
                 let position = definitions.next_position();
                 self.restorable =
                     VecDeque::from([RestorableCheckpoint { checkpoint, coverage: Coverage { position, dropped: 0 } }]);
@@ -773,7 +782,7 @@ mod tests {
         (0..2).for_each(|_| assert!(state.record_crash(at_first.clone(), false, &killed())));
         let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
         let saved = with_definitions(&["(c)", "(d)"]);
-        state.record_restore(checkpoint(), &LastStatus::default(), replacement, saved);
+        state.record_restore(checkpoint(), &LastStatus::default(), replacement, Some(saved));
         state.apply(SessionEvent::Defined(definition("(e)")));
         assert!(state.record_crash(at_first, false, &killed()));
         assert_eq!(codes(&state), ["(c)", "(d)", "(e)"]);
@@ -801,10 +810,30 @@ mod tests {
         (40..60).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         assert!(missing(&state) > 0);
         let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
-        state.record_restore(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
+        state.record_restore(newer.clone(), &LastStatus::default(), replacement, None);
         assert_eq!(missing(&state), 0);
         state.retain_checkpoints(|checkpoint| checkpoint.file != newer.file);
         assert_eq!(missing(&state) + state.definitions().count(), 30);
+    }
+
+    #[test]
+    fn restoring_a_checkpoint_restores_the_forms_that_were_dropped_after_its_save() {
+        let mut state = with_definitions(&["(f 1)", "(f 2)", "(f 1)"]);
+        state.apply(SessionEvent::Saving { file: checkpoint().file });
+        let saved = state.checkpoint_content();
+        state.apply(SessionEvent::Saved(Box::new(checkpoint())));
+        // These repetitions make the form before the save superfluous for a replay of all definitions.
+        let later = ["(f 2)", "(f 1)"].into_iter().chain(std::iter::repeat_n("(g)", 5000));
+        later.for_each(|code| state.apply(SessionEvent::Defined(definition(code))));
+        assert_eq!(codes(&state)[..4], ["(f 1)", "(f 2)", "(f 2)", "(f 1)"]);
+        let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
+        state.record_restore(checkpoint(), &LastStatus::default(), replacement, saved);
+        assert_eq!(codes(&state), ["(f 1)", "(f 2)", "(f 1)"]);
+        assert_eq!(state.for_worker().definitions().count(), 0);
+        state.apply(SessionEvent::Defined(definition("(h)")));
+        assert_eq!(codes(&state.for_worker()), ["(h)"]);
+        state.retain_checkpoints(|_| false);
+        assert_eq!(codes(&state.for_worker()), ["(f 1)", "(f 2)", "(f 1)", "(h)"]);
     }
 
     #[test]

@@ -298,8 +298,7 @@ impl RecoveryRecord {
         if !self.checkpoints.path(&checkpoint).is_file() {
             return self.state.record_failed_restore(checkpoint, &last, replacement);
         }
-        // If the recovery state lacks the checkpoint, its definitions are taken from the checkpoint's `.forms` file.
-        let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
+        let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file));
         self.state.record_restore(checkpoint.clone(), &last, replacement, saved);
         self.log_state();
         self.checkpoints.delete_newer(Some(&checkpoint));

@@ -240,6 +240,27 @@ fn lost_image_starts_from_the_last_checkpoint() {
     assert_eq!(server.evaluate("*x*"), "=> 3");
 }
 
+/// Of a form that is evaluated many times, the recovery state keeps only the first and the last occurrence.
+#[test]
+fn restored_checkpoint_is_replayed_with_the_forms_that_were_repeated_after_its_save() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&["--restore", "definitions"]);
+    let define = |server: &mut Server, value: u32| server.evaluate(&format!("(defun f () {value})"));
+    for value in [1, 2, 1] {
+        define(&mut server, value);
+    }
+    save(&mut server, "a");
+    for value in [2, 1] {
+        define(&mut server, value);
+    }
+    server.evaluate(&"(declaim (special *x*))\n".repeat(2500));
+    restore(&mut server, "a");
+    assert_eq!(server.evaluate("(f)"), "=> 1");
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 1"), "{text}");
+}
+
 #[test]
 fn damaged_checkpoint_falls_back_to_the_previous_and_then_to_replay() {
     let state = StateDirectory::new(Mode::Supervised);
