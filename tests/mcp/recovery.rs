@@ -800,6 +800,30 @@ fn features_directories_documentation_and_methods_are_restored() {
 }
 
 #[test]
+fn hash_table_tests_alien_definitions_compiler_macros_and_systems_are_restored() {
+    let mut server = Server::ready();
+    for code in [
+        "(defun same (a b) (equal a b)) (defun hash-of (a) (sxhash a))",
+        "(sb-ext:define-hash-table-test same hash-of)",
+        "(sb-alien:define-alien-variable (\"environ\" the-environment) sb-alien:unsigned-long)",
+        "(sb-alien::define-alien-callable seven sb-alien:int () 7)",
+        "(setf (compiler-macro-function 'same) (lambda (form environment) (declare (ignore environment)) form))",
+        "(asdf:defsystem \"defined-directly\")",
+    ] {
+        server.evaluate(code);
+    }
+    let about = "(list (hash-table-test (make-hash-table :test 'same)) (integerp the-environment)
+                       (sb-alien:alien-funcall (sb-alien::alien-callable-function 'seven))
+                       (and (compiler-macro-function 'same) t)
+                       (and (asdf:registered-system \"defined-directly\") t))";
+    let before = server.evaluate(about);
+    assert_eq!(before, "=> (SAME T 7 T T)");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: all 7 defining forms.") && text.ends_with(&before), "{text}");
+}
+
+#[test]
 fn removed_nicknames_unbound_variables_and_package_locks_are_restored() {
     let mut server = Server::ready();
     for code in [
