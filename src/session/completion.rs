@@ -144,8 +144,7 @@ impl Inner {
             }
             HeldRequest::Evaluate(builder, reply) => {
                 if let Some(error) = refused {
-                    scheduler.evaluations.remove(builder.evaluation());
-                    return bind_reply(reply, Err(error));
+                    return end_refused(scheduler, *builder, error, reply);
                 }
                 let mut outcome = builder.finish(end);
                 self.record_evaluation_in_hold(connection, &mut outcome);
@@ -189,8 +188,7 @@ impl Inner {
                 if result.is_ok() {
                     for mut finishing in std::mem::take(&mut scheduler.finishing) {
                         finishing.cancel(&self.clock);
-                        scheduler.evaluations.remove(finishing.evaluation);
-                        ended.push(finishing.answer_as_cancelled());
+                        ended.push(finishing.end_as_cancelled(scheduler));
                     }
                     scheduler.evaluations.reset();
                     self.notify_others(connection, "reset the session: all definitions are gone.");
@@ -407,6 +405,18 @@ pub(super) fn end_evaluation(scheduler: &mut SchedulerState, outcome: Outcome, r
         panics::call_all(std::iter::once(bind_reply(reply, outcome)).chain(waiters));
         drop(forgotten);
     })
+}
+
+/// Ends an evaluation in a frame that was refused with this error. Returns the function that sends the error to the caller,
+/// and an outcome with the error's message to the clients that wait for the evaluation.
+pub(super) fn end_refused(
+    scheduler: &mut SchedulerState,
+    builder: OutcomeBuilder,
+    error: HoldError,
+    reply: Reply<Result<Arc<Outcome>, HoldError>>,
+) -> AnswerFn {
+    let outcome = builder.finish_with_error("SIMPLE-ERROR", error.to_string());
+    end_evaluation(scheduler, outcome, Box::new(|_| reply(Err(error))))
 }
 
 impl ErrorState {

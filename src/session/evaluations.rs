@@ -157,13 +157,6 @@ impl Evaluations {
         waiters.map(|waiter| -> AnswerFn { bind_reply(waiter.reply, outcome.clone()) }).collect()
     }
 
-    /// Removes an evaluation, for instance because its request was refused.
-    pub(super) fn remove(&mut self, id: u64) {
-        if let Some(index) = self.find(id) {
-            self.take_entry(index);
-        }
-    }
-
     /// Records the outcome of an evaluation. Keeps the outcome if it is complete and there is room, and sets
     /// `outcome.kept` accordingly.
     #[must_use]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::activity::{HeldRequest, Inspection, RequestBody};
+use super::completion::end_refused;
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{OpenQuestion, Request, SchedulerState};
@@ -321,10 +322,7 @@ impl Inner {
         };
         match request {
             HeldRequest::Resume(_, reply) => bind_reply(reply, Err(error)),
-            HeldRequest::Evaluate(builder, reply) => {
-                scheduler.evaluations.remove(builder.evaluation());
-                bind_reply(reply, Err(error))
-            }
+            HeldRequest::Evaluate(builder, reply) => end_refused(scheduler, *builder, error, reply),
             HeldRequest::Locals(_, reply) => bind_reply(reply, Err(error)),
             HeldRequest::Release(Some(reply)) => bind_reply(reply, Err(error)),
             HeldRequest::Release(None) => Box::new(|| ()),

@@ -9,7 +9,7 @@ use super::completion::{EarlierErrors, end_evaluation};
 use super::connection::Connection;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::scheduler::SchedulerState;
-use super::{AnswerFn, Inner, Reply, Session, bind_reply};
+use super::{AnswerFn, Inner, Reply, Session};
 use crate::image::InterruptReason;
 use crate::image::interruption::REACTION_TIME;
 use crate::os::clock::DeadlineClock;
@@ -140,10 +140,11 @@ impl FinishingEvaluation {
         self.ends_at
     }
 
-    /// Returns the answer to the call whose evaluation was cancelled.
-    pub(super) fn answer_as_cancelled(self) -> AnswerFn {
+    /// Ends the evaluation as cancelled, without waiting for the work. Returns the function that answers the call and the
+    /// clients that wait for the evaluation.
+    pub(super) fn end_as_cancelled(self, scheduler: &mut SchedulerState) -> AnswerFn {
         let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(InterruptReason::Cancel));
-        bind_reply(self.reply, Arc::new(outcome))
+        end_evaluation(scheduler, outcome, self.reply)
     }
 }
 

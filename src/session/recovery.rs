@@ -220,7 +220,7 @@ impl Session {
         answers.extend(self.inner.cancel_waiting(&mut scheduler));
         for mut finishing in std::mem::take(&mut scheduler.finishing) {
             finishing.cancel(&self.inner.clock);
-            answers.push(finishing.answer_as_cancelled());
+            answers.push(finishing.end_as_cancelled(&mut scheduler));
         }
         for notice in notices {
             self.add_notice(notice);

@@ -312,6 +312,23 @@ fn debugger_tools_report_that_no_evaluation_is_held(mode: Mode) {
     server.assert_works();
 }
 
+/// An eval-in-frame that waits for its turn has a number, so a client may wait for its end.
+#[apply(both_modes)]
+fn waiting_for_an_eval_in_frame_that_is_refused_ends_with_the_reason(mode: Mode) {
+    let mut server = mode.ready();
+    let gate = server.home().join("gate");
+    let running = server.post_running("", &format!("(loop until (probe-file {gate:?}) do (sleep 0.01))"), 600.0);
+    let refused = server.post_call("eval-in-frame", json!({"frame": 0, "code": "1"}));
+    let waiting = server.post_call("check-evaluation", json!({"id": 2, "wait": 3600}));
+    let status = call_ok(&mut server, "check-evaluation", json!({"id": 2}));
+    assert!(status.starts_with("Evaluation 2: waiting"), "{status}");
+    std::fs::write(&gate, "").unwrap();
+    server.outcome(running);
+    assert_eq!(server.outcome(refused), (NOTHING_HELD.to_owned(), true));
+    let (text, is_error) = server.outcome(waiting);
+    assert!(is_error && text.contains(NOTHING_HELD), "{text}");
+}
+
 #[apply(both_modes)]
 fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: Mode) {
     let mut server = mode.ready();
