@@ -104,6 +104,11 @@ impl AttachedClients {
         }
     }
 
+    /// Returns the numbers of the connections.
+    pub(super) fn connections(&self) -> Vec<u64> {
+        self.clients.iter().map(|client| client.connection).collect()
+    }
+
     /// Sends a line on a connection, if the client is still attached.
     pub(super) fn send(&mut self, connection: u64, line: Cow<'_, [u8]>) {
         if let Some(client) = self.clients.iter_mut().find(|client| client.connection == connection) {

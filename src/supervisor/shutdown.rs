@@ -1,5 +1,6 @@
 //! The end of the server: open requests get an error as their answer, and the client has time to read these answers.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use super::attached_clients::AttachedClients;
@@ -43,9 +44,9 @@ impl Shutdown {
         Self { status: 1, reason, deadline: Instant::now() + FAILURE_REPORT_TIME, waits_for_request: true }
     }
 
-    /// Answers the open requests of the client of stdin with errors, and waits until the client has read `output` and the
+    /// Answers the open requests of all clients with errors, and waits until the client of stdin has read `output` and the
     /// `attached` clients have read their answers. The wait ends at the deadline, or after [`FINAL_READ_TIME`] if that is
-    /// later. `worker` is the exit status that the worker announced. Returns the exit status of the server: the status of
+    /// later; so do the answers to attached clients, whose long requests take time to parse. `worker` is the exit status that the worker announced. Returns the exit status of the server: the status of
     /// the shutdown or, if that status is 0 and the worker announced one, `worker`.
     pub(super) fn finish(
         self,
@@ -54,9 +55,14 @@ impl Shutdown {
         attached: &mut AttachedClients,
         worker: Option<i32>,
     ) -> i32 {
-        let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
+        let reason = self.reason.as_str();
+        let refusals = |client| requests.texts_of(client).filter_map(move |line| messages::refusal(line, reason));
+        let mut is_open = refusals(0).all(|answer| output.put(&answer).is_ok());
         let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);
-        let mut is_open = refusals.all(|answer| output.put(&answer).is_ok());
+        for client in attached.connections() {
+            let refusals = refusals(client).take_while(|_| Instant::now() < end);
+            refusals.for_each(|answer| attached.send(client, Cow::Owned(answer)));
+        }
         attached.close();
         loop {
             let mut set = PollSet::new();

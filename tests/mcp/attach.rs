@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, evaluate_err, last_error, outcome};
-use crate::processes::{is_alive, kill_worker, signal, wait_until};
+use crate::processes::{is_alive, kill_worker, signal, stop_worker, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use crate::stalls::BUSY_LIMIT;
 use rstest_reuse::apply;
@@ -531,6 +531,25 @@ fn every_request_read_before_the_server_ends_is_answered(mode: Mode) {
         }
         server.finish();
     }
+}
+
+/// A worker that is stopped answers nothing, so the supervisor answers the requests of all clients.
+#[test]
+fn requests_that_a_stopped_worker_leaves_are_answered_when_the_server_ends() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach(&server);
+    let running = client.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+    client.request("ping", &json!({}));
+    stop_worker(&server);
+    let waiting = client.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    server.close();
+    for id in [running, waiting] {
+        let answer = client.answer(id);
+        assert_eq!(answer["error"]["message"], "the server is shutting down; the request was not finished", "{answer}");
+    }
+    assert!(client.read().is_none());
+    assert!(server.end().status.success());
 }
 
 #[apply(both_modes)]
