@@ -40,6 +40,9 @@ use crate::session::recovery::failed_outcome;
 /// cancellation still gets through.
 const MAX_REQUEST_BYTES: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 
+/// Maximum capacity of a pipe, in bytes, unless an administrator has raised it.
+const MAX_PIPE_CAPACITY: u64 = 1 << 20;
+
 /// Maximum number of characters of an error that a notice shows.
 const MAX_ERROR_CHARS: usize = 200;
 
@@ -352,17 +355,23 @@ impl Relay {
         }
     }
 
-    /// Replaces a worker process that has ended, after reading all of its output.
+    /// Replaces a worker process that has ended, after reading all of its output. Reads no more than a pipe can contain.
     fn handle_exits(&mut self) -> StepResult {
         let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.wait_status?)));
         let Some((id, status)) = ended else { return Ok(()) };
-        let read = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.bytes_read);
-        loop {
-            let before = read(self);
+        let bytes_read = |relay: &Self| {
+            relay.workers.get(&id).and_then(|worker| worker.process.as_ref()).map_or(0, |process| process.bytes_read)
+        };
+        // The process's descendants may write to the pipe without end, but what the process itself wrote comes first.
+        let mut before = bytes_read(self);
+        let end = before + MAX_PIPE_CAPACITY;
+        while before < end {
             self.read_worker(id)?;
-            if read(self) == before {
+            let now = bytes_read(self);
+            if now == before {
                 break;
             }
+            before = now;
         }
         let crash = Crash::new(describe_exit(status));
         let crash = if is_possibly_external(status) { crash.possibly_external() } else { crash };

@@ -541,6 +541,45 @@ fn forged_report_of_a_save_writes_no_file_elsewhere() {
     server.assert_works();
 }
 
+/// For 20 seconds, forked children of a killed worker write valid frames to the supervisor's pipe as fast as it reads them.
+#[test]
+fn children_of_a_killed_worker_that_write_to_the_supervisor_delay_no_request() {
+    let mut server = Server::ready();
+    server.evaluate(
+        r#"(defun flood (fd)
+             ;; A forked child cannot collect garbage, so it does not allocate.
+             (let ((frames (make-array 4096 :element-type '(unsigned-byte 8) :initial-element 0)))
+               (dotimes (i 256) (replace frames #(#xfe 83 77 5) :start1 (* 16 i)))
+               (flet ((now () (sb-alien:alien-funcall
+                               (sb-alien:extern-alien "time" (function sb-alien:long sb-alien:long)) 0)))
+                 (sb-sys:with-pinned-objects (frames)
+                   (dotimes (i 4)
+                     (when (zerop (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))))
+                       (loop with end of-type fixnum = (+ (now) 20)
+                             until (> (now) end)
+                             do (sb-alien:alien-funcall
+                                 (sb-alien:extern-alien "write" (function sb-alien:long sb-alien:int
+                                                                          sb-sys:system-area-pointer sb-alien:long))
+                                 fd (sb-sys:vector-sap frames) 4096))
+                       (sb-alien:alien-funcall
+                        (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)))))))"#,
+    );
+    let code = "(progn
+                  (loop for fd from 400 to 1023
+                        when (ignore-errors
+                              (and (= 1 (logand 3 (sb-posix:fcntl fd sb-posix:f-getfl)))
+                                   (= #o010000 (logand #o170000 (sb-posix:stat-mode (sb-posix:fstat fd))))))
+                          do (flood fd))
+                  (sb-posix:kill (sb-posix:getpid) 9))";
+    let call = server.post_call("evaluate-lisp", json!({"code": code}));
+    std::thread::sleep(Duration::from_millis(500));
+    let begin = Instant::now();
+    server.request("ping", json!({}));
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(server.outcome(call).0.contains("IMAGE-LOST"));
+    server.assert_works();
+}
+
 /// An unreadable event changes nothing: unreadable limits, for example, are not replaced by defaults.
 #[test]
 fn events_that_cannot_be_read_are_reported_and_change_nothing() {
