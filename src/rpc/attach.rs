@@ -245,29 +245,22 @@ impl Listener {
         Ok(Self { socket, path, file_id: (metadata.dev(), metadata.ino()) })
     }
 
-    /// Accepts the next client of this user. Returns `None` if no client waits. Clients of other users, and all clients
-    /// if `full`, are refused with an error.
+    /// Accepts the next client of this user. A client of another user, and any client if `full`, is refused with an error.
+    /// Returns `None` after a refusal, since clients may connect faster than they are refused, and if no client waits.
     pub(crate) fn accept(&self, full: bool) -> Option<UnixStream> {
-        loop {
-            let (stream, _) = match self.socket.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return None,
-            };
-            let reason = match socket_peercred(&stream) {
-                Ok(peer) if peer.uid != geteuid() => "this session belongs to another user".to_owned(),
-                Ok(_) if full => format!(
-                    "client limit reached: {MAX_ATTACHED} clients are attached to this session; one must disconnect \
-                     first"
-                ),
-                Ok(_) => return UnixStream::from(to_private_number(&stream).ok()?).into(),
-                Err(error) => format!("the server cannot determine the client's user: {error}"),
-            };
-            let _ = stream.set_nonblocking(true);
-            let error = json!({"code": -32600, "message": reason});
-            let _ =
-                (&stream).write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": null, "error": error})).as_bytes());
-        }
+        let (stream, _) = self.socket.accept().ok()?;
+        let reason = match socket_peercred(&stream) {
+            Ok(peer) if peer.uid != geteuid() => "this session belongs to another user".to_owned(),
+            Ok(_) if full => format!(
+                "client limit reached: {MAX_ATTACHED} clients are attached to this session; one must disconnect first"
+            ),
+            Ok(_) => return UnixStream::from(to_private_number(&stream).ok()?).into(),
+            Err(error) => format!("the server cannot determine the client's user: {error}"),
+        };
+        let _ = stream.set_nonblocking(true);
+        let error = json!({"code": -32600, "message": reason});
+        let _ = (&stream).write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": null, "error": error})).as_bytes());
+        None
     }
 }
 

@@ -96,7 +96,7 @@ impl AttachedClients {
         }
         let Some(listener) = self.listener.as_ref().filter(|_| is_ready(AttachedDescriptor::Listener)) else { return };
         while let Some(stream) = listener.accept(self.clients.len() >= MAX_ATTACHED) {
-            let Ok((input, output)) = split_stream(stream) else { continue };
+            let Ok((input, output)) = split_stream(stream) else { return };
             self.last_connection += 1;
             let (input, output) = (LineReader::new(input), WriteBuffer::new(output));
             self.clients.push(AttachedClient { connection: self.last_connection, input, output, is_gone: false });

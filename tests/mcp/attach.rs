@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, evaluate_err, last_error, outcome};
 use crate::processes::{is_alive, kill_worker, signal, stop_worker, wait_until};
@@ -346,6 +346,34 @@ fn client_beyond_the_limit_of_16_is_refused_until_another_leaves(mode: Mode) {
         assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
     }
     server.assert_works();
+}
+
+/// While 16 clients are attached, threads connect again and again and are refused.
+#[apply(both_modes)]
+fn refused_clients_delay_no_attached_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let server = runtime.server(&[]);
+    let socket = runtime.socket(&server);
+    let mut attached: Vec<_> = (0..16).map(|_| runtime.attach(&server)).collect();
+    let (begin, time) = (Instant::now(), Duration::from_secs(5));
+    let slowest = std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while begin.elapsed() < time {
+                    drop(UnixStream::connect(&socket));
+                }
+            });
+        }
+        let mut slowest = Duration::ZERO;
+        while begin.elapsed() < time {
+            let sent = Instant::now();
+            attached[0].request("ping", &json!({}));
+            slowest = slowest.max(sent.elapsed());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        slowest
+    });
+    assert!(slowest <= BUSY_LIMIT, "a ping took {slowest:?}");
 }
 
 #[apply(both_modes)]
