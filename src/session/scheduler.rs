@@ -391,6 +391,8 @@ pub(super) struct SchedulerState {
     waiting: [VecDeque<Request>; Lane::COUNT],
     /// Background requests whose turn has come, and that wait for a thread.
     ready: VecDeque<Request>,
+    /// The lowest number of the connections whose turn to inspect comes next.
+    next_inspector: u64,
     pub(super) running: Vec<RunningJob>,
     threads: Threads,
     /// The lanes whose threads must be woken.
@@ -475,11 +477,28 @@ impl SchedulerState {
                 next
             }
             Lane::Signals => Instruction::End,
-            Lane::Inspection | Lane::Control => match self.waiting[lane as usize].pop_front() {
-                Some(request) => Instruction::Run(self.begin(lane, 0, request, None, now)),
-                None => Instruction::Wait(None),
-            },
+            Lane::Inspection | Lane::Control => {
+                let request = match lane {
+                    Lane::Inspection => self.take_next_inspection(),
+                    _ => self.waiting[lane as usize].pop_front(),
+                };
+                match request {
+                    Some(request) => Instruction::Run(self.begin(lane, 0, request, None, now)),
+                    None => Instruction::Wait(None),
+                }
+            }
         }
+    }
+
+    /// Takes the next inspection. The connections take turns, so that a connection's slow inspections do not all come before
+    /// an inspection of another connection.
+    fn take_next_inspection(&mut self) -> Option<Request> {
+        let waiting = &mut self.waiting[Lane::Inspection as usize];
+        let turn = |request: &Request| request.connection.id.wrapping_sub(self.next_inspector);
+        let (next, _) = waiting.iter().enumerate().min_by_key(|(_, request)| turn(request))?;
+        let request = waiting.remove(next)?;
+        self.next_inspector = request.connection.id.wrapping_add(1);
+        Some(request)
     }
 
     /// Moves background requests whose turn has come to the `ready` queue, marks the evaluation lane as changed if
@@ -1071,6 +1090,22 @@ mod tests {
         scheduler.holds.clear();
         push(&mut scheduler, 5, JobKind::Query);
         assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 5, .. })));
+    }
+
+    /// The connections' inspections take turns, and each connection's inspections stay in order.
+    #[test]
+    fn connections_take_turns_to_inspect() {
+        let mut scheduler = SchedulerState::default();
+        let connections = [0, 1, 7].map(Connection::new);
+        for (id, connection) in [(1, 1), (2, 1), (3, 1), (4, 2), (5, 0), (6, 0)] {
+            let request = test_requests::request(&connections[connection], id, JobKind::Query);
+            scheduler.push(Lane::Inspection, request);
+        }
+        let order = std::iter::from_fn(|| match scheduler.next(Lane::Inspection, 0, None, Instant::now()) {
+            Instruction::Run(job) => Some(job.id),
+            _ => None,
+        });
+        assert_eq!(order.collect::<Vec<_>>(), [5, 1, 4, 6, 2, 3]);
     }
 
     /// Evaluations begin in the order of their numbers, in the background too. All foreground evaluations begin on the same

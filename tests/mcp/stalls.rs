@@ -813,6 +813,25 @@ fn inspections_of_a_client_that_disconnects_end(mode: Mode) {
     assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
 }
 
+/// The clients' inspections take turns: without turns, the other client's request would wait for a minute.
+#[apply(both_modes)]
+fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut other = runtime.attach(&server);
+    for _ in 0..6 {
+        server.post_call("macroexpand", json!({"form": "(endless)"}));
+    }
+    server.request("ping", json!({}));
+    wait_until("the first inspection runs", || begun.exists());
+    let begin = Instant::now();
+    // The answer to this client needs a second inspection, which reads the package.
+    other.call_ok("describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
 /// The watchdog must not take an inspection within its time limit for a stall.
 #[test]
 fn inspection_that_times_out_loses_no_data() {
