@@ -36,18 +36,20 @@ pub(super) enum DecodedLine {
 }
 
 impl DecodedLine {
-    /// Returns true if a message calls a tool that reads files before it waits for Lisp, which may take seconds.
-    pub(super) fn reads_files(&self) -> bool {
-        let reads = |message: &Result<Message, InvalidMessage>| match message {
+    /// Returns true if a message calls a tool with arguments for which the call may take long before it waits for Lisp.
+    pub(super) fn is_slow(&self) -> bool {
+        let none = JsonObject::new();
+        let is_slow = |message: &Result<Message, InvalidMessage>| match message {
             Ok(Message::Request { method, params, .. }) if method == "tools/call" => {
-                params.get("name").and_then(Value::as_str).is_some_and(tools::reads_files)
+                let arguments = params.get("arguments").and_then(Value::as_object).unwrap_or(&none);
+                params.get("name").and_then(Value::as_str).is_some_and(|name| tools::is_slow(name, arguments))
             }
             _ => false,
         };
         match self {
             Self::Empty => false,
-            Self::Single(message) => reads(message),
-            Self::Batch(messages) => messages.iter().any(reads),
+            Self::Single(message) => is_slow(message),
+            Self::Batch(messages) => messages.iter().any(is_slow),
         }
     }
 

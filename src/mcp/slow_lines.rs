@@ -1,6 +1,6 @@
-//! Slow lines: long lines, and calls that search directories. A thread handles the slow lines of one client, and the
-//! client's later lines wait until the thread has handled them in order. Pings, cancellations, and answers to the server's
-//! questions do not wait.
+//! Slow lines: long lines, and calls that search directories or show a large output again. A thread handles the slow lines
+//! of one client, and the client's later lines wait until the thread has handled them in order. Pings, cancellations, and
+//! answers to the server's questions do not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Conversation {
             return self.handle_slow(line.to_vec(), number);
         }
         let decoded = decode(line);
-        if decoded.reads_files() {
+        if decoded.is_slow() {
             return self.handle_slow(line.to_vec(), number);
         }
         if decoded.overtakes_slow_lines() || self.slow_lines.is_empty() {

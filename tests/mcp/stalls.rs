@@ -653,6 +653,24 @@ fn many_small_requests_with_large_answers_delay_no_other_client(mode: Mode) {
     server.assert_works();
 }
 
+/// Showing the output takes time for each of its characters, each of which could begin a marker.
+#[apply(both_modes)]
+fn large_outputs_that_are_shown_again_delay_no_other_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-output": 10_000_000}));
+    server.evaluate("(progn (write-string (make-string 9000000 :initial-element #\\[)) nil)");
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        for arguments in [json!({"wait": 1}), json!({"part": "output", "from": 8_000_000})] {
+            let calls: Vec<_> = (0..30).map(|_| server.post_call("check-evaluation", arguments.clone())).collect();
+            for call in calls {
+                assert!(!server.outcome(call).1);
+            }
+        }
+    });
+    pings.assert_fast();
+}
+
 /// Signals an error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
 const LARGE_ERROR: &str = r#"
 (labels ((f (n a b c d e g h)

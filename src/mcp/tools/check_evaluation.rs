@@ -107,7 +107,12 @@ impl ToolSpec for CheckEvaluation {
     const DESCRIPTION: &'static str = "Report the progress of an evaluation, wait for its result, or show text \
         that an answer left out (`characters omitted`). Changes nothing, not even the last error. The last 20 \
         evaluations are kept. Example: {\"id\": 12, \"wait\": 60}.";
-    const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::INSPECTION };
+    const POLICY: CallPolicy = CallPolicy {
+        core: true,
+        // Without `wait` and `part`, the answer is a short status.
+        is_slow: |arguments| arguments.keys().any(|name| name != "id"),
+        ..CallPolicy::INSPECTION
+    };
     type Arguments = Arguments;
     type Content = Content;
 

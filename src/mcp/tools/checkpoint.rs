@@ -43,7 +43,7 @@ impl ToolSpec for CheckpointTool {
         systems) under a name and restore it later, in milliseconds. Not saved: threads, sockets, open files. After a \
         crash the new image starts from the last checkpoint. `restore` discards later changes.";
     // A core that has changed since it was last checked is read.
-    const POLICY: CallPolicy = CallPolicy { reads_files: true, ..CallPolicy::NONE };
+    const POLICY: CallPolicy = CallPolicy { is_slow: |_| true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 

@@ -88,7 +88,7 @@ impl ToolSpec for LoadSystem {
         name, or by the .asd file in or near `directory`. [warnings] have file, line and form; [notice] names \
         variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \
         \"my-app\"}.";
-    const POLICY: CallPolicy = CallPolicy { reads_files: true, asks_user: true, core: true, ..CallPolicy::NONE };
+    const POLICY: CallPolicy = CallPolicy { is_slow: |_| true, asks_user: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 

@@ -234,8 +234,9 @@ struct CallPolicy {
     during_restore: bool,
     /// True if the answer depends on the error state, which a cancelled evaluation may still change.
     reads_error_state: bool,
-    /// True if a call searches directories or reads checkpoints before it waits for Lisp, which may take seconds.
-    reads_files: bool,
+    /// Returns true for the arguments of a call that may take long before it waits for Lisp: it searches directories, reads
+    /// checkpoints, or renders a large output.
+    is_slow: fn(&JsonObject) -> bool,
     /// True if the client may have to repeat a call with the user's answer to a question.
     asks_user: bool,
     /// True if the tool is part of the working loop (`--tools core`).
@@ -249,7 +250,7 @@ impl CallPolicy {
         repeatable: false,
         during_restore: false,
         reads_error_state: false,
-        reads_files: false,
+        is_slow: |_| false,
         asks_user: false,
         core: false,
         always_loaded: false,
@@ -347,9 +348,9 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// Maximum number of characters of an unknown name that are compared.
 const MAX_COMPARED: usize = 100;
 
-/// Returns true for a tool that searches directories or reads checkpoints before it waits for Lisp, which may take seconds.
-pub(super) fn reads_files(tool: &str) -> bool {
-    former_names::successors(tool).into_iter().any(|tool| policy(tool).reads_files)
+/// Returns true for a call that may take long before it waits for Lisp.
+pub(super) fn is_slow(tool: &str, arguments: &JsonObject) -> bool {
+    former_names::successors(tool).into_iter().any(|tool| (policy(tool).is_slow)(arguments))
 }
 
 /// Calls a tool: once the image is restored, or at once if the tool's policy allows.

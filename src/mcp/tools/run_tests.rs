@@ -152,7 +152,7 @@ impl ToolSpec for RunTests {
         and, for each failed test, file and line, the form, expected and actual values, or the error with \
         frames[[get-backtrace| and its identifier for get-backtrace]]. Supports FiveAM, Parachute, Rove, lisp-unit2, \
         sb-rt and RT; otherwise runs the ASDF test-op as one test.";
-    const POLICY: CallPolicy = CallPolicy { reads_files: true, core: true, ..CallPolicy::NONE };
+    const POLICY: CallPolicy = CallPolicy { is_slow: |_| true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = schema::Tests;
 
