@@ -662,13 +662,28 @@ fn large_outputs_that_are_shown_again_delay_no_other_client(mode: Mode) {
     server.evaluate("(progn (write-string (make-string 9000000 :initial-element #\\[)) nil)");
     let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
         for arguments in [json!({"wait": 1}), json!({"part": "output", "from": 8_000_000})] {
-            let calls: Vec<_> = (0..30).map(|_| server.post_call("check-evaluation", arguments.clone())).collect();
+            let calls: Vec<_> = (0..20).map(|_| server.post_call("check-evaluation", arguments.clone())).collect();
             for call in calls {
                 assert!(!server.outcome(call).1);
             }
         }
     });
     pings.assert_fast();
+}
+
+/// The time for a defining form does not depend on the length of the text before it.
+#[test]
+fn long_comment_before_many_definitions_is_not_read_for_each_of_them() {
+    let mut server = Server::ready();
+    let mut time = |forms: usize| {
+        let forms: String = (0..forms).map(|form| format!("(declaim (special *v{form}*))\n")).collect();
+        let code = format!("#|{}|#\n{forms}", "x".repeat(10_000_000));
+        let begin = Instant::now();
+        call_ok(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 120}));
+        begin.elapsed()
+    };
+    let (one, many) = (time(1), time(1_000));
+    assert!(many < one * 3 + Duration::from_secs(3), "one form: {one:?}, many forms: {many:?}");
 }
 
 /// Signals an error of some 3 MB as JSON: its message and the arguments of its frames are control characters.

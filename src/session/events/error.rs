@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::code::{Code, TextPosition};
 use super::text::{
     ClippedBuffer, MAX_LOCATION, clip_name, first_chars, printed_on_one_line, push_within_bytes, with_omission,
 };
@@ -87,9 +88,9 @@ impl ErrorBuilder {
 
     /// Returns the text that the error reports as unbalanced: a file, or the submitted `code`. Returns `None` for
     /// other errors.
-    pub(crate) fn unbalanced_text(&self, code: &Arc<str>) -> Option<UnbalancedText> {
+    pub(crate) fn unbalanced_text(&self, code: &Code) -> Option<UnbalancedText> {
         if self.is_unbalanced_code() {
-            return Some(UnbalancedText::Code(code.clone()));
+            return Some(UnbalancedText::Code(code.text().clone()));
         }
         unbalanced_file(self.message.as_str()).map(UnbalancedText::File)
     }
@@ -101,7 +102,7 @@ impl ErrorBuilder {
 
     /// Makes the record of an error in evaluation number `evaluation` of `code`. `message`, if there is one, replaces
     /// the error's own message.
-    pub(crate) fn finish(self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
+    pub(crate) fn finish(self, message: Option<String>, code: &Code, evaluation: u64) -> ErrorRecord {
         ErrorRecord {
             id: 0,
             form: self.form.map(|(number, start)| form_position(code, number, start)),
@@ -175,13 +176,12 @@ fn unbalanced_file(message: &str) -> Option<String> {
 }
 
 /// Returns the position of form number `number`, which begins at character `start` of `code`.
-fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
-    let offset = code.char_indices().nth(start).map_or(code.len(), |(offset, _)| offset);
-    let (before, form) = code.split_at(offset);
+fn form_position(code: &Code, number: u64, start: usize) -> FormPosition {
+    let TextPosition { offset, line_breaks, .. } = code.position(start);
     FormPosition {
         number,
-        line: 1 + before.matches('\n').count() as u64,
-        text: form.lines().next().unwrap_or_default().trim_end().chars().take(MAX_LOCATION).collect(),
+        line: 1 + line_breaks as u64,
+        text: code.text()[offset..].lines().next().unwrap_or_default().trim_end().chars().take(MAX_LOCATION).collect(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Builders that make the results of jobs from events, and cut each result to its size limits.
 
+mod code;
 mod error;
 mod inspection;
 mod outcome;

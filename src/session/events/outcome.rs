@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::JobEnd;
+use super::code::{Code, TextPosition};
 use super::error::{ErrorBuilder, UnbalancedText};
 use super::text::{ClippedBuffer, MAX_LOCATION, clip_name, escape_line_breaks, first_chars, push_within_chars};
 use crate::config::Limits;
@@ -69,7 +70,7 @@ pub(crate) struct OutcomeBuilder {
     /// True if the records refer to the signalled errors.
     records_refer_to_errors: bool,
     timing: Option<Timing>,
-    code: Arc<str>,
+    code: Code,
     evaluation: u64,
     /// The description of the current step, such as `the test FOO`, if the step has a time limit of its own.
     step: Option<String>,
@@ -84,7 +85,7 @@ impl OutcomeBuilder {
     /// Creates the builder for evaluation number `evaluation` of `code`.
     pub(crate) fn new(evaluation: u64, code: Arc<str>, limits: Limits, timeout: Option<Duration>) -> Self {
         Self {
-            code,
+            code: Code::new(code),
             evaluation,
             limits,
             timeout,
@@ -113,7 +114,7 @@ impl OutcomeBuilder {
 
     /// Creates an empty builder for the resumption of this evaluation.
     pub(crate) fn resumption_builder(&self) -> Self {
-        let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
+        let mut builder = Self::new(self.evaluation, self.code.text().clone(), self.limits, self.timeout);
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed_chars();
         if let Some(signalled) = &self.signalled {
@@ -446,13 +447,14 @@ impl OutcomeBuilder {
 /// form. Its first line is the position at which the form ends; the [changes](Changes::parse) follow, one per line. The
 /// name of the form's package comes last, after an `@`, and may contain line breaks. Returns `None` if the description
 /// is malformed.
-fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
+fn defining_form(code: &Code, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
     let (lines, package) = description.split_once("\n@")?;
     let mut lines = lines.lines();
     let start = usize::try_from(start).ok()?;
     let end: usize = lines.next()?.parse().ok()?;
-    let line = code.chars().take(start).filter(|character| *character == '\n').count();
-    let code = code.chars().skip(start).take(end.checked_sub(start)?).collect();
+    let length = end.checked_sub(start)?;
+    let TextPosition { offset, line_breaks: line, .. } = code.position(start);
+    let code = code.text()[offset..].chars().take(length).collect();
     Some((DefiningForm { code, package: package.to_owned() }, Changes { line, ..Changes::parse(lines) }))
 }
 
