@@ -37,20 +37,22 @@ pub(super) fn cancelled_id(message: &Value) -> Option<&Value> {
     (message.get("method")? == "notifications/cancelled").then_some(message.get("params")?.get("requestId")?)
 }
 
-/// Returns the line with the request of this id turned into a notification, which is never answered; `None` when the
-/// line is not JSON.
-pub(super) fn as_notification(line: &[u8], id: &Value) -> Option<Vec<u8>> {
-    let silence = |message: &mut Value| {
-        if request_id(message) == Some(id) {
+/// Returns the line with its cancelled requests turned into notifications, which are never answered; `None` when the line
+/// has no cancelled request. `is_cancelled` returns true for the id of a cancelled request.
+pub(super) fn as_notifications(line: &[u8], is_cancelled: impl Fn(&Value) -> bool) -> Option<Vec<u8>> {
+    let mut content = serde_json::from_slice(line).ok()?;
+    let mut found = false;
+    let mut silence = |message: &mut Value| {
+        if request_id(message).is_some_and(&is_cancelled) {
+            found = true;
             message.as_object_mut().map(|message| message.remove("id"));
         }
     };
-    let mut content = serde_json::from_slice(line).ok()?;
     match &mut content {
         Value::Array(messages) => messages.iter_mut().for_each(silence),
         message => silence(message),
     }
-    Some(as_line(&content))
+    found.then(|| as_line(&content))
 }
 
 /// Returns the error for a line that exceeds the size limit.
@@ -130,10 +132,11 @@ mod tests {
 
     #[test]
     fn a_request_turned_into_a_notification_has_no_id() {
-        let silence = |line: &str| parsed(as_notification(line.as_bytes(), &json!("a")));
+        let silence = |line: &str| parsed(as_notifications(line.as_bytes(), |id| id == "a"));
         assert_eq!(silence(r#"{"id":"a","method":"x"}"#), Some(json!({"method": "x"})));
         let batch = json!([{"method": "x"}, {"id": 1, "method": "x"}]);
         assert_eq!(silence(r#"[{"id":"a","method":"x"},{"id":1,"method":"x"}]"#), Some(batch));
+        assert_eq!(silence(r#"[{"id":"b","method":"x"},{"id":"a","result":1}]"#), None);
         assert_eq!(cancelled_id(&json!({"method": "notifications/cancelled", "params": {}})), None);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use serde_json::Value;
+
 use super::messages::{self, MAX_PARSED_LINE};
 use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::route;
@@ -31,6 +33,8 @@ pub(super) struct Requests {
     next: u64,
     /// The total size of each connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
     bytes: BTreeMap<u64, usize>,
+    /// The ids that waiting lines cancel, as JSON, each with the number of these lines, by connection.
+    cancelled: BTreeMap<u64, HashMap<String, usize>>,
 }
 
 /// A line that no worker has finished.
@@ -48,9 +52,9 @@ struct PendingLine {
     stalls: u32,
     /// True when the line did not reach the last worker.
     is_lost: bool,
-    /// True for a line that may cancel requests. The line is searched when it arrives: searching all waiting lines
-    /// after the loss of a worker would take too long.
-    may_cancel: bool,
+    /// The ids of the requests that the line cancels, as JSON. The line is parsed when it arrives: parsing all waiting
+    /// lines after the loss of a worker would take too long.
+    cancels: Vec<String>,
 }
 
 /// A line or a piece of a line, marked for the worker.
@@ -71,15 +75,15 @@ impl Requests {
             partial: BTreeMap::new(),
             next: 1,
             bytes: BTreeMap::new(),
+            cancelled: BTreeMap::new(),
         }
     }
 
     /// Adds a line of a client. An empty line marks the end of the connection.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + LINE_OVERHEAD;
-        let may_cancel = line.len() <= MAX_PARSED_LINE && memchr::memmem::find(line, b"cancelled").is_some();
-        let text = line.into();
-        let line = PendingLine { number: None, connection, text, awaited: None, stalls: 0, is_lost: false, may_cancel };
+        let (text, cancels) = (line.into(), cancelled_ids(line));
+        let line = PendingLine { number: None, connection, text, awaited: None, stalls: 0, is_lost: false, cancels };
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -104,7 +108,8 @@ impl Requests {
         let (number, done) = match self.partial.remove(&connection) {
             Some(partial) => partial,
             None => {
-                let line = waiting?.pop_front()?;
+                let mut line = waiting?.pop_front()?;
+                self.silence_if_cancelled(&mut line);
                 let number = line.number.unwrap_or(self.next);
                 self.next = self.next.max(number + 1);
                 self.open.insert(number, line);
@@ -174,6 +179,7 @@ impl Requests {
             self.forget_bytes(&line);
         }
         self.partial.remove(&connection);
+        self.cancelled.remove(&connection);
         for line in self.open.values_mut().filter(|line| line.connection == connection) {
             if let Some(bytes) = self.bytes.get_mut(&connection) {
                 *bytes -= line.text.len() - 1;
@@ -253,39 +259,45 @@ impl Requests {
         self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
     }
 
-    /// Turns waiting requests that a later waiting line cancels into notifications. Must be called before a new worker
-    /// gets the lines: the lost worker might not have handled the cancellation.
+    /// Makes waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
+    /// a new worker gets the lines: the lost worker might not have handled the cancellation.
     pub(super) fn apply_cancellations(&mut self) {
-        for (connection, lines) in &mut self.waiting {
-            let Some(last) = lines.iter().rposition(|line| line.may_cancel) else { continue };
-            let mut requests = HashMap::new();
-            for index in 0..=last {
-                if lines[index].text.len() > MAX_PARSED_LINE {
-                    // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
-                    if let Some(id) = IdScanner::scan(&lines[index].text) {
-                        requests.insert(id.to_string(), index);
-                    }
-                    continue;
-                }
-                for message in messages::parse_messages(&lines[index].text) {
-                    if let Some(id) = messages::request_id(&message) {
-                        requests.insert(id.to_string(), index);
-                    } else if let Some(id) = messages::cancelled_id(&message)
-                        && let Some(index) = requests.remove(&id.to_string())
-                    {
-                        let line = &mut lines[index];
-                        let is_long = line.text.len() > MAX_PARSED_LINE;
-                        let notification =
-                            if is_long { Some(b"\n".to_vec()) } else { messages::as_notification(&line.text, id) };
-                        let Some(text) = notification else { continue };
-                        if let Some(bytes) = self.bytes.get_mut(connection) {
-                            *bytes = *bytes + text.len() - line.text.len();
-                        }
-                        (line.text, line.awaited) = (text.into(), None);
-                    }
+        self.cancelled.clear();
+        for (connection, lines) in &self.waiting {
+            for id in lines.iter().flat_map(|line| &line.cancels) {
+                *self.cancelled.entry(*connection).or_default().entry(id.clone()).or_default() += 1;
+            }
+        }
+    }
+
+    /// Turns the requests of a line that is about to be sent into notifications if a later line cancels them. Only this line
+    /// is parsed: parsing all waiting lines at once would take too long.
+    fn silence_if_cancelled(&mut self, line: &mut PendingLine) {
+        let Some(cancelled) = self.cancelled.get_mut(&line.connection) else { return };
+        for id in &line.cancels {
+            if let Some(later) = cancelled.get_mut(id) {
+                *later -= 1;
+                if *later == 0 {
+                    cancelled.remove(id);
                 }
             }
         }
+        if cancelled.is_empty() {
+            self.cancelled.remove(&line.connection);
+            return;
+        }
+        let is_cancelled = |id: &Value| cancelled.contains_key(&id.to_string());
+        let text = if line.text.len() > MAX_PARSED_LINE {
+            // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
+            IdScanner::scan(&line.text).filter(is_cancelled).map(|_| b"\n".to_vec())
+        } else {
+            messages::as_notifications(&line.text, is_cancelled)
+        };
+        let Some(text) = text else { return };
+        if let Some(bytes) = self.bytes.get_mut(&line.connection) {
+            *bytes = *bytes + text.len() - line.text.len();
+        }
+        (line.text, line.awaited) = (text.into(), None);
     }
 
     /// Returns the call number that the next new line from a client will get.
@@ -297,6 +309,14 @@ impl Requests {
     pub(super) fn bytes(&self, connection: u64) -> usize {
         self.bytes.get(&connection).copied().unwrap_or(0)
     }
+}
+
+/// Returns the ids of the requests that a line cancels, as JSON.
+fn cancelled_ids(line: &[u8]) -> Vec<String> {
+    if line.len() > MAX_PARSED_LINE || memchr::memmem::find(line, b"cancelled").is_none() {
+        return Vec::new();
+    }
+    messages::parse_messages(line).iter().filter_map(messages::cancelled_id).map(Value::to_string).collect()
 }
 
 #[cfg(test)]
@@ -417,6 +437,7 @@ mod tests {
             requests.add(connection, line);
         }
         requests.apply_cancellations();
+        requests.send_all();
         assert_eq!((requests.texts(0)[0], requests.texts(3)[0]), (r#"{"id":7,"method":"a"}"#, r#"{"method":"b"}"#));
         assert!(requests.byte_counts_match());
     }
@@ -427,6 +448,7 @@ mod tests {
         requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(MAX_PARSED_LINE)).as_bytes());
         requests.add(0, br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
         requests.apply_cancellations();
+        requests.send_all();
         assert_eq!(requests.texts(0)[0], "");
         assert!(requests.byte_counts_match());
     }
