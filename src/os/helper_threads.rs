@@ -1,5 +1,5 @@
-//! Threads that run work which may block, in place of threads that must not block: the embedding program's wakers and
-//! destructors, and cancellations that end processes.
+//! Threads that run slow work in place of threads that must not block: the embedding program's wakers and destructors,
+//! cancellations that end processes, and the rendering of answers.
 
 use std::collections::VecDeque;
 use std::time::Duration;

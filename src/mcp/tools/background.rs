@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::arguments::{Flag, parse_seconds};
 use super::{Call, Fault};
+use crate::os::helper_threads;
 use crate::session::Operation;
 use crate::session::PostProcessing;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
@@ -144,7 +145,8 @@ pub(super) fn evaluate(
             // The outcome has the notices and the output that the connection's next answer must contain, so the evaluation
             // must not answer the call once the outcome exists.
             if let Some((call, outcome)) = call.take_if(|| session.leave_foreground(job)) {
-                call.reply(outcome);
+                // Rendering a large output here would delay other clients: deadlines run on the event loop.
+                helper_threads::run(move || call.reply(outcome));
             }
         });
     }
