@@ -11,6 +11,16 @@
   (define sb-ext:exit)
   (define sb-ext:quit))
 
+;; SBCL itself would begin to save, and reset streams and signal handlers: it looks for other threads with LIST-ALL-THREADS,
+;; which hides the host's threads.
+(define-patch sb-ext:save-lisp-and-die *
+  (lambda (save &rest arguments)
+    (if (host-started-p)
+        (error "SAVE-LISP-AND-DIE was called, but ~:[the server and the session continue. To build a core, start another ~
+                SBCL.~;the program that this image is part of continues. To save the image, use Lisp::save in Rust.~]"
+               (plusp **program-call-address**))
+        (apply (the function save) arguments))))
+
 ;; A timer interrupts the thread for which it was made. A thread that works for the program is usually in no call, and
 ;; would handle the interruption only during its next call, which may have nothing to do with the timer. Therefore a new
 ;; thread runs the timer's function if the timer's thread is in no call.

@@ -414,6 +414,20 @@ fn exit_signals_an_error_and_the_program_continues() {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
 }
 
+#[test]
+fn save_lisp_and_die_is_refused_and_the_program_continues() {
+    let lisp = lisp();
+    let path = std::env::temp_dir().join(format!("sbcl-refused-{}.core", std::process::id()));
+    let refused = lisp.call::<()>("sb-ext:save-lisp-and-die", (path.to_str().unwrap(),)).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "simple-error: SAVE-LISP-AND-DIE was called, but the program that this image is part of continues. To save the \
+         image, use Lisp::save in Rust."
+    );
+    assert!(!path.exists());
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
 #[cfg(feature = "mcp")]
 #[test]
 fn mcp_spawn_serves_multiple_clients_on_the_program_image() {

@@ -430,6 +430,16 @@ fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn save_lisp_and_die_is_refused(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let text = session.evaluate_err("(sb-ext:save-lisp-and-die \"/no-such-directory/x.core\")", 20.0, "SIMPLE-ERROR");
+    assert!(text.contains("the server and the session continue"), "{text}");
+    let text = session.evaluate("(progn (princ \"printed\") 1)", 5.0);
+    assert!(text.contains("printed"), "{text}");
+    session.finish();
+}
+
+#[apply(both_modes)]
 fn thread_output_and_errors_are_reported_and_reset_ends_threads(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     session.evaluate("(defvar *gate* (sb-thread:make-semaphore))", 5.0);
