@@ -365,7 +365,7 @@ pub mod what_ends_the_process {
     //! | a value of a recursive Rust type is so deeply nested that its destructor needs more stack than the thread has | the process ends, as on any stack overflow in Rust |
     //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
-    //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of continues." |
+    //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called, but the program that this image is part of continues." |
     //! | `(sb-ext:save-lisp-and-die …)` | an error in Lisp: [`Lisp::save`](crate::Lisp::save) saves the image |
     //! | `abort` in C code, SIGKILL | the process ends |
     //! | code ends one of the program's Lisp threads, for example with `abort-thread` | another thread replaces the ended thread |

@@ -397,7 +397,7 @@ fn exit_signals_an_error_and_the_program_continues() {
         let error = lisp.eval::<()>(code).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "sbcl-host::exit-refused: EXIT was called: the program that this image is part of continues.",
+            "sbcl-host::exit-refused: EXIT was called, but the program that this image is part of continues.",
             "{code}"
         );
         assert!(condition(error).is("error"));
