@@ -368,7 +368,7 @@ pub mod what_ends_the_process {
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called, but the program that this image is part of continues." |
     //! | `(sb-ext:save-lisp-and-die …)` | an error in Lisp: [`Lisp::save`](crate::Lisp::save) saves the image |
     //! | `abort` in C code, SIGKILL | the process ends |
-    //! | code ends one of the program's Lisp threads, for example with `abort-thread` | another thread replaces the ended thread |
+    //! | code ends one of the program's Lisp threads, for example with `abort-thread` | another thread replaces the ended thread; if no thread can be started, the thread continues |
     //!
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
     //! code, and on other threads, these signals go to the handlers that were installed before boot. SIGCHLD and

@@ -321,6 +321,17 @@ fn signals_during_boot_do_not_change_host_signal_masks() {
     }
 }
 
+/// If `none` is true, limits the address space of this process so that it is too small for the stacks of another thread;
+/// otherwise removes the limit.
+fn leave_no_room_for_threads(none: bool) {
+    let sizes = std::fs::read_to_string("/proc/self/statm").expect("it can be read");
+    let pages: u64 = sizes.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
+    let room = if none { pages * 4096 + (1 << 20) } else { libc::RLIM_INFINITY };
+    let limit = libc::rlimit { rlim_cur: room, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: setrlimit(2) reads a valid `rlimit`.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+}
+
 #[test]
 fn nested_call_fails_when_no_thread_can_be_started() {
     let name = "nested_call_fails_when_no_thread_can_be_started";
@@ -337,22 +348,31 @@ fn nested_call_fails_when_no_thread_can_be_started() {
         answer.send(caller.eval::<i64>("7"))
     });
     let nested = lisp.enter(move |_| {
-        // Leaves too little address space for the stacks of another thread.
-        let sizes = std::fs::read_to_string("/proc/self/statm").expect("it can be read");
-        let pages: u64 = sizes.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
-        let room = pages * 4096 + (1 << 20);
-        let limit = libc::rlimit { rlim_cur: room, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: setrlimit(2) reads a valid `rlimit`.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        leave_no_room_for_threads(true);
         go.send(()).expect("it listens");
         let nested = answered.recv_timeout(Duration::from_secs(30));
-        let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        leave_no_room_for_threads(false);
         nested.expect("an answer")
     });
     assert!(matches!(nested, Err(Error::NoThread)), "{nested:?}");
     assert_eq!(lisp.eval::<i64>("8").expect("the thread is free again"), 8);
+}
+
+#[test]
+fn ended_thread_that_cannot_be_replaced_serves_the_next_call() {
+    let name = "ended_thread_that_cannot_be_replaced_serves_the_next_call";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().threads(1).spare_threads(2).boot().expect("SBCL boots");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+    leave_no_room_for_threads(true);
+    let ended = lisp.eval::<()>("(sb-thread:abort-thread)");
+    assert!(matches!(ended, Err(Error::Aborted)), "{ended:?}");
+    let next = lisp.with_timeout(Duration::from_secs(30)).eval::<i64>("(+ 1 2)");
+    leave_no_room_for_threads(false);
+    assert_eq!(next.expect("the thread continues"), 3);
 }
 
 #[test]

@@ -38,7 +38,7 @@ a non-local exit is pending."
 
 (defun start-program-thread (serve number)
   "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE, the address of the program's function `serve'.
-If user code ends the thread, a new thread replaces it."
+If user code ends the thread, a new thread replaces it (see CALL-WITH-REPLACEMENT)."
   (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore)))
         ;; With the job number of a call, START-JOB-THREAD would apply the limit of user threads to the new thread.
         (*job-id* 0))
@@ -47,12 +47,11 @@ If user code ends the thread, a new thread replaces it."
     (setf (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
                              (lambda ()
-                               (let ((ended nil))
-                                 (unwind-protect
-                                      (progn (call-as-program-thread (lambda () (serve-program serve number)))
-                                             (setf ended t))
-                                   (unless ended
-                                     (start-program-thread serve number)))))
+                               (call-with-replacement
+                                (lambda () (call-as-program-thread (lambda () (serve-program serve number))))
+                                **program-threads**
+                                number
+                                (lambda () (start-program-thread serve number))))
                              '())))
 
 (defconstant +max-program-threads+ 512

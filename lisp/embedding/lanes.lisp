@@ -237,18 +237,37 @@ of timers that were made for no particular thread run in this thread. Never retu
   "Remove THREAD from the threads that evaluate."
   (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
 
+(defun call-with-replacement (function threads number replace)
+  "Call FUNCTION, the work of this thread, which is element NUMBER of the vector THREADS. If user code ends the thread
+before FUNCTION has returned, call REPLACE, which starts another thread for the work. If no thread can be started, this
+thread does not end, but calls FUNCTION again."
+  (declare (type function function replace) (type simple-vector threads) (type index number))
+  (loop
+    (block work
+      (let ((finished nil))
+        (unwind-protect
+             (progn (funcall function)
+                    (setf finished t))
+          (unless finished
+            (guarded (funcall replace)
+                (failure)
+              (setf (svref threads number) sb-thread:*current-thread*)
+              (return-from work)))))
+      (return))))
+
 (defun run-lane-thread (lane)
   "Serve LANE in this thread, which START-LANE started. If user code ends the thread, start another thread for LANE; but
 an evaluation thread is replaced only when the host asks for another thread."
-  (let ((ended nil))
-    (unwind-protect
-         (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
-                (setf ended t))
-      (cond ((eql lane +evaluation-lane+)
-             (remove-evaluation-thread sb-thread:*current-thread*)
-             (event 0 (event-code :thread-ended)))
-            ((not (or ended *thread-abandoned*))
-             (start-lane lane))))))
+  (if (eql lane +evaluation-lane+)
+      (unwind-protect (run-lane lane)
+        (remove-evaluation-thread sb-thread:*current-thread*)
+        (event 0 (event-code :thread-ended)))
+      (call-with-replacement (lambda () (if (eql lane +signal-lane+) (await-signals) (run-lane lane)))
+                             **lane-threads**
+                             lane
+                             (lambda ()
+                               (unless *thread-abandoned*
+                                 (start-lane lane))))))
 
 (defun start-lane (lane)
   "Start a thread for LANE and return it."
