@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::io::{self, Read, Write};
+use std::io::{self, Cursor, Read, Write};
 use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
@@ -340,6 +340,35 @@ fn limit_while_an_input_blocks() {
     let late = soon(move || limited.eval::<()>("(read-line)"));
     assert!(is_timeout(&late), "{late:?}");
     still_works(&lisp);
+}
+
+fn input_in_a_cleanup_form() {
+    let lisp = builder().stdin(Cursor::new("hello\n")).boot().unwrap();
+    lisp.eval::<()>("(defvar *line* nil)").unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    let late = soon(move || limited.eval::<()>("(unwind-protect (loop) (setf *line* (read-line)))"));
+    assert!(is_timeout(&late), "{late:?}");
+    assert_eq!(lisp.eval::<Option<String>>("*line*").unwrap().as_deref(), Some("hello"));
+}
+
+fn input_after_the_limit_with_interrupts_disabled() {
+    let lisp = builder().stdin(Cursor::new("hello\n")).boot().unwrap();
+    lisp.eval::<()>("(defvar *line* nil)").unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    // The limit ends the call when interrupts are enabled again, unless the call has returned by then.
+    let _ = soon(move || limited.eval::<()>("(sb-sys:without-interrupts (sleep 1) (setf *line* (read-line)))"));
+    assert_eq!(lisp.eval::<Option<String>>("*line*").unwrap().as_deref(), Some("hello"));
+}
+
+#[test]
+fn interrupted_call_can_read_input_in_cleanup_forms_and_without_interrupts() {
+    run_probes(
+        "interrupted_call_can_read_input_in_cleanup_forms_and_without_interrupts",
+        &[
+            ("input_in_a_cleanup_form", input_in_a_cleanup_form),
+            ("input_after_the_limit_with_interrupts_disabled", input_after_the_limit_with_interrupts_disabled),
+        ],
+    );
 }
 
 static LISP: OnceLock<Lisp> = OnceLock::new();

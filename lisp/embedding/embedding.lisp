@@ -92,16 +92,18 @@ reached."
 (defun fill-program-input (stream)
   "Read the next part of STREAM's text from the program. Return true unless STREAM is at its end."
   (declare (type program-input stream))
-  (let ((text (and (not (program-input-ended stream))
-                   ;; An empty string means that an interruption of the waiting code is pending. Then read again.
-                   (loop for text = (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer))))
-                         while (equal text "")
-                         finally (return text)))))
-    (if text
-        (setf (program-input-text stream) text
-              (program-input-position stream) 0)
-        (setf (program-input-ended stream) t))
-    (and text t)))
+  (loop
+    (let ((text (and (not (program-input-ended stream))
+                     (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer)))))))
+      (cond ((null text)
+             (setf (program-input-ended stream) t)
+             (return nil))
+            ((not (equal text ""))
+             (setf (program-input-text stream) text
+                   (program-input-position stream) 0)
+             (return t))))
+    ;; This call is being interrupted, but may need the input: cleanup forms run, or interrupts are disabled.
+    (sleep 0.001)))
 
 (defun read-program-character (stream end-of-file-error end-of-file-value)
   "Perform READ-CHAR on STREAM."

@@ -284,7 +284,7 @@ type ReadResult = std::thread::Result<Option<String>>;
 
 #[derive(Default)]
 struct InputState {
-    /// True from a Lisp thread's request for input until a read begins.
+    /// True from a Lisp thread's request for input until a read begins or a result is taken.
     wanted: bool,
     /// The result of the last read, until a Lisp thread takes it.
     result: Option<ReadResult>,
@@ -310,18 +310,21 @@ impl InputRequests {
         }
     }
 
-    /// Waits for the next chunk. Returns `None` if `is_ending` returns true, because the caller's call is being interrupted.
+    /// Requests the next chunk and waits for it. If `is_ending` returns true, because the caller's call is being
+    /// interrupted, does not wait, and returns `None` unless the chunk is already there. The caller may then call again.
     fn read(&self, is_ending: &dyn Fn() -> bool) -> Option<ReadResult> {
         let mut state = self.state.lock();
         loop {
             if let Some(result) = state.result.take() {
+                // Other waiting threads request the next chunk themselves.
+                state.wanted = false;
                 return Some(result);
-            }
-            if is_ending() {
-                return None;
             }
             state.wanted = true;
             self.changed.notify_all();
+            if is_ending() {
+                return None;
+            }
             self.changed.wait(&mut state);
         }
     }
