@@ -377,7 +377,8 @@ pub mod what_ends_the_process {
     //! call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
-    //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp.
+    //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp: calls fail
+    //! with [`Error::Forked`](crate::Error::Forked).
 }
 
 pub mod mistakes {

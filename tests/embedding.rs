@@ -376,6 +376,35 @@ fn ended_thread_that_cannot_be_replaced_serves_the_next_call() {
 }
 
 #[test]
+fn call_in_a_forked_child_fails_with_error_forked() {
+    let name = "call_in_a_forked_child_fails_with_error_forked";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+    // SAFETY: the child only calls the library, which makes no use of other threads, and _exit(2).
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = matches!(lisp.eval::<i64>("(+ 1 2)"), Err(Error::Forked));
+        // SAFETY: _exit(2) takes a number.
+        unsafe { libc::_exit(if refused { 42 } else { 1 }) };
+    }
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        if Instant::now() > end {
+            // SAFETY: kill(2) takes numbers.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42, "{status}");
+}
+
+#[test]
 fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
     let name = "spare_threads_serve_nested_calls_while_all_lisp_threads_wait";
     if !is_child(name) {

@@ -25,7 +25,7 @@ use crate::image::interruption::{self, Interruption};
 use crate::image::program::{
     self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState, sbcl_program_function,
 };
-use crate::image::{Event, message};
+use crate::image::{Event, message, process};
 use crate::os::clock::DeadlineClock;
 use crate::os::helper_threads;
 use crate::os::panics::{self, PanicSafeDrop};
@@ -326,9 +326,12 @@ pub(super) fn install(pool: Arc<Pool>) {
     let _ = POOL.set(pool);
 }
 
-/// Returns the pool of this process. Fails if no image has booted, and on a thread that serves a stream, because pool
-/// threads may be waiting for that thread.
+/// Returns the pool of this process. Fails if no image has booted; in a forked process, which has no pool threads; and on a
+/// thread that serves a stream, because pool threads may be waiting for that thread.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
+    if process::is_forked() {
+        return Err(Error::Forked);
+    }
     if is_stream_thread() {
         return Err(Error::CalledByStream);
     }
