@@ -6,6 +6,7 @@ use std::future::Future;
 use std::io::{self, Cursor, Read, Write};
 use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -1534,5 +1535,55 @@ fn handler_of_a_definition_may_wait_for_another_definition() {
     run_probes(
         "handler_of_a_definition_may_wait_for_another_definition",
         &[("definition_in_the_handler_of_a_definition", definition_in_the_handler_of_a_definition)],
+    );
+}
+
+/// Calls `work` with about 200 bytes more of the stack in use for each of `levels`.
+#[inline(never)]
+fn deeper(levels: usize, work: &mut dyn FnMut()) {
+    let space = std::hint::black_box([0_u8; 128]);
+    if levels == 0 {
+        work()
+    } else {
+        deeper(levels - 1, work)
+    }
+    std::hint::black_box(&space);
+}
+
+/// Defines a function again and again, with less and less stack left.
+fn definitions_near_the_end_of_the_stack() {
+    static LAST: AtomicI64 = AtomicI64::new(-1);
+    static FAILURES: AtomicI64 = AtomicI64::new(0);
+    static LEVEL: AtomicI64 = AtomicI64::new(0);
+    let lisp = builder().control_stack(2 << 20).boot().unwrap();
+    lisp.define("host:answer", "Answer.", || -1_i64).unwrap();
+    let inner = lisp.clone();
+    let recurse = move || -> Result<i64, Error> {
+        let result = inner.eval::<i64>("(1+ (host:recurse))");
+        // The innermost levels have too little stack for a definition, the outer levels have enough.
+        let level = LEVEL.fetch_add(1, Ordering::Relaxed);
+        for padding in (0..200).take_while(|_| level < 4) {
+            deeper(padding, &mut || {
+                let value = level * 1000 + padding as i64;
+                match inner.define("host:answer", "Answer.", move || value) {
+                    Ok(()) => LAST.store(value, Ordering::Relaxed),
+                    Err(_) => _ = FAILURES.fetch_add(1, Ordering::Relaxed),
+                }
+            });
+        }
+        result
+    };
+    lisp.define("host:recurse", "Recurse.", recurse).unwrap();
+    assert!(lisp.eval::<i64>("(host:recurse)").is_err());
+    let (last, failures) = (LAST.load(Ordering::Relaxed), FAILURES.load(Ordering::Relaxed));
+    assert!(last >= 0 && failures > 0, "{last} {failures}");
+    assert_eq!(lisp.eval::<i64>("(host:answer)").unwrap(), last);
+}
+
+#[test]
+fn definition_that_fails_for_lack_of_stack_keeps_the_old_function() {
+    run_probes(
+        "definition_that_fails_for_lack_of_stack_keeps_the_old_function",
+        &[("definitions_near_the_end_of_the_stack", definitions_near_the_end_of_the_stack)],
     );
 }
