@@ -93,15 +93,18 @@ reached."
   "Read the next part of STREAM's text from the program. Return true unless STREAM is at its end."
   (declare (type program-input stream))
   (loop
-    (let ((text (and (not (program-input-ended stream))
-                     (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer)))))))
-      (cond ((null text)
-             (setf (program-input-ended stream) t)
-             (return nil))
-            ((not (equal text ""))
-             (setf (program-input-text stream) text
-                   (program-input-position stream) 0)
-             (return t))))
+    ;; An interruption between the call and the assignment would lose the text.
+    (without-interrupts
+      (let ((text (and (not (program-input-ended stream))
+                       (allow-with-interrupts
+                         (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer))))))))
+        (cond ((null text)
+               (setf (program-input-ended stream) t)
+               (return nil))
+              ((not (equal text ""))
+               (setf (program-input-text stream) text
+                     (program-input-position stream) 0)
+               (return t)))))
     ;; This call is being interrupted, but may need the input: cleanup forms run, or interrupts are disabled.
     (sleep 0.001)))
 

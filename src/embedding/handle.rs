@@ -196,7 +196,8 @@ impl Builder {
     /// Sets the source of `*standard-input*`, read as UTF-8; empty by default.
     ///
     /// A thread of the library reads from the stream; a call that waits for input can be interrupted. If the stream calls
-    /// Lisp, that call fails with [`Error::CalledByStream`].
+    /// Lisp, that call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, and like other Lisp streams
+    /// it is not synchronised: calls that read at the same time, without a lock of their own, may lose input.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
