@@ -101,6 +101,25 @@ fn stream_of_a_failed_boot_may_use_the_image_when_dropped() {
     assert!(run_in_child(name).success());
 }
 
+#[test]
+fn stream_whose_thread_cannot_be_started_may_boot_when_dropped() {
+    let name = "stream_whose_thread_cannot_be_started_may_boot_when_dropped";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let (sender, receiver) = mpsc::channel();
+    let (go, gone) = mpsc::channel();
+    let booting = std::thread::spawn(move || {
+        gone.recv().expect("it is told");
+        Lisp::builder().stdout(BootsOnDrop(sender)).boot()
+    });
+    leave_no_room_for_threads(true);
+    go.send(()).expect("it listens");
+    receiver.recv_timeout(Duration::from_secs(60)).expect("the destructor does not wait for the failing boot");
+    assert!(matches!(booting.join().expect("it does not panic"), Err(Error::Io(_))));
+}
+
 /// So many values or arguments, as a list on the stack, would reach past the guard pages.
 #[test]
 fn values_and_arguments_larger_than_the_stack_do_not_kill_the_process() {

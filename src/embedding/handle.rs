@@ -273,7 +273,7 @@ impl Builder {
         let cleanup = self.cleanup.min(Duration::from_secs_f64(Limits::MAX_TIMEOUT_SECONDS));
         let pool = Arc::new(Pool::new(threads, self.spare_threads.min(256), cleanup));
         let limits = Limits { cleanup, ..Limits::default() };
-        let stream_threads = StreamThreads::start(std::mem::take(&mut self.streams))?;
+        let stream_threads = StreamThreads::start(&mut self.streams)?;
         let session = Session::start_for_program(&self.image, limits, Some((pool.clone(), threads)))?;
         // The streams and the pool are installed only after a successful start: after a failure, another boot may be tried.
         stream_threads.install();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -87,19 +87,27 @@ thread_local! {
 }
 
 impl StreamThreads {
-    /// Starts a thread for output, and a thread for input if the program has set a source of input.
+    /// Starts a thread for output, and a thread for input if the program has set a source of input. Takes the streams out of
+    /// `streams` only when both threads have started: a failed boot must not drop them before it has released its lock.
     ///
     /// # Errors
     /// Returns the error if the system cannot start a thread.
-    pub(super) fn start(mut streams: Streams) -> io::Result<Self> {
-        let stdin = streams.stdin.take();
-        // If the second thread cannot be started, dropping `threads` ends the first thread.
-        let threads = Self { output: Arc::default(), input: stdin.is_some().then(Arc::default) };
+    pub(super) fn start(streams: &mut Streams) -> io::Result<Self> {
+        let threads = Self { output: Arc::default(), input: streams.stdin.is_some().then(Arc::default) };
+        let (give_streams, given_streams) = mpsc::channel();
+        let (give_stdin, given_stdin) = mpsc::channel();
         let output = threads.output.clone();
-        std::thread::Builder::new().name("sbcl-output".to_owned()).spawn(move || output.serve(streams))?;
-        if let Some((input, stdin)) = threads.input.clone().zip(stdin) {
-            std::thread::Builder::new().name("sbcl-input".to_owned()).spawn(move || input.serve(stdin))?;
+        // If the second thread cannot be started, the first thread is given no streams and ends.
+        std::thread::Builder::new()
+            .name("sbcl-output".to_owned())
+            .spawn(move || given_streams.recv().map(|streams| output.serve(streams)))?;
+        if let Some(input) = threads.input.clone() {
+            std::thread::Builder::new()
+                .name("sbcl-input".to_owned())
+                .spawn(move || given_stdin.recv().map(|stdin| input.serve(stdin)))?;
         }
+        let _ = streams.stdin.take().map(|stdin| give_stdin.send(stdin));
+        let _ = give_streams.send(std::mem::take(streams));
         Ok(threads)
     }
 
