@@ -7,7 +7,9 @@
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
                  "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
-  (:import-from "SBCL-HOST/EMBEDDING" "RUN-AND-REPORT-JOB" "READ-PENDING-EXIT")
+  (:import-from "SBCL-HOST/EMBEDDING" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER" "BUFFER-CAPACITY"
+                 "MESSAGE-TOO-LARGE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
+                 "RESIZE-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -204,6 +206,22 @@ BEGINNING is the beginning of the assumption's name."
                                   (lambda (interrupt thread function)
                                     (declare (ignore interrupt thread))
                                     (funcall (the function function))))))
+
+(define-test a-message-buffer-grows-up-to-the-limit
+  (let ((buffer (acquire-message-buffer))
+        (octets (* 8 (- +max-message-words+ 9))))
+    (flet ((reserve (words)
+             (handler-case (progn (reserve-words buffer words) t)
+               (message-too-large () nil))))
+      (resize-message-buffer buffer (- +max-message-words+ 8))
+      ;; The octets are not written, so they take no memory.
+      (put-word buffer (token-word (tag-number :octets) octets))
+      (expect t (reserve (/ octets 8)))
+      (expect t (reserve 1))
+      (expect +max-message-words+ (buffer-capacity buffer))
+      (expect t (reserve 7))
+      (expect nil (reserve 1)))
+    (release-message-buffer buffer)))
 
 (defun run-test (function)
   "Call FUNCTION, a test. Return NIL if the test passes, or the error that it signalled."

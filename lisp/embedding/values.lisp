@@ -139,10 +139,10 @@ the size of its last message."
 
 (defun grow-message-buffer (buffer words)
   "Make room for WORDS more words in BUFFER. Signal an error if the message would be too large."
-  (let ((capacity (max (+ (buffer-fill buffer) words) (* 2 (buffer-capacity buffer)))))
-    (when (> capacity +max-message-words+)
+  (let ((needed (+ (buffer-fill buffer) words)))
+    (when (> needed +max-message-words+)
       (signal-message-too-large buffer))
-    (resize-message-buffer buffer capacity)))
+    (resize-message-buffer buffer (max needed (min (* 2 (buffer-capacity buffer)) +max-message-words+)))))
 
 (declaim (inline reserve-words put-word))
 (defun reserve-words (buffer words)
