@@ -192,6 +192,10 @@ impl Value {
     ///
     /// Returns `None` if there is no such entry. An entry whose value is `nil` exists: the `nil` is read as a `T`.
     ///
+    /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a string is
+    /// never found in a property list: use a [`keyword`](crate::keyword) or another [`Symbol`](crate::Symbol). A
+    /// non-negative integer is an index of any list, also of an association or property list, and never a key.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let prices: sbcl::Value = lisp.eval("'((\"apple\" . 30) (\"pear\" . 60))")?;
