@@ -1562,7 +1562,7 @@ fn definitions_near_the_end_of_the_stack() {
         let result = inner.eval::<i64>("(1+ (host:recurse))");
         // The innermost levels have too little stack for a definition, the outer levels have enough.
         let level = LEVEL.fetch_add(1, Ordering::Relaxed);
-        for padding in (0..200).take_while(|_| level < 4) {
+        for padding in 0..if level < 4 { 200 } else { 0 } {
             deeper(padding, &mut || {
                 let value = level * 1000 + padding as i64;
                 match inner.define("host:answer", "Answer.", move || value) {
