@@ -259,7 +259,8 @@ struct sbcl_library {
 
 /* The host's interface, passed to sbcl_host_start and valid for the life of the process. Each function may be called from
  * any Lisp thread with interrupts disabled, and returns without unwinding. On x86-64, float traps may be enabled, and the
- * host masks them itself; on other processors, the Lisp code that calls the host masks them. */
+ * host masks them itself; on other processors, the Lisp code that calls the host masks them. On x86-64, at least 8 KiB of
+ * the control stack besides its protected pages are free. */
 struct sbcl_host {
   uint32_t contract;          /* SBCL_HOST_CONTRACT */
   uint32_t size;              /* sizeof(struct sbcl_host) */

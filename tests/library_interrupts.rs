@@ -1085,6 +1085,33 @@ fn rust_and_lisp_that_call_each_other() {
     still_makes_handles(&lisp);
 }
 
+/// Output is passed to Rust, which runs on Lisp's stack and must not be the code that first touches a guard page.
+fn endless_recursion_that_prints() {
+    let lisp = Lisp::builder().control_stack(2 << 20).stdout(io::sink()).stderr(io::sink()).boot().unwrap();
+    lisp.load_str("(defun print-again () (terpri) (print-again) nil)").unwrap();
+    for code in [
+        "(print-again)",
+        "(labels ((f () (write-char #\\Newline) (f) nil)) (f))",
+        "(labels ((f (n) (print n) (f (1+ n)) nil)) (f 0))",
+        "(labels ((f () (terpri *error-output*) (f) nil)) (f))",
+    ] {
+        for _ in 0..3 {
+            let one = lisp.clone();
+            assert_stack_exhausted(soon(move || one.eval::<()>(code)));
+        }
+    }
+    // Handlers may print, and may exhaust the rest of the stack, too.
+    let handled = "(handler-case (handler-bind ((storage-condition #'print)) (print-again)) (storage-condition () 7))";
+    assert_eq!(lisp.eval::<u64>(handled).unwrap(), 7);
+    for _ in 0..3 {
+        let one = lisp.clone();
+        let code = "(handler-bind ((storage-condition (lambda (c) (declare (ignore c)) (print-again)))) (print-again))";
+        soon(move || one.eval::<()>(code)).unwrap_err();
+        still_works(&lisp);
+    }
+    still_makes_handles(&lisp);
+}
+
 fn enter_again(lisp: &Lisp) -> Result<(), Error> {
     lisp.enter(|_| enter_again(lisp))
 }
@@ -1150,6 +1177,14 @@ fn objects_without_end_that_are_read() {
         (node, count) = (*next, count + 1);
     }
     assert_eq!(count, 1000);
+}
+
+#[test]
+fn endless_recursion_that_prints_ends_with_stack_exhausted_error() {
+    run_probes(
+        "endless_recursion_that_prints_ends_with_stack_exhausted_error",
+        &[("endless_recursion_that_prints", endless_recursion_that_prints)],
+    );
 }
 
 #[test]

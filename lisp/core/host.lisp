@@ -81,10 +81,55 @@ which takes longer than the rest of a call."
   #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
               ,form))
 
+(defconstant +host-stack-bytes+ (* 16 1024)
+  "Number of bytes of the control stack that must be free when the host is called. Smaller than a guard page.")
+
+#+x86-64
+(declaim (inline control-stack-room))
+#+x86-64
+(defun control-stack-room ()
+  "Return the number of bytes from the stack pointer to the end of this thread's control stack."
+  (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)))
+
+#+x86-64
+(defun exhaust-control-stack ()
+  "Recurse without end, so that SBCL signals that the control stack is exhausted."
+  (1+ (the fixnum (exhaust-control-stack))))
+
+#+x86-64
+(defun check-stack-end ()
+  "Perform CHECK-HOST-STACK near the guard pages of the control stack. From the end of the stack inwards, these are: the hard
+guard page; the guard page, whose space SBCL uses to handle exhaustion; and the return guard page, which SBCL protects after
+an exhaustion until code writes to it."
+  (let ((room (control-stack-room))
+        (guard-end (* 2 sb-c:+backend-page-bytes+)))
+    (declare (type index room))
+    (cond ((>= room (+ guard-end +host-stack-bytes+))
+           ;; Write below the stack pointer, where nothing is stored. If the return guard page is protected, this makes SBCL
+           ;; remove the protection.
+           (setf (sap-ref-8 (sb-vm::current-sp) (- +host-stack-bytes+)) 0))
+          ;; A write below the stack pointer that hits the guard page would leave SBCL too little space to handle exhaustion.
+          ((>= room guard-end)
+           (exhaust-control-stack))
+          ;; Exhaustion is being handled. Leave most of the guard page to handlers, which may print.
+          ((< room (+ sb-c:+backend-page-bytes+ (floor +host-stack-bytes+ 2)))
+           (exhaust-control-stack)))))
+
+(declaim (inline check-host-stack))
+(defun check-host-stack ()
+  "Signal that the control stack is exhausted unless the host can be called. On x86-64 the host's functions run on this stack,
+and a fault in them ends the process. On other processors C code has a stack of its own."
+  #+x86-64
+  (when (< (control-stack-room) (+ (* 3 sb-c:+backend-page-bytes+) +host-stack-bytes+))
+    (check-stack-end))
+  #-x86-64
+  nil)
+
 (defmacro calling-host (form)
-  "Evaluate FORM, a call of the host, without interrupts, as the contract requires: an interrupt that unwound through the
-host's frames would be undefined behaviour."
-  `(without-interrupts (with-host-float-modes ,form)))
+  "Evaluate FORM, a call of the host, with enough stack, and without interrupts, as the contract requires: an interrupt that
+unwound through the host's frames would be undefined behaviour."
+  `(progn (check-host-stack)
+          (without-interrupts (with-host-float-modes ,form))))
 
 (defun push-event-at-address (job kind number address length)
   "Push an event of KIND, an event code, for the job numbered JOB, with NUMBER and a text: the LENGTH characters at
