@@ -942,6 +942,32 @@ fn signal_to_an_allocating_host_thread_does_not_deadlock() {
     value("(progn (sb-sprof:stop-profiling) t)");
 }
 
+/// A host that receives its signals with sigwait(3) or signalfd(2) blocks all signals before it starts any thread. The kernel
+/// ends a process in which a thread with blocked fault signals causes a fault.
+#[test]
+fn lisp_handles_faults_after_a_boot_with_all_signals_blocked() {
+    let name = "lisp_handles_faults_after_a_boot_with_all_signals_blocked";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: `all` is writable, sigfillset(3) initialises it, and a null pointer for the old mask is allowed.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let recursion = "(labels ((f () (+ 1 (f)))) (f))";
+    for code in ["(car (first '(1)))", "(funcall 'no-such-function)", "(apply '/ '(1.0 0.0))", recursion] {
+        assert!(matches!(lisp.eval::<()>(code), Err(Error::Condition(_))), "{code}");
+        let handled = format!("(handler-case {code} (serious-condition () 7))");
+        let in_thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {handled})))");
+        assert_eq!(lisp.eval::<i64>(&in_thread).expect("the thread ends"), 7, "{code}");
+    }
+    lisp.eval::<()>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (gc :full t))))").expect("it ends");
+}
+
 /// Runs one `part` of the test `name` in a child, which saves or boots `core`.
 fn run_part_in_child(name: &str, part: &str, core: &Path) {
     let output = Command::new(std::env::current_exe().expect("this program"))

@@ -146,7 +146,8 @@ pub(super) struct BootPhase {
 
 impl BootPhase {
     /// Starts the phase. From here on, when [`intercept_action`] receives SBCL's handler of a filtered signal, it installs
-    /// the filter, which calls SBCL's handler.
+    /// the filter, which calls SBCL's handler. Unblocks the fault signals in this thread, from which all Lisp threads inherit
+    /// their masks: the kernel ends a process in which a thread with a blocked fault signal causes this fault.
     pub(super) fn begin(functions: SignalFunctions) -> Self {
         let table = HandlerTable {
             previous_actions: std::array::from_fn(|signal| current_action(signal as c_int)),
@@ -155,10 +156,15 @@ impl BootPhase {
             functions,
         };
         HANDLER_TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
-        let mut mask = MaybeUninit::zeroed();
-        // SAFETY: `mask` is writable, and a null set leaves the thread's mask unchanged. Every bit pattern is a valid
-        // sigset_t.
+        let (mut faults, mut mask) = (MaybeUninit::zeroed(), MaybeUninit::zeroed());
+        // SAFETY: the sets are writable, and sigemptyset(3) initialises the first one before it is used. A null pointer for
+        // the new or the old mask is allowed. Every bit pattern is a valid sigset_t.
         let mask = unsafe {
+            libc::sigemptyset(faults.as_mut_ptr());
+            for signal in FAULT_SIGNALS {
+                libc::sigaddset(faults.as_mut_ptr(), signal);
+            }
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, faults.as_ptr(), std::ptr::null_mut());
             libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
             mask.assume_init()
         };
