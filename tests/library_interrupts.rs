@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io::{self, Cursor, Read, Write};
 use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -1198,6 +1198,72 @@ fn recursion_through_rust_and_lisp_ends_with_stack_exhausted_error() {
             ("objects_without_end_that_are_read", objects_without_end_that_are_read),
         ],
     );
+}
+
+/// Returns the lowest address of the mapping that contains `address`. For a Lisp stack, this is the end of its guard page.
+fn mapping_start(address: usize) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("it can be read");
+    let number = |text: &str| usize::from_str_radix(text, 16).expect("an address");
+    let mut ranges = maps.lines().filter_map(|line| line.split(' ').next()?.split_once('-'));
+    let range = ranges.find(|(start, end)| (number(start)..number(end)).contains(&address));
+    number(range.expect("the stack is mapped").0)
+}
+
+/// Calls `work` where fewer than `left` bytes of stack remain above `end`.
+#[inline(never)]
+fn descend(end: usize, left: usize, work: &mut dyn FnMut()) {
+    let here = std::hint::black_box([0_u8; 16]);
+    if here.as_ptr().addr() < end + left {
+        work();
+    } else {
+        descend(end, left, work);
+    }
+    std::hint::black_box(&here);
+}
+
+/// A Rust function that has used nearly all of its stack calls Lisp. The process may end, as on any stack overflow in Rust. If
+/// the process continues, the call has failed and no Rust frame was skipped.
+#[test]
+fn call_near_the_end_of_the_stack_fails_and_skips_no_rust_frame() {
+    static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+    static IS_DROPPED: AtomicBool = AtomicBool::new(false);
+    struct Guard;
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            IS_DROPPED.store(true, Ordering::Relaxed);
+        }
+    }
+    if let Ok(left) = std::env::var(PROBE) {
+        let left = left.parse().expect("a number of bytes");
+        let lisp = Lisp::builder().heap(1 << 30).control_stack(2 << 20).boot().unwrap();
+        let inner = lisp.clone();
+        let deep = move || {
+            let guard = Guard;
+            let end = mapping_start((&raw const guard).addr());
+            descend(end, left, &mut || {
+                let refused = matches!(inner.eval::<i64>("1"), Err(Error::CannotCall));
+                IS_REFUSED.store(refused, Ordering::Relaxed);
+            });
+            drop(guard);
+            1_i64
+        };
+        lisp.define("host:deep", "Call Lisp with little stack left.", deep).unwrap();
+        assert_eq!(lisp.eval::<i64>("(handler-case (host:deep) (storage-condition () 2))").unwrap(), 1);
+        let [is_refused, is_dropped] = [&IS_REFUSED, &IS_DROPPED].map(|flag| flag.load(Ordering::Relaxed));
+        std::process::exit(if is_refused && is_dropped { 0 } else { 3 });
+    }
+    let name = "call_near_the_end_of_the_stack_fails_and_skips_no_rust_frame";
+    let ends: Vec<(usize, Option<i32>)> = (500..=24_000)
+        .step_by(500)
+        .collect::<Vec<usize>>()
+        .chunks(8)
+        .flat_map(|chunk| {
+            let children: Vec<_> = chunk.iter().map(|left| (*left, start(name, &left.to_string()))).collect();
+            children.into_iter().map(|(left, child)| (left, child.wait_with_output().expect("it ends").status.code()))
+        })
+        .collect();
+    assert!(ends.iter().all(|(_, code)| code.is_none_or(|code| code == 0)), "{ends:?}");
+    assert!(ends.iter().any(|(_, code)| code.is_some()), "{ends:?}");
 }
 
 /// Lisp code that sends the collecting thread a signal after each garbage collection, before POST-GC, as an

@@ -357,9 +357,10 @@ impl Cx {
         self.read(self.context.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
     }
 
-    /// Reads the values of a call, or its error, from Lisp's answer.
+    /// Reads the values of a call, or its error, from Lisp's answer; `None` if Lisp could not be called.
     #[inline]
-    pub(super) fn read<T: FromLisp>(&self, (status, message): (CallStatus, MessageBuffer)) -> Result<T, Error> {
+    pub(super) fn read<T: FromLisp>(&self, answer: Option<(CallStatus, MessageBuffer)>) -> Result<T, Error> {
+        let (status, message) = answer.ok_or(Error::CannotCall)?;
         match status {
             CallStatus::Values => {
                 let mut reader = Reader::new(self, &message);
@@ -383,7 +384,7 @@ impl Cx {
     pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Result<MessageBuffer, Error> {
         let mut message = message::MessageWriter::new();
         value.write_token(&mut message);
-        match self.context.call(Entry::Objects as u64, shape.code(), message.words()) {
+        match self.context.call(Entry::Objects as u64, shape.code(), message.words()).ok_or(Error::CannotCall)? {
             (CallStatus::Values, message) => Ok(message),
             (CallStatus::Unwinding, _) => Err(Error::Unwinding),
             (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, message) => {

@@ -50,6 +50,11 @@ pub enum Error {
     /// with this error. Return the error to your own caller.
     #[error("the call failed because Lisp is unwinding past the calling Rust function: return from that function")]
     Unwinding,
+    /// Lisp cannot be called where the call was made.
+    ///
+    /// The stack of the Lisp thread is nearly used up.
+    #[error("Lisp cannot be called here: the stack of this Lisp thread is nearly used up")]
+    CannotCall,
     /// No Lisp thread is free: all are inside functions of the program, and no waiting call has begun for five seconds.
     ///
     /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more

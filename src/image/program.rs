@@ -68,8 +68,9 @@ pub(crate) struct CallContext {
     modes: float_traps::FloatModes,
     /// This thread's state, if the thread works for the program.
     state: Option<&'static ThreadState>,
-    /// The lowest address of this thread's stack; 0 if the address is unknown or the limit is ignored.
-    stack_end: usize,
+    stack: Stack,
+    /// False if [`has_stack_room`](Self::has_stack_room) must always return true.
+    is_stack_limited: bool,
     not_send: PhantomData<*mut ()>,
 }
 
@@ -80,40 +81,73 @@ const GUARD_BYTES: usize = 3 * if cfg!(target_arch = "x86_64") { 32 } else { 64 
 /// of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = GUARD_BYTES + 96 * 1024;
 
-/// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64, Lisp's control stack is the same stack.
-fn stack_end() -> usize {
-    thread_local! {
-        static STACK_END: Cell<Option<usize>> = const { Cell::new(None) };
-    }
-    STACK_END.get().unwrap_or_else(|| {
-        let end = find_stack_end();
-        STACK_END.set(Some(end));
-        end
-    })
+/// Bytes of stack, including SBCL's guard pages, that must be left when Lisp is called: the frames up to the one in which
+/// `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. SBCL would unwind past the caller's Rust frames.
+const MIN_CALL_ROOM: usize = GUARD_BYTES + 16 * 1024;
+
+/// The stack of a thread. On x86-64, Lisp's control stack is the same stack.
+#[derive(Debug, Clone, Copy)]
+struct Stack {
+    /// The lowest address.
+    end: usize,
+    size: usize,
 }
 
-#[cfg(target_os = "linux")]
-fn find_stack_end() -> usize {
-    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let (mut start, mut size) = (std::ptr::null_mut(), 0);
-    // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0. Only then are they read, and destroyed
-    // once.
-    unsafe {
-        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
-            return 0;
+impl Stack {
+    /// The stack of a thread whose addresses are not known: all code runs on this stack and has enough room.
+    const UNKNOWN: Self = Self { end: 0, size: usize::MAX };
+
+    /// Returns the stack of this thread, as the system knows it.
+    fn of_thread() -> Self {
+        thread_local! {
+            static STACK: Cell<Option<Stack>> = const { Cell::new(None) };
         }
-        libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        STACK.get().unwrap_or_else(|| {
+            let stack = Self::find();
+            STACK.set(Some(stack));
+            stack
+        })
     }
-    start.addr()
-}
 
-#[cfg(target_os = "macos")]
-fn find_stack_end() -> usize {
-    // SAFETY: the functions only read data of this thread. macOS reports the stack's highest address and its size.
-    unsafe {
-        let thread = libc::pthread_self();
-        libc::pthread_get_stackaddr_np(thread).addr().saturating_sub(libc::pthread_get_stacksize_np(thread))
+    /// Returns the stack of this thread, which is in a call from Lisp to the program. On macOS, SBCL's threads switch to
+    /// stacks that the system does not know.
+    fn of_lisp_thread() -> Self {
+        Some(Self::of_thread()).filter(|stack| stack.room().is_some()).unwrap_or(Self::UNKNOWN)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn find() -> Self {
+        let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+        let (mut start, mut size) = (std::ptr::null_mut(), 0);
+        // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0. Only then are they read, and destroyed
+        // once.
+        unsafe {
+            if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+                return Self::UNKNOWN;
+            }
+            libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        }
+        Self { end: start.addr(), size }
+    }
+
+    #[cfg(target_os = "macos")]
+    fn find() -> Self {
+        // SAFETY: the functions only read data of this thread. macOS reports the stack's highest address and its size.
+        unsafe {
+            let thread = libc::pthread_self();
+            let size = libc::pthread_get_stacksize_np(thread);
+            Self { end: libc::pthread_get_stackaddr_np(thread).addr().saturating_sub(size), size }
+        }
+    }
+
+    /// Returns the number of bytes that are left on this stack, including its guard pages. Returns `None` if this code runs
+    /// on another stack, as crates for coroutines and for deep recursion provide.
+    #[inline]
+    fn room(&self) -> Option<usize> {
+        let here = 0_u8;
+        let room = (&raw const here).addr().wrapping_sub(self.end);
+        (room < self.size).then_some(room)
     }
 }
 
@@ -241,16 +275,10 @@ unsafe fn copy_message(address: *const u64, count: u64) -> MessageBuffer {
     words
 }
 
-/// Returns true if this thread's stack has room for one more level of a recursion in Rust.
+/// Returns true if this thread's stack has room for one more level of a recursion in Rust, or if this code runs on another
+/// stack.
 pub(crate) fn has_stack_room() -> bool {
-    stack_room_above(stack_end()) >= MIN_STACK_ROOM
-}
-
-/// Returns the number of bytes of stack between here and `end`.
-#[inline]
-fn stack_room_above(end: usize) -> usize {
-    let here = 0_u8;
-    (&raw const here).addr().saturating_sub(end)
+    Stack::of_thread().room().is_none_or(|room| room >= MIN_STACK_ROOM)
 }
 
 impl CallContext {
@@ -260,10 +288,20 @@ impl CallContext {
         CURRENT_CONTEXT.get()
     }
 
-    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` says to which depth
-    /// Lisp writes out the returned values: it is the number in a `Shape` of `embedding/convert.rs`.
+    /// Returns true if Lisp can be called here: `room` bytes of the thread's stack are left.
     #[inline]
-    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, MessageBuffer) {
+    fn can_call(&self, room: usize) -> bool {
+        self.stack.room().is_some_and(|left| left >= room)
+    }
+
+    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` says to which depth
+    /// Lisp writes out the returned values: it is the number in a `Shape` of `embedding/convert.rs`. Returns `None` if Lisp
+    /// cannot be called here, because the stack is nearly used up.
+    #[inline]
+    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> Option<(CallStatus, MessageBuffer)> {
+        if !self.can_call(MIN_CALL_ROOM) {
+            return None;
+        }
         let mut answer = sbcl_message::default();
         #[cfg(feature = "guarded-messages")]
         let message = super::outgoing::OutgoingBuffer::from_words(message);
@@ -271,7 +309,8 @@ impl CallContext {
             let _lisp = (self.modes.restore(), signals::enter_lisp(), StateGuard::in_lisp(self.state));
             // SAFETY: a CallContext exists only on a Lisp thread that has called the program, and is not Send. The message
             // is well-formed, because a `message::MessageWriter` or `call_with_buffer` wrote it, and the message lives until
-            // the call returns. The Lisp function behind `call_lisp` catches all non-local exits.
+            // the call returns. The Lisp function behind `call_lisp` catches all non-local exits. The stack has room for the
+            // frames up to this function's.
             unsafe {
                 (self.call_lisp)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer)
             }
@@ -281,29 +320,29 @@ impl CallContext {
             Ok(sbcl_call_status::SBCL_CALL_FAILED) => CallStatus::Failed,
             _ => {
                 UNWINDING.set(true);
-                return (CallStatus::Unwinding, MessageBuffer::new());
+                return Some((CallStatus::Unwinding, MessageBuffer::new()));
             }
         };
         // SAFETY: by the contract Lisp keeps its answer at this address, unchanged, until this thread's next call.
-        (status, unsafe { copy_message(answer.words, answer.count) })
+        Some((status, unsafe { copy_message(answer.words, answer.count) }))
     }
 
     /// Returns true if the stack has room for one more level of a recursion in Rust, as [`has_stack_room`] does, or if this
     /// context [ignores](Self::without_stack_limit) the limit.
     #[inline]
     pub(crate) fn has_stack_room(&self) -> bool {
-        stack_room_above(self.stack_end) >= MIN_STACK_ROOM
+        !self.is_stack_limited || self.stack.room().is_none_or(|room| room >= MIN_STACK_ROOM)
     }
 
-    /// Returns true if the stack has so much room that Lisp does not refuse a call for lack of stack.
+    /// Returns true if Lisp can be called here and does not refuse a call for lack of stack.
     pub(crate) fn has_stack_room_for_lisp(&self) -> bool {
-        stack_room_above(self.stack_end) >= 2 * MIN_STACK_ROOM
+        self.can_call(2 * MIN_STACK_ROOM)
     }
 
     /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) always returns true. Callers use it to read the error
     /// that reports a lack of stack.
     pub(crate) fn without_stack_limit(&self) -> Self {
-        Self { stack_end: 0, ..*self }
+        Self { is_stack_limited: false, ..*self }
     }
 
     /// Returns true if a non-local exit is pending, which Lisp continues as soon as the program has returned.
@@ -319,7 +358,7 @@ impl CallContext {
         function: u64,
         handle: u64,
         target: &mut [u8],
-    ) -> (CallStatus, MessageBuffer) {
+    ) -> Option<(CallStatus, MessageBuffer)> {
         // 2 is the tag of an integer: see lisp/embedding/values.lisp.
         let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
         self.call(function, 0, &message)
@@ -357,7 +396,8 @@ fn with_call_context<R>(
     let (program, library) = (PROGRAM.get()?, LIBRARY_TABLE.get()?);
     // SAFETY: the structure is leaked, and no thread writes to it now: Lisp sets `gate` before its first call.
     let call_lisp = unsafe { (*library.0).gate }?;
-    let context = CallContext { call_lisp, modes, state, stack_end: stack_end(), not_send: PhantomData };
+    let stack = Stack::of_lisp_thread();
+    let context = CallContext { call_lisp, modes, state, stack, is_stack_limited: true, not_send: PhantomData };
     ThreadState::set(state, ThreadState::IN_RUST);
     let before = CURRENT_CONTEXT.replace(Some(context));
     UNWINDING.set(false);
