@@ -54,10 +54,10 @@ number of the function that it replaces, or 0.")
   "The non-local exit that is pending while the program's frames return: a list of the block to unwind to, the number of
 values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if no exit is pending.")
 
-(defconstant +program-stack-bytes+ (+ (* 288 1024) (* 2 sb-c:+backend-page-bytes+))
+(defconstant +program-stack-bytes+ (+ (* 288 1024) (* 3 sb-c:+backend-page-bytes+))
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion of
-the stack. The two guard pages at the end of the stack are not usable, and the library's own frames need some 30 KiB. The
-rest, 256 KiB, is the program's.")
+the stack. The three guard pages at the end of the stack are not usable (see CHECK-STACK-END), and the library's own frames
+need some 30 KiB. The rest, 256 KiB, is the program's.")
 (defconstant +program-other-stack-bytes+ (* 4 sb-c:+backend-page-bytes+)
   "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. SBCL reserves the last
 three pages of each stack for handling exhaustion. When code exhausts these pages, too, ffi/shim.c abandons all code that
