@@ -968,6 +968,26 @@ fn lisp_handles_faults_after_a_boot_with_all_signals_blocked() {
     lisp.eval::<()>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (gc :full t))))").expect("it ends");
 }
 
+/// SIGUSR2 stops a Lisp thread until the end of a collection, but a signal from the program announces no collection.
+#[test]
+fn stop_signal_that_the_program_raises_on_a_lisp_thread_is_ignored() {
+    let name = "stop_signal_that_the_program_raises_on_a_lisp_thread_is_ignored";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let (sender, raised) = mpsc::channel();
+    let inner = lisp.clone();
+    std::thread::spawn(move || {
+        // SAFETY: raise(3) takes a number.
+        let statuses = inner.enter(|_| Ok([0; 3].map(|_| unsafe { libc::raise(libc::SIGUSR2) })));
+        sender.send(statuses.expect("the closure returns"))
+    });
+    assert_eq!(raised.recv_timeout(Duration::from_secs(60)).expect("the thread is not stopped"), [0; 3]);
+    assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc :full t) 3)").expect("it goes on"), 3);
+}
+
 /// Runs one `part` of the test `name` in a child, which saves or boots `core`.
 fn run_part_in_child(name: &str, part: &str, core: &Path) {
     let output = Command::new(std::env::current_exe().expect("this program"))

@@ -270,26 +270,25 @@ unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
 }
 
 /// Returns true if SBCL's handler should handle `signal`, one of the [`LISP_ONLY_SIGNALS`]: this process sent the signal, or
-/// may have sent it. While the queue of signals is full, the kernel drops the sender. Without a known sender, SIGURG is
-/// always accepted, because SBCL ignores a SIGURG that announces nothing. A SIGUSR2 for no reason would stop the thread until
-/// the next collection, so it is accepted only while threads may be stopped. SIGURG also comes from the timer of a Lisp
-/// thread that was interrupted in foreign code.
+/// may have sent it. While the queue of signals is full, the kernel drops the sender. SBCL ignores a SIGURG that announces
+/// nothing, but a SIGUSR2 for no reason would stop the thread until the next collection, so SIGUSR2 is accepted only while
+/// threads may be stopped. SIGURG also comes from the timer of a Lisp thread that was interrupted in foreign code.
 ///
 /// # Safety
 /// `info` must be the argument of a signal handler.
 unsafe fn is_for_lisp(table: &HandlerTable, signal: c_int, info: *mut siginfo_t) -> bool {
+    // SAFETY: the shim's function is async-signal-safe.
+    if signal == libc::SIGUSR2 && unsafe { (table.functions.may_be_stopping)() } == 0 {
+        return false;
+    }
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    // SAFETY: the caller guarantees that `info` came from the kernel. The shim's function is async-signal-safe.
+    // SAFETY: the caller guarantees that `info` came from the kernel.
     unsafe {
         let is_sender_unknown = (*info).si_code == libc::SI_USER && (*info).si_pid() == 0;
-        if signal == libc::SIGURG && (is_sender_unknown || (*info).si_code == libc::SI_TIMER)
-            || signal == libc::SIGUSR2 && is_sender_unknown && (table.functions.may_be_stopping)() != 0
-        {
+        if is_sender_unknown || signal == libc::SIGURG && (*info).si_code == libc::SI_TIMER {
             return true;
         }
     }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let _ = (table, signal);
     // SAFETY: the caller guarantees that `info` came from the kernel.
     unsafe { is_from_this_process(info) }
 }
