@@ -142,7 +142,8 @@ that stays in C code; then cut the thread off there."
                  (setf (cdr entry) t)
                  (handler-case (sb-thread:interrupt-thread thread
                                                            (lambda ()
-                                                             (setf (cdr entry) (eql 1 (join-pause pause)))))
+                                                             (setf (cdr entry) (and (pausable-p)
+                                                                                    (eql 1 (join-pause pause))))))
                    ;; The thread has ended.
                    (sb-thread:interrupt-thread-error ()))))))
       (unwind-protect

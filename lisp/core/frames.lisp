@@ -3,9 +3,9 @@
 (in-package "SBCL-HOST")
 
 (declaim (type (unsigned-byte 64) *user-code-boundary*))
-(defvar *user-code-boundary* 0
-  "The frame pointer of the function that called the user's code, or 0 if no user code was called on this thread. Frames at
-this address or a higher address are the server's.")
+(defvar *user-code-boundary* +no-boundary+
+  "The frame pointer of the function that called the user's code, or +NO-BOUNDARY+ if no user code was called on this thread.
+The frame at this address, and all frames outside it, are the server's.")
 
 (defconstant +max-full-stack-depth+ 1000
   "The maximum depth of a stack that is captured in full. For a deeper stack, only the innermost and the outermost frames
@@ -24,6 +24,11 @@ calls in BODY count as the user's, all outer frames as the server's."
 (defun frame-address (frame)
   "Return FRAME's frame pointer."
   (sap-int (sb-di::frame-pointer frame)))
+
+(declaim (inline user-frame-p))
+(defun user-frame-p (frame)
+  "Return true when FRAME is inside *USER-CODE-BOUNDARY*."
+  (inner-frame-p (frame-address frame) *user-code-boundary*))
 
 ;;; Selecting frames
 
@@ -100,20 +105,20 @@ of the SBCL function that its function replaces."
 (defun frame-at (address)
   "Return the frame of this thread whose frame pointer is ADDRESS. Return NIL if ADDRESS is beyond the outermost frame."
   (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
-        while (and frame (< (frame-address frame) address))
+        while (and frame (inner-frame-p (frame-address frame) address))
         finally (return frame)))
 
 (defun caller-frame (address)
   "Return the frame of the caller of the frame whose frame pointer is ADDRESS. Both frames must be Lisp frames."
   (let ((frame (int-sap address)))
     ;; TOP-FRAME computes its result in the same way (src/code/debug-int.lisp), without walking the stack from its top.
-    (sb-di::compute-calling-frame (sap-ref-sap frame 0) (sap-ref-sap frame 8) nil)))
+    (sb-di::compute-calling-frame (sap-ref-sap frame +caller-offset+) (sap-ref-sap frame +return-address-offset+) nil)))
 
 (defun named-frame (name frame)
   "Return the innermost frame of the function NAME among FRAME and its next 49 callers, up to *USER-CODE-BOUNDARY*; or NIL."
   (loop for candidate = frame then (sb-di:frame-down candidate)
         repeat 50
-        while (and candidate (< (frame-address candidate) *user-code-boundary*))
+        while (and candidate (user-frame-p candidate))
         when (eq name (sb-di:debug-fun-name (sb-di:frame-debug-fun candidate)))
           return candidate))
 
@@ -139,17 +144,17 @@ frame of SBCL's stack top hint, because an error in a handler inherits the hint 
          (limit (and hint (frame-address hint)))
          (skipped nil))
     (loop while (and frame
-                     (< (frame-address frame) *user-code-boundary*)
+                     (user-frame-p frame)
                      (or (host-frame-p frame)
                          (foreign-frame-p frame)
                          (and limit
-                              (< (frame-address frame) limit)
+                              (inner-frame-p (frame-address frame) limit)
                               (system-frame-p frame))))
           do (shiftf skipped frame (sb-di:frame-down frame)))
     ;; An error in an interruption inherits the hint of the interrupted code. The call that reports the error, such as
     ;; ERROR, is then the last skipped frame, inside the hinted frame.
     (if (and skipped frame limit
-             (< (frame-address frame) limit)
+             (inner-frame-p (frame-address frame) limit)
              (member (sb-di:debug-fun-name (sb-di:frame-debug-fun skipped)) '(error cerror break)))
         skipped
         (skip-trap-frames frame))))
@@ -167,7 +172,7 @@ foreign frame outside it."
                        for candidate = frame then (sb-di:frame-down candidate)
                        repeat 40
                        while (and candidate
-                                  (< (frame-address candidate) *user-code-boundary*)
+                                  (user-frame-p candidate)
                                   (system-frame-p candidate))
                        when (foreign-frame-p candidate) do (setf last candidate)
                        finally (return last))))
@@ -178,11 +183,11 @@ foreign frame outside it."
 (defun interrupted-frame (hook)
   "Return the frame that was running when this thread was interrupted. HOOK is the frame pointer of the function that the
 interruption called."
-  (let ((frame (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
-                     (and frame (> (frame-address frame) hook) frame))
+  (let ((frame (or (let ((frame (interrupted-lisp-frame)))
+                     (and frame (inner-frame-p hook (frame-address frame)) frame))
                    (caller-frame hook))))
     ;; If the thread was in a foreign call, the innermost frames are bogus. Skip them.
-    (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *user-code-boundary*))
+    (loop while (and frame (bogus-frame-p frame) (user-frame-p frame))
           do (setf frame (sb-di:frame-down frame)))
     ;; The frame may belong to the code that the runtime calls after a garbage collection.
     (skip-trap-frames frame)))
@@ -196,13 +201,14 @@ of frames between ADDRESS and the boundary, and a list of the outermost of these
          ;; Use fixed arrays as ring buffers instead of allocating for each frame: there may be millions of frames.
          (callers (make-array size :element-type '(unsigned-byte 64)))
          (return-addresses (make-array size :element-type '(unsigned-byte 64)))
-         (end (min *user-code-boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
          (count 0))
     (declare (type index count))
     (loop
-      (let ((caller (sap-ref-word (int-sap address) 0))
-            (return-address (sap-ref-word (int-sap address) 8)))
-        (unless (and (< address caller end) (zerop (logand caller 7)))
+      (let ((caller (sap-ref-word (int-sap address) +caller-offset+))
+            (return-address (sap-ref-word (int-sap address) +return-address-offset+)))
+        (unless (and (inner-frame-p address caller)
+                     (inner-frame-p caller *user-code-boundary*)
+                     (zerop (logand caller 7)))
           (return))
         (setf (aref callers (mod count size)) caller
               (aref return-addresses (mod count size)) return-address
@@ -218,13 +224,13 @@ of frames between ADDRESS and the boundary, and a list of the outermost of these
   "Call FUNCTION with each frame of a backtrace, as MAP-BACKTRACE, SBCL's function, does with the same keyword arguments.
 If the host called the user's code, call FUNCTION with the frames of that code only."
   (declare (type function function))
-  (if (zerop *user-code-boundary*)
+  (if (eql +no-boundary+ *user-code-boundary*)
       (apply (the function map-backtrace) function options)
       (loop with index = -1
             with result = nil
             for frame = (if (sb-di:frame-p from) from (sb-debug::backtrace-start-frame from))
               then (sb-di:frame-down frame)
-            while (and frame (< (frame-address frame) *user-code-boundary*))
+            while (and frame (user-frame-p frame))
             do (when (and (shown-frame-p frame)
                           (>= (incf index) start))
                  (when (= index (+ start count))
@@ -242,13 +248,13 @@ frame; and the total number of frames. The middle of a stack deeper than +MAX-FU
   (let ((frames '())
         (count 0)
         (half (floor +max-full-stack-depth+ 2)))
-    (loop while (and frame (< count +max-full-stack-depth+) (< (frame-address frame) *user-code-boundary*))
+    (loop while (and frame (< count +max-full-stack-depth+) (user-frame-p frame))
           do (unless (or (not (shown-frame-p frame))
                          (and *incomplete-frames* (foreign-frame-p frame)))
                (push (cons count frame) frames)
                (incf count))
              (setf frame (sb-di:frame-down frame)))
-    (if (or (null frame) (>= (frame-address frame) *user-code-boundary*))
+    (if (or (null frame) (not (user-frame-p frame)))
         (values (nreverse frames) count)
         (multiple-value-bind (more last) (saved-frame-pointers (frame-address (cdr (first frames))))
           (let ((total (+ count more)))

@@ -73,30 +73,13 @@ handle.")
   "Return true once this image serves a host."
   (plusp **event-function-address**))
 
-(defmacro with-host-float-modes (form)
-  "Evaluate FORM, a call of the host, with float traps masked, because Lisp's traps would make foreign code fail. On
-x86-64, the host masks the traps itself, so just evaluate FORM: SBCL's macro would also mask the traps of the x87 unit,
-which takes longer than the rest of a call."
-  #+x86-64 form
-  #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
-              ,form))
-
 (defconstant +host-stack-bytes+ (* 16 1024)
   "Number of bytes of the control stack that must be free when the host is called. Smaller than a guard page.")
 
-#+x86-64
-(declaim (inline control-stack-room))
-#+x86-64
-(defun control-stack-room ()
-  "Return the number of bytes from the stack pointer to the end of this thread's control stack."
-  (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)))
-
-#+x86-64
 (defun exhaust-control-stack ()
   "Recurse without end, so that SBCL signals that the control stack is exhausted."
   (1+ (the fixnum (exhaust-control-stack))))
 
-#+x86-64
 (defun check-stack-end ()
   "Perform CHECK-HOST-STACK near the guard pages of the control stack. From the end of the stack inwards, these are: the hard
 guard page; the guard page, whose space SBCL uses to handle exhaustion; and the return guard page, which SBCL protects after
@@ -117,19 +100,18 @@ an exhaustion until code writes to it."
 
 (declaim (inline check-host-stack))
 (defun check-host-stack ()
-  "Signal that the control stack is exhausted unless the host can be called. On x86-64 the host's functions run on this stack,
-and a fault in them ends the process. On other processors C code has a stack of its own."
-  #+x86-64
-  (when (< (control-stack-room) (+ (* 3 sb-c:+backend-page-bytes+) +host-stack-bytes+))
-    (check-stack-end))
-  #-x86-64
-  nil)
+  "Signal that the control stack is exhausted unless the host can be called. Where the host's functions run on this stack, a
+fault in them ends the process."
+  (unless +c-code-on-alien-stack+
+    (when (< (control-stack-room) (+ (* 3 sb-c:+backend-page-bytes+) +host-stack-bytes+))
+      (check-stack-end))))
 
 (defmacro calling-host (form)
   "Evaluate FORM, a call of the host, with enough stack, and without interrupts, as the contract requires: an interrupt that
-unwound through the host's frames would be undefined behaviour."
+unwound through the host's frames would be undefined behaviour. The host masks float traps itself, because SBCL's macro for
+this purpose takes longer than the rest of a call."
   `(progn (check-host-stack)
-          (without-interrupts (with-host-float-modes ,form))))
+          (without-interrupts ,form)))
 
 (defun push-event-at-address (job kind number address length)
   "Push an event of KIND, an event code, for the job numbered JOB, with NUMBER and a text: the LENGTH characters at
@@ -211,11 +193,12 @@ the number of this thread's last job if the thread holds an evaluation, else 0."
 
 (defun prefer-large-pages ()
   "Ask the kernel to back the heap with large pages (madvise(2), MADV_HUGEPAGE): page faults are a large part of the cost
-of a small evaluation. A kernel without large pages ignores the request. Do nothing except on x86-64, where a large page
-has 2 MB: on other processors it may have 512 MB."
-  #+(and linux x86-64)
-  (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
-                 sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14))
+of a small evaluation. A kernel without large pages ignores the request. Do nothing where a large page may be too large
+(see +LARGE-PAGE-BYTES+)."
+  #+linux
+  (when +large-page-bytes+
+    (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
+                   sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14)))
 
 (defun guard-stack-ends ()
   "Protect the last pages of this thread's control stack, binding stack and alien stack. SBCL does so for its first thread

@@ -66,7 +66,7 @@ function to call after the unwinding, or NIL."
       (when finish
         ;; Clear the unused part of the stack. FINISH may collect garbage, and stale references in the stack area that its
         ;; frames will occupy would keep the evaluation's garbage alive.
-        (sb-sys:scrub-control-stack)
+        (clear-unused-stack)
         (funcall (the function finish)))))
   (values nil nil))
 
@@ -114,32 +114,6 @@ function that the interruption called."
 (defconstant +max-interruption-attempts+ 200
   "The number of times that INTERRUPT-OUTSIDE-FOREIGN-CODE tries to interrupt a thread outside foreign code.")
 
-#+(and linux x86-64)
-(defun in-system-call-context-p (context)
-  "Return true when the code interrupted in CONTEXT, an interrupt context, waited in a system call, or when the interruption
-was pending until the code unblocked signals, as SBCL's runtime does after a collection. The kernel stops a call that waits
-with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCALL."
-  (flet ((syscall-at-p (address)
-           (and (eql #x0f (sap-ref-8 (int-sap address) 0)) (eql #x05 (sap-ref-8 (int-sap address) 1))))
-         (register (offset)
-           (ldb (byte 64 0) (sb-vm:context-register context offset))))
-    (let ((pc (sap-int (sb-vm:context-pc context)))
-          (rax (register sb-vm::rax-offset)))
-      (if (syscall-at-p pc)
-          ;; The calls that may block, by their number: read, write, open, poll, select, nanosleep, connect, accept, sendto,
-          ;; recvfrom, sendmsg, recvmsg, wait4, flock, rt_sigtimedwait, rt_sigsuspend, futex, clock_nanosleep, epoll_wait,
-          ;; waitid, openat, pselect6, ppoll, epoll_pwait and accept4.
-          (member rax '(0 1 2 7 23 35 42 43 44 45 46 47 61 73 128 130 202 230 232 247 257 270 271 281 288))
-          ;; The memory before the code may be unmapped, so a register is tested first: SYSCALL sets RCX to the address of the
-          ;; next instruction. After EINTR, RAX is -4. After rt_sigprocmask, the first argument is at most 2 and the fourth
-          ;; is 8; the first argument of other calls, such as those of malloc, is an address or a descriptor. A call of
-          ;; getdents64, which reads a directory, takes long but is never stopped. B8 is MOV, which sets EAX.
-          (and (eql pc (register sb-vm::rcx-offset))
-               (syscall-at-p (- pc 2))
-               (or (eql rax (ldb (byte 64 0) -4))
-                   (and (eql rax 0) (<= (register sb-vm::rdi-offset) 2) (eql 8 (register sb-vm::r10-offset)))
-                   (and (eql #xb8 (sap-ref-8 (int-sap pc) -7)) (eql 217 (sap-ref-32 (int-sap pc) -6)))))))))
-
 (defconstant +max-nested-interruptions+ 4
   "The maximum number of interruptions that interrupt each other in a thread. SBCL ends the process when a thread has more
 than SB-VM:MAX-INTERRUPTS interrupt contexts; the others are left for errors, collections and faults.")
@@ -166,18 +140,18 @@ interrupts have interrupted each other too often, leave the next one queued unti
 (defun in-interruptible-code-p ()
   "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its
 own, such as malloc's, which a non-local exit would leave held, and for which a function called now could wait forever."
-  (or (zerop sb-kernel:*free-interrupt-context-index*)
-      (let ((context (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*))))
-        (or (sb-di::code-header-from-pc (sb-vm:context-pc context))
-            #+(and linux x86-64) (in-system-call-context-p context)
-            #-(and linux x86-64) t))))
+  (let ((context (interrupted-context)))
+    (or (null context)
+        (sb-di::code-header-from-pc (sb-vm:context-pc context))
+        #+linux (in-system-call-context-p context)
+        #-linux t)))
 
-#+(and linux x86-64)
+#+linux
 (defun system-call (number &optional (first 0) (second 0) (third 0) (fourth 0))
   "Make the Linux system call NUMBER with these integer arguments. Return its result, or -1 if it failed."
   (alien-funcall (extern-alien "syscall" (function long long long long long long)) number first second third fourth))
 
-#+(and linux x86-64)
+#+linux
 (defun start-interruption-timer ()
   "Start a timer that sends this thread the signal of INTERRUPT-THREAD in a millisecond. Return the timer's number, or NIL if
 the kernel provides none. The functions of the C library could allocate memory (timer_create(2))."
@@ -189,13 +163,13 @@ the kernel provides none. The functions of the C library could allocate memory (
         ;; sigev_signo and sigev_notify, which is SIGEV_THREAD_ID, and sigev_notify_thread_id
         (setf (aref sigevent 1) (logior sb-unix:sigurg (ash 4 32))
               (aref sigevent 2) (sb-thread::thread-os-tid sb-thread:*current-thread*))
-        ;; 222 is timer_create, 1 is CLOCK_MONOTONIC, 223 is timer_settime.
-        (when (zerop (system-call 222 1 (address sigevent) (address timer)))
+        ;; 1 is CLOCK_MONOTONIC.
+        (when (zerop (system-call +timer-create-call+ 1 (address sigevent) (address timer)))
           (let ((number (ldb (byte 32 0) (aref timer 0))))
-            (system-call 223 number 0 (address time) 0)
+            (system-call +timer-settime-call+ number 0 (address time) 0)
             number))))))
 
-#+(and linux x86-64)
+#+linux
 (defun interrupt-this-thread-soon (function)
   "Make INTERRUPT-THREAD's signal handler call FUNCTION on this thread in a millisecond. Return the number of the timer for
 END-INTERRUPTION-TIMER, or NIL if that is impossible. Call this function in an interruption."
@@ -208,8 +182,8 @@ END-INTERRUPTION-TIMER, or NIL if that is impossible. Call this function in an i
 
 (defun end-interruption-timer (timer)
   "Delete TIMER, the number of a timer."
-  #+(and linux x86-64) (system-call 226 timer)
-  #-(and linux x86-64) timer)
+  #+linux (system-call +timer-delete-call+ timer)
+  #-linux timer)
 
 (defun interrupt-outside-foreign-code (thread function)
   "Interrupt THREAD with FUNCTION, a function of no arguments. While THREAD runs foreign code other than a system call, it
@@ -223,6 +197,6 @@ interrupts itself again after a millisecond; after +MAX-INTERRUPTION-ATTEMPTS+ a
                  (end-interruption-timer (shiftf timer nil)))
                (unless (and (not (in-interruptible-code-p))
                             (< (incf attempts) +max-interruption-attempts+)
-                            #+(and linux x86-64) (setf timer (interrupt-this-thread-soon #'interrupt)))
+                            #+linux (setf timer (interrupt-this-thread-soon #'interrupt)))
                  (funcall function))))
       (sb-thread:interrupt-thread thread #'interrupt))))

@@ -67,13 +67,13 @@ function need different tags."
 
 (defun install-patches ()
   "Install the patches, oldest first."
-  (loop for (function tag wrapper) in (reverse *patches*)
-        do (encapsulate function tag wrapper)))
+  (loop for patch in (reverse *patches*)
+        do (apply #'install-patch patch)))
 
 (defun remove-patches ()
   "Remove the patches. Called by the tests, which continue without a host."
-  (loop for (function tag) in *patches*
-        do (sb-int:unencapsulate function tag)))
+  (loop for patch in *patches*
+        do (apply #'remove-patch patch)))
 
 ;;; Recording definitions
 (defmacro define-definers (&rest definers)
@@ -299,15 +299,8 @@ count as the file's, because SBCL does not make them every time."
 (define-patch invoke-debugger (condition)
   #'enter-debugger)
 
-;; Signal only the error: the original functions would also print a line to *ERROR-OUTPUT*.
-(macrolet ((define (function condition)
-             `(define-patch ,function ()
-                (lambda (function)
-                  (declare (ignore function))
-                  (let ((sb-debug:*stack-top-hint* nil))
-                    (error ',condition))))))
-  (define sb-kernel::control-stack-exhausted-error sb-kernel::control-stack-exhausted)
-  (define sb-kernel::binding-stack-exhausted-error sb-kernel::binding-stack-exhausted))
+(define-exhaustion-patch sb-kernel::control-stack-exhausted-error sb-kernel::control-stack-exhausted)
+(define-exhaustion-patch sb-kernel::binding-stack-exhausted-error sb-kernel::binding-stack-exhausted)
 
 ;;; Threads, the heap, programs, the user's home
 

@@ -114,7 +114,8 @@
 (define-assumption "the offsets of the caller's frame pointer and return address in a frame"
   (let* ((frame (sb-di:top-frame))
          (caller (sb-di:frame-down frame)))
-    (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
+    (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) +caller-offset+))
+         (inner-frame-p (frame-address frame) (frame-address caller))
          (equal (frame-name caller) (frame-name (caller-frame (frame-address frame)))))))
 
 (define-assumption "the context of a compiler warning contains the form that the warning is about"

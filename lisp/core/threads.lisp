@@ -19,8 +19,8 @@
 
 (defun call-with-thread-variables (function)
   "Call FUNCTION, which does all the work of this thread, with **THREAD-VARIABLES** bound to their global values, so that
-interruptions can read these variables at any time. When a binding begins or ends, SBCL writes two words (BIND and UNBIND-N
-in src/compiler/x86-64/tls.lisp, and UNWIND). Between the two writes for a thread's outermost binding of a variable, an
+interruptions can read these variables at any time. When a binding begins or ends, SBCL writes two words (in the VOPs BIND
+and UNBIND-N, and in UNWIND). Between the two writes for a thread's outermost binding of a variable, an
 interruption would read SBCL's marker for no value. Bindings that FUNCTION makes are never the outermost."
   (declare (type function function))
   (progv **thread-variables** (mapcar #'sb-ext:symbol-global-value **thread-variables**)
@@ -126,9 +126,10 @@ NIL, so that SBCL waits for the thread."
 
 (defun join-ended-thread (join thread dispose)
   "Join THREAD, whose Lisp code has finished, and the threads that earlier calls have left unjoined. JOIN is SBCL's
-PRIMITIVE-JOIN: it frees the thread's memory if DISPOSE is true, and otherwise returns the memory. JOIN waits for the thread
-to exit in C, and no thread can be started meanwhile. Thread-local destructors of a program may keep the thread from ever
-exiting. So if THREAD takes too long, return NIL and leave the join to a later call of this function."
+PRIMITIVE-JOIN: it frees the thread's memory if DISPOSE is true, and otherwise returns the memory, which another thread then
+uses. JOIN waits for the thread to exit in C, and no thread can be started meanwhile. Thread-local destructors of a program
+may keep the thread from ever exiting. So if THREAD takes too long, return NIL and leave the join to a later call of this
+function. If SBCL would clear the stack in memory that is used again, always free the memory."
   (declare (type function join))
   (let ((unjoined **unjoined-threads**))
     (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))
@@ -142,7 +143,7 @@ exiting. So if THREAD takes too long, return NIL and leave the join to a later c
   (cond ((os-thread-alive-p thread)
          (sb-ext:atomic-push thread (symbol-value '**unjoined-threads**))
          nil)
-        (t (funcall join thread dispose))))
+        (t (funcall join thread (or dispose +recycled-stacks-cleared+)))))
 
 (define-condition exit-refused (error)
   ((embedded :initarg :embedded :reader embedded-p))

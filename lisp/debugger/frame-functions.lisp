@@ -21,43 +21,23 @@ not been redefined since the call."
 
 ;;; Whether evaluation can continue from a frame
 
-(defun trapped-p (pc)
-  "Return true when the instruction before the address PC is SBCL's trap instruction. The code was then not interrupted
-but stopped itself."
-  (declare (type sb-ext:word pc))
-  #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
-  ;; *CURRENT-INTERNAL-ERROR* is true after a trap, and NIL while an interruption holds the evaluation.
-  #-x86-64 (and (plusp pc) sb-di::*current-internal-error* t))
-
 (defun stable-frame-p (frame)
   "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
 another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain the values
 that its code keeps there."
   (let ((context (sb-di::compiled-frame-escaped frame)))
     (or (null context)
-        (let ((pc (sap-int (sb-vm:context-pc context)))
-              (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
-              (function (compiler-debug-fun (sb-di:frame-debug-fun frame))))
-          (declare (ignorable start function))
+        (let* ((pc (sap-int (sb-vm:context-pc context)))
+               (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
+               (frame-pointer (sb-di::frame-pointer frame))
+               (function (compiler-debug-fun (sb-di:frame-debug-fun frame)))
+               (place (sb-c::compiled-debug-fun-bsp-save function)))
           (or (trapped-p pc)
-              #+x86-64
-              (let* ((frame-pointer (sb-di::frame-pointer frame))
-                     (return-address (sap-ref-word frame-pointer 8))
-                     (place (sb-c::compiled-debug-fun-bsp-save function)))
-                (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
-                     ;; The PC is not between LEAVE and RET.
-                     (not (member (sap-ref-8 (int-sap pc) 0) '(#xC3 #xF8 #xF9)))
-                     ;; The frame pointer does not belong to the new frame of a call that has not begun. The return address
-                     ;; of such a frame is just after the call instruction, and the stack ends at the call's arguments.
-                     (not (< 0 (- return-address pc) 64))
-                     (or (null place)
-                         (<= (sb-vm:context-register context sb-vm::rsp-offset)
-                             (+ (sap-int frame-pointer) (stack-offset place)))))))))))
-
-(defun stack-offset (place)
-  "Return the offset in bytes from the frame pointer of PLACE, a stack location (SB-C:SC+OFFSET) that the compiler recorded."
-  #+(or x86 x86-64) (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place))
-  #-(or x86 x86-64) (* sb-vm:n-word-bytes (sb-c:sc+offset-offset place)))
+              (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
+                   (not (changing-frames-p pc frame-pointer))
+                   ;; The stack of a call that has not begun ends at the call's arguments.
+                   (or (null place)
+                       (stack-contains-p context (+ (sap-int frame-pointer) (stack-place-offset place))))))))))
 
 (defun called-directly-p (frame)
   "Return true when FRAME's function was called by code of the same component, as a local function rather than through a
@@ -67,13 +47,10 @@ never returns."
         (caller (sb-di:frame-down frame)))
     (and caller
          (eq code (frame-code caller))
-         #+x86-64
-         (let ((return-address (sap-ref-word (sb-di::frame-pointer frame) 8)))
-           ;; The call was a relative CALL whose target is in this code.
-           (and (eql #xE8 (sap-ref-8 (int-sap return-address) -5))
-                (let ((target (+ return-address (signed-sap-ref-32 (int-sap return-address) -4)))
-                      (start (sap-int (sb-kernel:code-instructions code))))
-                  (<= start target (+ start (sb-kernel:%code-text-size code)))))))))
+         (let ((target (direct-call-target (sap-ref-word (sb-di::frame-pointer frame) +return-address-offset+)))
+               (start (sap-int (sb-kernel:code-instructions code))))
+           (and target
+                (<= start target (+ start (sb-kernel:%code-text-size code))))))))
 
 (defun unwind-refusal-reason (frame)
   "Return a format control for the reason, worded as the end of a sentence, why evaluation cannot continue from FRAME.
@@ -156,11 +133,9 @@ an argument that the function does not use. Such an argument counts as NIL if UN
 
 (defun stack-closure-p (address)
   "Return true when ADDRESS, a word tagged as a function, refers to a closure on this thread's stack."
-  (let ((start (sb-vm::current-sp)))
-    (and (<= (sap-int start) address
-             (- (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*) (* 2 sb-vm:n-word-bytes)))
-         (eql sb-vm:closure-widetag
-              (sb-sys:sap-ref-8 (int-sap (- address sb-vm:fun-pointer-lowtag)) 0)))))
+  (and (on-stack-p address)
+       (eql sb-vm:closure-widetag
+            (sb-sys:sap-ref-8 (int-sap (- address sb-vm:fun-pointer-lowtag)) 0))))
 
 (defun closure-at (address)
   "Return the closure to which ADDRESS refers, or NIL if ADDRESS does not refer to a closure. ADDRESS may be any word."
@@ -219,7 +194,7 @@ keeps its function object, and only if the function was not called as a local fu
     (when entry
       (let ((place (closure-place entry)))
         (cond (place
-               (let ((closure (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-offset place)))))
+               (let ((closure (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-place-offset place)))))
                  (and closure
                       (eq entry (sb-kernel:%closure-fun closure))
                       closure)))

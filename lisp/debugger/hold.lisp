@@ -119,17 +119,17 @@ example an exit from a timer's function."
 (defun in-foreign-code-p (frame)
   "Return true when this thread was interrupted while FRAME, the innermost Lisp frame, called foreign code other than a
 system call. Foreign code may hold locks of its own, such as malloc's."
-  (and (plusp sb-kernel:*free-interrupt-context-index*)
-       (null (sb-di::code-header-from-pc
-              (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))
-       (not (in-system-call-p frame))))
+  (let ((context (interrupted-context)))
+    (and context
+         (null (sb-di::code-header-from-pc (sb-vm:context-pc context)))
+         (not (in-system-call-p frame)))))
 
 (defun holdable-frame-p (frame)
   "Return true when the evaluation can be held in FRAME, its innermost frame. FRAME must belong to one of the submitted
 forms rather than to the server's code between forms, and neither foreign code nor code with garbage collection
 inhibited may have been interrupted."
   (and (plusp *form-number*)
-       (< (frame-address frame) *user-code-boundary*)
+       (user-frame-p frame)
        (not sb-kernel:*gc-inhibit*)
        (not (in-foreign-code-p frame))))
 

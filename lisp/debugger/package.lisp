@@ -3,7 +3,7 @@
 (defpackage "SBCL-HOST/DEBUGGER"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING")
   (:import-from "SB-EXT" "DEFGLOBAL")
-  (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
+  (:import-from "SB-INT" "ENCAPSULATE" "INDEX")
   (:export
    ;; Exports of signalled-errors.lisp:
    "+CAPTURE-TIME-LIMIT+" "+REPORT-TIME-LIMIT+" "CALL-WITH-SIGNAL-OBSERVER" "CALL-WITH-TIME-LIMIT" "PUSH-BOUNDED-REPORT"

@@ -74,7 +74,7 @@ code."
   (let* ((start (error-frame hook))
          (frame (or (loop for frame = start then (sb-di:frame-down frame)
                           repeat 50
-                          while (and frame (< (frame-address frame) *user-code-boundary*))
+                          while (and frame (user-frame-p frame))
                           unless (or (system-frame-p frame) (host-frame-p frame))
                             return frame)
                     start)))

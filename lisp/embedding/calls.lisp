@@ -57,31 +57,31 @@ values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if
 (defconstant +program-stack-bytes+ (+ (* 288 1024) (* 3 sb-c:+backend-page-bytes+))
   "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion of
 the stack. The three guard pages at the end of the stack are not usable (see CHECK-STACK-END), and the library's own frames
-need some 30 KiB. The rest, 256 KiB, is the program's.")
+need some 30 KiB. The rest, 256 KiB, is the program's. If C code runs on the alien stack, the same number of bytes must be
+free there.")
 (defconstant +program-other-stack-bytes+ (* 4 sb-c:+backend-page-bytes+)
-  "Number of bytes of binding stack, and of alien stack, that must be free when the program is called. SBCL reserves the last
-three pages of each stack for handling exhaustion. When code exhausts these pages, too, ffi/shim.c abandons all code that
-runs in them. This number is one page larger, so that the program is not called there.")
+  "Number of bytes of binding stack, and of an alien stack that C code does not use, that must be free when the program is
+called. SBCL reserves the last three pages of each stack for handling exhaustion. When code exhausts these pages, too,
+ffi/shim.c abandons all code that runs in them. This number is one page larger, so that the program is not called there.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that a stack is exhausted unless these bytes are free: +PROGRAM-STACK-BYTES+ and MORE of the control stack, and
-+PROGRAM-OTHER-STACK-BYTES+ of the binding stack and of the alien stack. Calls in both directions check this, because Lisp
-and the program may call each other recursively."
+  "Signal that a stack is exhausted unless these bytes are free: +PROGRAM-STACK-BYTES+ and MORE of the control stack,
++PROGRAM-STACK-BYTES+ of the stack on which C code runs, and +PROGRAM-OTHER-STACK-BYTES+ of the other stacks. Calls in both
+directions check this, because Lisp and the program may call each other recursively."
   (declare (type index more))
-  (macrolet ((thread-slot (slot)
-               `(sb-vm::current-thread-offset-sap ,slot)))
-    ;; The binding stack grows upwards to the start of the alien stack, which grows downwards.
-    (when (< (sap- (thread-slot sb-vm::thread-alien-stack-start-slot) (sb-kernel:binding-stack-pointer-sap))
-             +program-other-stack-bytes+)
-      (error 'sb-kernel::binding-stack-exhausted))
-    (when (< (sap- (thread-slot sb-vm::thread-alien-stack-pointer-slot) (thread-slot sb-vm::thread-alien-stack-start-slot))
-             +program-other-stack-bytes+)
-      (error 'sb-kernel::alien-stack-exhausted)))
-  ;; On x86-64 the control stack grows downwards, elsewhere upwards.
-  (when (< #+x86-64 (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
-           #-x86-64 (- (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*) (sap-int (sb-vm::current-sp)))
-           (+ +program-stack-bytes+ more))
+  ;; The binding stack grows upwards to the start of the alien stack, which grows downwards.
+  (when (< (sap- (sb-vm::current-thread-offset-sap sb-vm::thread-alien-stack-start-slot)
+                 (sb-kernel:binding-stack-pointer-sap))
+           +program-other-stack-bytes+)
+    (error 'sb-kernel::binding-stack-exhausted))
+  (if +c-code-on-alien-stack+
+      ;; For the user, the frames of C code are on the control stack.
+      (when (< (alien-stack-room) +program-stack-bytes+)
+        (error 'sb-kernel::control-stack-exhausted))
+      (when (< (alien-stack-room) +program-other-stack-bytes+)
+        (error 'sb-kernel::alien-stack-exhausted)))
+  (when (< (control-stack-room) (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 
 (defun check-stack-room-for-arguments (arguments)
@@ -90,12 +90,11 @@ caller pushes run into the guard pages, but a long list that the callee allocate
 Some of SBCL's functions allocate such a list and pass it on."
   (check-stack-room (* 64 (length arguments))))
 
-#+x86-64
 (defmacro stopping-unwind (form (frame) &body body)
   "Return the values of FORM. If a non-local exit unwinds FORM, stop the exit, set *PENDING-EXIT*, and return the values of
 BODY. FRAME is the frame pointer of the enclosing function. The expansion is that of UNWIND-PROTECT in SBCL's
-src/compiler/ir1-translators.lisp, except that the cleanup code does not return to its caller, the assembly routine UNWIND
-in src/assembly/x86-64/assem-rtns.lisp. Instead it reads the words that UNWIND pushed on the stack."
+src/compiler/ir1-translators.lisp, except that the cleanup code does not return to its caller, the assembly routine UNWIND.
+Instead it reads the words that UNWIND pushed on the stack."
   (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
     `(block ,drop-through
        (let ((,next (block ,exit
@@ -105,38 +104,23 @@ in src/assembly/x86-64/assem-rtns.lisp. Instead it reads the words that UNWIND p
                        (return-from ,drop-through ,form)))))
          (declare (optimize (sb-c::insert-debug-catch 0)))
          (let ((,stack (sb-vm::current-sp)))
-           (setf *pending-exit* (read-pending-exit ,next (sap+ ,stack 8) (sap+ ,stack 16) ,frame)))
+           (setf *pending-exit* (read-pending-exit ,next
+                                                   (sap+ ,stack +exit-count-offset+)
+                                                   (sap+ ,stack +exit-start-offset+)
+                                                   ,frame)))
          ,@body))))
 
-#-x86-64
-(defmacro stopping-unwind (form (frame) &body body)
-  "Return the values of FORM, or the values of BODY if a non-local exit unwinds FORM. On this processor, an exit that was
-stopped cannot be resumed."
-  (declare (ignore frame))
-  (let ((finished (gensym "FINISHED")) (stop (gensym "STOP")))
-    `(block ,stop
-       (let ((,finished nil))
-         (unwind-protect (multiple-value-prog1 ,form (setf ,finished t))
-           (unless ,finished
-             (setf *pending-exit* :lost)
-             (return-from ,stop (progn ,@body))))))))
-
-#+x86-64
 (defun read-pending-exit (next count start frame)
   "Return the value of *PENDING-EXIT* for an exit to the block NEXT. COUNT is the address of the number of values. A
-single value has the count 0 and is at the address START. For any other number, the word at START is the address just
-above the first value, and the values follow downwards. FRAME is the frame pointer of the function that stops the exit."
+single value has the count 0 and is at the address START. For any other number, the word at START is the start of the values
+(see EXIT-VALUES). FRAME is the frame pointer of the function that stops the exit."
   (let ((count (sap-ref-lispobj count 0)))
     (declare (type index count))
-    (cond ((< (sb-kernel:get-lisp-obj-address next) frame)
+    (cond ((inner-frame-p (sb-kernel:get-lisp-obj-address next) frame)
            ;; The block to unwind to belongs to a frame that is being unwound.
            :lost)
           ((zerop count) (list next 0 (sap-ref-lispobj start 0)))
-          (t
-           (let ((values (int-sap (sap-ref-word start 0))))
-             (list* next count
-                    (loop for index from 1 to count
-                          collect (sap-ref-lispobj values (- (* 8 index))))))))))
+          (t (list* next count (exit-values (sap-ref-word start 0) count))))))
 
 (defun resume-unwinding ()
   "Resume the pending non-local exit, after the program's frames have returned. Signal an error if the exit is :LOST."
@@ -144,24 +128,11 @@ above the first value, and the values follow downwards. FRAME is the frame point
     (when (atom unwinding)
       (error "The debugger cannot unwind through a function of the embedding program: choose a restart or a frame inside ~
               that function's call."))
-    #+x86-64
     (destructuring-bind (next count &rest values) unwinding
       (declare (type index count))
-      (when (zerop count)
-        (sb-c::%unwind next (first values) 0))
-      (check-stack-room (* 8 count))
-      (let ((block (make-array count)))
-        (declare (dynamic-extent block))
-        ;; The values are in stack order: the first value has the highest address.
-        (loop for value in values
-              for place from (1- count) downto 0
-              do (setf (svref block place) value))
-        (sb-c::%unwind next
-                       ;; The address is passed as the fixnum with the same bits.
-                       (ash (+ (sb-kernel:get-lisp-obj-address block)
-                               (- (* 8 (+ sb-vm:vector-data-offset count)) sb-vm:other-pointer-lowtag))
-                            (- sb-vm:n-fixnum-tag-bits))
-                       count)))))
+      (unless (zerop count)
+        (check-stack-room (* 8 count)))
+      (resume-exit next count values))))
 
 ;;; Conditions as the program receives them
 
@@ -308,10 +279,9 @@ interrupted, too.")
 is the address of two words. The caller sets the second word to *ANSWERS-BEING-READ*. The call stores the address of the
 answer in the first word and the answer's number of words in the second. Interrupts must be off."
   (declare (type (unsigned-byte 64) function) (type message-buffer buffer) (type system-area-pointer reply))
-  (with-host-float-modes
-    (alien-funcall (sap-alien (int-sap **program-call-address**)
-                              (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
-                   function (buffer-address buffer) (buffer-fill buffer) reply)))
+  (alien-funcall (sap-alien (int-sap **program-call-address**)
+                            (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
+                 function (buffer-address buffer) (buffer-fill buffer) reply))
 
 (defun exchange-messages (function write)
   "Call WRITE with a message buffer, into which WRITE writes a message. Then call the program's FUNCTION, a number, with this

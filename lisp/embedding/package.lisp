@@ -3,7 +3,7 @@
 (defpackage "SBCL-HOST/EMBEDDING"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST")
   (:import-from "SB-EXT" "DEFGLOBAL")
-  (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
+  (:import-from "SB-INT" "ENCAPSULATE" "INDEX")
   (:export
    ;; lanes
    "HOST-THREAD-P")

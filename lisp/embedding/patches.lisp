@@ -36,7 +36,6 @@
 
 ;;; Unwinding
 
-#+x86-64
 (defun stop-and-resume (function)
   "Call FUNCTION and return its values. If a non-local exit unwinds FUNCTION, stop the exit, as CALL-FROM-PROGRAM does
 before the exit reaches the program's frames, and then resume the exit."
@@ -45,7 +44,6 @@ before the exit reaches the program's frames, and then resume the exit."
         ((frame-pointer-here))
       (resume-unwinding))))
 
-#+x86-64
 (define-dangerous-assumption
     "UNWIND: a non-local exit that STOPPING-UNWIND stops can be resumed with its values"
   (loop for values in '(() (1) (nil) (1 2) (1 2 3 4 5 6 7))

@@ -151,17 +151,11 @@ directory SCRATCH. Return the systems under test."
 
 (defun mark-set-p (code index)
   "Return true when mark INDEX of CODE is set, which means that the mark's form has run."
-  (let ((marks (sb-cover::code-coverage-marks code)))
-    #+(or x86-64 x86) (/= 0 (sap-ref-8 marks index))
-    #-(or x86-64 x86) (/= #xFF (if (vectorp marks) (aref marks index) (sap-ref-8 marks index)))))
+  (coverage-mark-p (sb-cover::code-coverage-marks code) index))
 
 (defun clear-mark (code index)
   "Clear mark INDEX of CODE."
-  (let ((marks (sb-cover::code-coverage-marks code)))
-    #+(or x86-64 x86) (setf (sap-ref-8 marks index) 0)
-    #-(or x86-64 x86) (if (vectorp marks)
-                          (setf (aref marks index) #xFF)
-                          (setf (sap-ref-8 marks index) #xFF))))
+  (clear-coverage-mark (sb-cover::code-coverage-marks code) index))
 
 (defun clear-marks ()
   "Clear all marks."

@@ -118,18 +118,6 @@ called, because all functions with global names have been redefined, or if CODE 
 
 ;;; The references of code
 
-(defun linkage-index (name)
-  "Return the index of the linkage cell, through which full calls of the function NAME go, or 0 if NAME has no such cell."
-  (let ((fname (if (symbolp name) name (sb-int:find-fdefn name))))
-    (if fname (sb-vm::fname-linkage-index fname) 0)))
-
-(defun linkage-indices (code)
-  "Return the indices of the linkage cells to which the component CODE refers."
-  (let ((fixups (sb-vm::%code-fixups code)))
-    (if (eql fixups 0)
-        '()
-        (values (sb-c:unpack-code-fixup-locs fixups)))))
-
 (defun code-constant-p (object code)
   "Return true when OBJECT is a constant of the component CODE."
   (loop for index from sb-vm:code-constants-offset below (sb-kernel:code-header-words code)
@@ -150,12 +138,12 @@ called, because all functions with global names have been redefined, or if CODE 
   ;; A phrase for the kind of the reference, such as `sets', or NIL if the kind is obvious.
   (how nil :type (or null string)))
 
-(defun code-references (code name kinds index)
+(defun code-references (code name kinds cell)
   "Return the references to NAME in the component CODE, or NIL if the functions of CODE can no longer be called. The
 references are the cross-references whose kind is in KINDS. Each element of KINDS is a list of two elements: SBCL's keyword
 for a kind, and a phrase for the kind or NIL. If CODE has no cross-reference of any kind to NAME, return one reference if
-CODE calls NAME through the linkage cell INDEX, or else if NAME is a constant of CODE. INDEX is 0 if NAME has no linkage
-cell, or NIL to consider only cross-references."
+CODE calls NAME through the linkage CELL, or else if NAME is a constant of CODE. CELL is 0 if NAME has no linkage cell, or
+NIL to consider only cross-references."
   (let ((references '())
         (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
@@ -181,8 +169,8 @@ cell, or NIL to consider only cross-references."
                      do (when (and live (not (member function live)))
                           (setf (reference-function reference) (first (last live))))
                      when live collect reference)))
-            ((or recorded (null index)) '())
-            ((and (plusp index) (member index (linkage-indices code))) (somewhere nil))
+            ((or recorded (null cell)) '())
+            ((and (not (eql cell 0)) (member cell (linkage-cells code))) (somewhere nil))
             ((and (symbolp name) name (code-constant-p name code)
                   (notany (lambda (function)
                             (equal name (defined-name (sb-kernel:%simple-fun-name function))))
@@ -194,12 +182,12 @@ cell, or NIL to consider only cross-references."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (and (member package **system-packages** :test #'eq) t)))
 
-(defun all-references (name kinds index)
+(defun all-references (name kinds cell)
   "Return the references to NAME in all code, as CODE-REFERENCES does for one component."
   (let ((references '()))
     ;; System code does not refer to the user's names.
     (do-code (code :system (core-name-p name))
-      (setf references (nconc (code-references code name kinds index) references)))
+      (setf references (nconc (code-references code name kinds cell) references)))
     references))
 
 ;;; Source locations of references
@@ -377,7 +365,7 @@ note on code that was not examined."
                                                  (if macro
                                                      '((:macroexpands nil) (:calls nil))
                                                      '((:calls nil) (:macroexpands "expands the compiler macro")))
-                                                 (linkage-index name))
+                                                 (linkage-cell name))
                                  (source-name name) limit)))
     (when (zerop count)
       (push-note "No loaded code ~:[calls~;expands~] ~A." macro (printed-name name)))
@@ -457,11 +445,10 @@ source location of the first reference."
                            (:calls (note what function number nil))
                            (:macroexpands (note what function number "macro"))))
                        function))
-          (dolist (index (linkage-indices code))
-            (let ((fname (sb-vm::linkage-addr->name index :index)))
-              (when (and fname (not (eql fname 0)) functions)
-                (note (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)
-                      (or (find t functions :key #'current-definition-p) (first functions)) nil nil)))))))
+          (dolist (cell (linkage-cells code))
+            (let ((callee (linkage-cell-name cell)))
+              (when (and callee functions)
+                (note callee (or (find t functions :key #'current-definition-p) (first functions)) nil nil)))))))
     (let ((names (sort (loop for callee being the hash-keys of callees
                                using (hash-value reference)
                              unless (or (equal callee name) (method-body-name-p callee)
@@ -689,12 +676,10 @@ of SBCL and of the server is not included."
                          (when (member kind '(:calls :macroexpands))
                            (note what function)))
                        function))
-          (dolist (index (linkage-indices code))
-            (let ((fname (sb-vm::linkage-addr->name index :index)))
-              (when (and fname (not (eql fname 0)))
-                (let ((name (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)))
-                  (when (xrefs-recorded-p name)
-                    (note name nil)))))))))
+          (dolist (cell (linkage-cells code))
+            (let ((name (linkage-cell-name cell)))
+              (when (and name (xrefs-recorded-p name))
+                (note name nil)))))))
     table))
 
 (defun push-tests (name limit)

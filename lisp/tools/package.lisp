@@ -3,7 +3,7 @@
 (defpackage "SBCL-HOST/TOOLS"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER")
   (:import-from "SB-EXT" "DEFGLOBAL")
-  (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
+  (:import-from "SB-INT" "ENCAPSULATE" "INDEX")
   (:export
    ;; Exports of find-references.lisp:
    "FIND-MENTIONED-SYMBOL"

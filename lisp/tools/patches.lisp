@@ -24,7 +24,9 @@
          (null (find-symbol name package)))))
 
 (define-assumption "the linkage cells through which full calls go"
-  (member (linkage-index 'code-source) (linkage-indices (function-code #'system-code-p))))
+  (let ((cell (linkage-cell 'code-source)))
+    (and (member cell (linkage-cells (function-code #'system-code-p)))
+         (eq 'code-source (linkage-cell-name cell)))))
 
 (define-assumption "the cross-references of code"
   (let ((found nil))
