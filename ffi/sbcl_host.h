@@ -258,9 +258,8 @@ struct sbcl_library {
 };
 
 /* The host's interface, passed to sbcl_host_start and valid for the life of the process. Each function may be called from
- * any Lisp thread with interrupts disabled, and returns without unwinding. On x86-64, float traps may be enabled, and the
- * host masks them itself; on other processors, the Lisp code that calls the host masks them. On x86-64, at least 8 KiB of
- * the control stack besides its protected pages are free. */
+ * any Lisp thread with interrupts disabled, and returns without unwinding. Float traps may be enabled: the host masks them
+ * itself. On x86-64, at least 8 KiB of the control stack besides its protected pages are free. */
 struct sbcl_host {
   uint32_t contract;          /* SBCL_HOST_CONTRACT */
   uint32_t size;              /* sizeof(struct sbcl_host) */
@@ -299,8 +298,8 @@ extern void (*sbcl_host_stack_lost)(uint32_t stack);
 /* In the shim, for the handler of SIGSEGV. ADDRESS is the address of the fault, and CONTEXT the handler's ucontext_t. If
  * ADDRESS is in the last page of a stack of the calling Lisp thread, the Lisp code that handles stack exhaustion has
  * exhausted the stack again: abandons that code, makes the thread continue in sbcl_host_stack_lost, and returns 1.
- * Otherwise, on other processors than x86-64, and if C code wrote to the last page of the binding or alien stack, returns
- * 0. */
+ * Otherwise, and if C code wrote to the last page of a stack that it does not use itself, returns 0. On aarch64, the alien
+ * stack is the stack of C code, on which the handler itself runs, so the handler is not called when it is exhausted. */
 int32_t sbcl_host_catch_stack_loss(void *address, void *context);
 
 /* In the shim: returns 1 if SBCL knows the calling thread. Async-signal-safe. */

@@ -13,6 +13,7 @@
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -35,20 +36,27 @@
 uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
 void (*sbcl_host_stack_lost)(uint32_t stack);
 
-#ifdef LISP_FEATURE_X86_64
-
 static int is_in_page(void *address, os_vm_address_t page) {
   return (char *)address >= (char *)page && (char *)address < (char *)page + os_vm_page_size;
 }
 
-/* Abandons all code whose frames are below BOUNDARY on the control stack, including its cleanup forms. */
+/* Returns true if POSITION on the control stack is inside BOUNDARY: nearer to the end towards which the stack grows. */
+static int is_inside(void *position, char *boundary) {
+#ifdef LISP_FEATURE_STACK_GROWS_DOWNWARD_NOT_UPWARD
+  return (char *)position < boundary;
+#else
+  return (char *)position >= boundary;
+#endif
+}
+
+/* Abandons all code whose frames are inside BOUNDARY on the control stack, including its cleanup forms. */
 static void abandon_frames(struct thread *thread, char *boundary) {
   struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
-  while (cleanup && (char *)cleanup < boundary)
+  while (cleanup && is_inside(cleanup, boundary))
     cleanup = cleanup->uwp;
   thread->current_unwind_protect_block = (lispobj)cleanup;
   struct catch_block *catcher = (struct catch_block *)thread->current_catch_block;
-  while (catcher && (char *)catcher < boundary)
+  while (catcher && is_inside(catcher, boundary))
     catcher = catcher->previous_catch;
   thread->current_catch_block = (lispobj)catcher;
 }
@@ -81,6 +89,15 @@ static void abandon_bindings(struct thread *thread, lispobj *boundary) {
   thread->current_catch_block = (lispobj)catcher;
 }
 
+/* Abandons all code that runs in the stack space reserved for handling exhaustion of the binding stack. */
+static void abandon_reserved_bindings(struct thread *thread) {
+  /* The binding that faulted was counted, but has not been made. */
+  set_binding_stack_pointer(thread, BINDING_STACK_HARD_GUARD_PAGE(thread));
+  abandon_bindings(thread, (lispobj *)BINDING_STACK_GUARD_PAGE(thread));
+}
+
+#if defined(LISP_FEATURE_X86_64)
+
 /* Returns the oldest of the bindings of *ALIEN-STACK-POINTER* after which the alien stack extends below BOUNDARY. */
 static lispobj *find_alien_stack_binding(struct thread *thread, char *boundary) {
   struct binding *binding = (struct binding *)get_binding_stack_pointer(thread);
@@ -93,10 +110,7 @@ static lispobj *find_alien_stack_binding(struct thread *thread, char *boundary) 
   return (lispobj *)binding;
 }
 
-#endif
-
 int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
-#ifdef LISP_FEATURE_X86_64
   struct thread *thread = get_sb_vm_thread();
   uword_t stack_pointer = *os_context_register_addr(context, reg_RSP) & ~(uword_t)15;
   uint32_t stack;
@@ -111,9 +125,7 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
     return 0;
   } else if (is_in_page(address, BINDING_STACK_HARD_GUARD_PAGE(thread))) {
     stack = SBCL_STACK_BINDING;
-    /* The binding that faulted was counted, but has not been made. */
-    set_binding_stack_pointer(thread, BINDING_STACK_HARD_GUARD_PAGE(thread));
-    abandon_bindings(thread, (lispobj *)BINDING_STACK_GUARD_PAGE(thread));
+    abandon_reserved_bindings(thread);
   } else if (is_in_page(address, ALIEN_STACK_HARD_GUARD_PAGE(thread))) {
     stack = SBCL_STACK_ALIEN;
     abandon_bindings(thread, find_alien_stack_binding(thread, (char *)ALIEN_STACK_RETURN_GUARD_PAGE(thread)));
@@ -125,11 +137,45 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
   *os_context_register_addr(context, reg_RDI) = stack;
   set_os_context_pc(context, (uword_t)sbcl_host_stack_lost);
   return 1;
-#else
-  (void)address, (void)context;
-  return 0;
-#endif
 }
+
+#elif defined(LISP_FEATURE_ARM64)
+
+/* C code runs on the alien stack. When that stack is exhausted, there is no room for this function either, and the kernel
+ * ends the process. */
+int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
+  struct thread *thread = get_sb_vm_thread();
+  lispobj *frame = (lispobj *)*os_context_register_addr(context, reg_CFP);
+  /* Lisp code may use two words beyond its stack pointer. */
+  lispobj *stack_pointer = (lispobj *)*os_context_register_addr(context, reg_CSP) + 2;
+  uint32_t stack;
+  if (gc_active_p || !sbcl_host_stack_lost || !gc_managed_heap_space_p(os_context_pc(context)))
+    return 0;
+  /* Abandon all code that runs in the stack space reserved for handling exhaustion. */
+  if (is_in_page(address, CONTROL_STACK_HARD_GUARD_PAGE(thread))) {
+    stack = SBCL_STACK_CONTROL;
+    stack_pointer = (lispobj *)CONTROL_STACK_GUARD_PAGE(thread);
+    abandon_frames(thread, (char *)stack_pointer);
+    /* Find the innermost frame that remains. A frame begins with the caller's frame pointer and the return address. */
+    while (frame > stack_pointer - 2)
+      frame = (lispobj *)frame[0];
+  } else if (is_in_page(address, BINDING_STACK_HARD_GUARD_PAGE(thread))) {
+    stack = SBCL_STACK_BINDING;
+    abandon_reserved_bindings(thread);
+  } else {
+    return 0;
+  }
+  /* Continue as if Lisp code in that frame had called sbcl_host_stack_lost. */
+  thread->control_frame_pointer = frame;
+  thread->control_stack_pointer = stack_pointer;
+  *os_context_register_addr(context, reg_NL0) = stack;
+  set_os_context_pc(context, (uword_t)sbcl_host_stack_lost);
+  return 1;
+}
+
+#else
+#error "ffi/shim.c has no code for this kind of processor."
+#endif
 
 int32_t sbcl_host_is_lisp_thread(void) { return get_sb_vm_thread() != 0; }
 
@@ -216,6 +262,30 @@ bool __wrap_maybe_gc(os_context_t *context) {
   return collected;
 }
 
+#ifdef LISP_FEATURE_ARM64
+
+/* Makes the unused part of this thread's control stack zero. SBCL's functions overwrite it. But a stack is large, and writing
+ * makes all of it resident, in each thread that stops for a collection. So the kernel takes back the pages here, and provides
+ * pages of zeros when the stack grows again. */
+static void clear_unused_stack(void) {
+  struct thread *thread = get_sb_vm_thread();
+  char *unused = (char *)thread->control_stack_pointer;
+  char *end = (char *)(thread->state_word.control_stack_guard_page_protected ? CONTROL_STACK_GUARD_PAGE(thread)
+                                                                             : CONTROL_STACK_HARD_GUARD_PAGE(thread));
+  char *page = (char *)(((uword_t)unused + os_vm_page_size - 1) & ~(uword_t)(os_vm_page_size - 1));
+  memset(unused, 0, page - unused);
+  if (page < end)
+    madvise(page, end - page, MADV_DONTNEED);
+}
+
+/* Linked with --wrap. Called in the handler of the signal that stops this thread for a collection. */
+void __wrap_scrub_control_stack(void) { clear_unused_stack(); }
+
+/* Linked with --wrap. Called in the thread that has collected garbage. */
+void __wrap_scrub_control_stacks(void) { clear_unused_stack(); }
+
+#endif
+
 /* Forking the process for a checkpoint: see lisp/core/checkpoint.lisp. This code must run with glibc 2.31, whatever version
  * it is built with. */
 
@@ -242,11 +312,20 @@ int32_t sbcl_host_fork(void) {
   return (int32_t)process;
 }
 
-/* Returns true if the last signal interrupted Lisp code in THREAD. The program counter decides, because SBCL's own test
- * counts C code that Lisp has called as Lisp. */
+/* Returns true if the last signal interrupted Lisp code in THREAD. The program counter decides, because on x86-64 SBCL's own
+ * test counts C code that Lisp has called as Lisp. */
 static int is_in_lisp(struct thread *thread) {
   sword_t signals = fixnum_value(read_TLS(FREE_INTERRUPT_CONTEXT_INDEX, thread));
-  return signals > 0 && gc_managed_heap_space_p(os_context_pc(nth_interrupt_context(signals - 1, thread)));
+  if (signals <= 0)
+    return 0;
+  os_context_t *context = nth_interrupt_context(signals - 1, thread);
+#ifdef LISP_FEATURE_ARM64
+  /* SBCL saves no context of C code. The last saved context is that of the last signal if SBCL has made the frame of the
+   * interruption just beyond the stack of this context (build_fake_control_stack_frames). */
+  if (thread->control_frame_pointer != (lispobj *)*os_context_register_addr(context, reg_CSP) + 2)
+    return 0;
+#endif
+  return gc_managed_heap_space_p(os_context_pc(context));
 }
 
 /* The number of pauses that have begun plus the number of pauses that have ended: odd while a pause is active. */
@@ -262,7 +341,11 @@ void sbcl_host_end_pause(void) { __atomic_add_fetch(&pause_counter, 1, __ATOMIC_
  * a lock, or in without-gcing, because the thread that stops the world waits for the end of without-gcing. */
 int32_t sbcl_host_pause(uint32_t number) {
   struct thread *thread = get_sb_vm_thread();
-  if (!is_in_lisp(thread) || read_TLS(GC_INHIBIT, thread) != NIL)
+#ifndef LISP_FEATURE_ARM64 /* On arm64, pausable-p of lisp/core/machine.lisp has found that the thread was in Lisp. */
+  if (!is_in_lisp(thread))
+    return 0;
+#endif
+  if (read_TLS(GC_INHIBIT, thread) != NIL)
     return 0;
   for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && __atomic_load_n(&pause_counter, __ATOMIC_RELAXED) == number; left--)
     nanosleep(&(struct timespec){0, 1000000}, 0);

@@ -190,7 +190,7 @@ not free enough memory; otherwise NIL.")
 (defun collect-after-part (part)
   "Collect the garbage of a part of the evaluation that was ended because the heap was nearly full. PART is the name of
 this part, a string. End the evaluation if the heap is still full."
-  (clear-unused-stack)
+  (sb-sys:scrub-control-stack)
   (collect-recent-garbage *kept-bytes-before-evaluation*)
   (let ((*ended-part* part)
         (*end-part-for-heap* nil))
@@ -246,7 +246,7 @@ HEAP-LIMIT allows for the call."
 
 (defun collect-after-call ()
   "Collect the garbage of a call of the embedding program that was ended because the heap was nearly full."
-  (clear-unused-stack)
+  (sb-sys:scrub-control-stack)
   (collect-recent-garbage (or *kept-bytes-before-call* 0)))
 
 (defun watch-heap ()

@@ -66,7 +66,7 @@ function to call after the unwinding, or NIL."
       (when finish
         ;; Clear the unused part of the stack. FINISH may collect garbage, and stale references in the stack area that its
         ;; frames will occupy would keep the evaluation's garbage alive.
-        (clear-unused-stack)
+        (sb-sys:scrub-control-stack)
         (funcall (the function finish)))))
   (values nil nil))
 

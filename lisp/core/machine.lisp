@@ -49,10 +49,6 @@
   (defconstant +recycled-stacks-cleared+ nil
     "True when SBCL overwrites the whole control stack of a thread that has ended before another thread uses it.")
 
-  (defun clear-unused-stack ()
-    "Overwrite the unused part of the control stack, so that stale references in it do not keep garbage alive."
-    (sb-sys:scrub-control-stack))
-
   (declaim (inline on-stack-p))
   (defun on-stack-p (address)
     "Return true when ADDRESS and the word after it are in the used part of this thread's control stack."
@@ -170,6 +166,10 @@ single value.")
     (declare (ignore wrapper))
     (sb-int:unencapsulate function tag))
 
+  (defmacro define-machine-patches ()
+    "Define the patches that only this kind of processor needs: none."
+    '(progn))
+
   (defmacro define-exhaustion-patch (function condition)
     "Make FUNCTION, which the runtime calls when a stack is exhausted, signal only CONDITION: SBCL's function also prints a
 line to *ERROR-OUTPUT*."
@@ -262,8 +262,7 @@ that booted the image is elsewhere: in this thread, return the size of an alien 
 long, and makes the whole stack resident.")
 
   (defun clear-unused-stack ()
-    "Overwrite the words above the stack pointer, so that stale references in them do not keep garbage alive. SBCL's
-SCRUB-CONTROL-STACK would overwrite the whole unused part of the stack, and so make it resident."
+    "Overwrite the 64 KiB above the stack pointer, so that stale references in them do not keep garbage alive."
     (let ((stack (sb-vm::current-sp))
           ;; The last three pages are guard pages.
           (end (min 65536 (- (control-stack-room) (* 4 sb-c:+backend-page-bytes+)))))
@@ -421,6 +420,14 @@ list of the function with which to replace FUNCTION, and SBCL's function."
     (if (eq tag :replacement)
         (setf (sb-kernel:fdefn-fun (sb-int:find-fdefn function)) (second wrapper))
         (sb-int:unencapsulate function tag)))
+
+  (defmacro define-machine-patches ()
+    "Define the patches that only this kind of processor needs. SBCL's SCRUB-CONTROL-STACK, which SUB-GC calls, overwrites the
+whole unused part of the stack, and so makes it resident. ffi/shim.c replaces the same operation in the runtime."
+    '(define-patch sb-sys:scrub-control-stack ()
+       (lambda (scrub)
+         (declare (ignore scrub))
+         (clear-unused-stack))))
 
   (defmacro define-exhaustion-patch (function condition)
     "Make FUNCTION, to which the runtime jumps when a stack is exhausted, signal only CONDITION: SBCL's function also prints

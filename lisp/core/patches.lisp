@@ -299,6 +299,8 @@ count as the file's, because SBCL does not make them every time."
 (define-patch invoke-debugger (condition)
   #'enter-debugger)
 
+(define-machine-patches)
+
 (define-exhaustion-patch sb-kernel::control-stack-exhausted-error sb-kernel::control-stack-exhausted)
 (define-exhaustion-patch sb-kernel::binding-stack-exhausted-error sb-kernel::binding-stack-exhausted)
 

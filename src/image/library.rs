@@ -14,6 +14,7 @@ use once_cell::sync::OnceCell;
 
 use super::bindings::sbcl_host;
 use super::heap::{self, HeapVariables};
+use super::machine::HEAP_PAGE_BYTES;
 use super::signals::{SignalFunctions, intercept_action};
 use crate::config::ImageConfig;
 use crate::error::BootError;
@@ -79,12 +80,26 @@ impl Runtime {
             Ok::<&Library, BootError>(Box::leak(Box::new(library)))
         })?;
         let runtime = Self { library, core };
+        runtime.check_machine(&path)?;
         if let CoreLocation::File(path) = &runtime.core {
             // The end of a saved image (`config.image`) is not checked, because a trailer may follow the core. The image's
             // fingerprint shows whether the core is complete.
             runtime.check_core(path, config.image.is_none())?;
         }
         Ok(runtime)
+    }
+
+    /// Checks the facts of [`machine`](super::machine) that SBCL's runtime states.
+    fn check_machine(&self, path: &Path) -> Result<(), BootError> {
+        let page_bytes: Symbol<*const usize> = self.symbol("os_vm_page_size")?;
+        // SAFETY: the symbol is an aligned variable of the runtime, as wide as usize, which never changes.
+        match unsafe { **page_bytes } {
+            HEAP_PAGE_BYTES => Ok(()),
+            found => Err(BootError::Library {
+                path: path.to_owned(),
+                reason: format!("its pages have {found} bytes instead of {HEAP_PAGE_BYTES}"),
+            }),
+        }
     }
 
     /// Checks that a core belongs to this build of SBCL and, with `check_end`, that it is complete. Without the check,

@@ -15,6 +15,7 @@ mod float_traps;
 pub(crate) mod heap;
 pub(crate) mod interruption;
 mod library;
+mod machine;
 pub(crate) mod message;
 pub(crate) mod message_buffer;
 mod outgoing;

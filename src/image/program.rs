@@ -12,6 +12,7 @@ use once_cell::sync::OnceCell;
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
 pub(crate) use super::bindings::{sbcl_entry, sbcl_program_function};
 use super::float_traps::{self, MaskedTrapsGuard};
+use super::machine::HEAP_PAGE_BYTES;
 use super::message::MessageWriter;
 use super::message_buffer::MessageBuffer;
 use super::protocol::Event;
@@ -74,18 +75,16 @@ pub(crate) struct CallContext {
     not_send: PhantomData<*mut ()>,
 }
 
-/// Size of a stack's three guard pages, which have the size of a page of SBCL's heap.
-const GUARD_BYTES: usize = 3 * if cfg!(target_arch = "x86_64") { 32 } else { 64 } * 1024;
+/// Bytes of stack, including SBCL's three guard pages, that must be left before a recursion in Rust goes one level deeper. A
+/// call of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
+const MIN_STACK_ROOM: usize = 3 * HEAP_PAGE_BYTES + 96 * 1024;
 
-/// Bytes of stack, including SBCL's guard pages, that must be left before a recursion in Rust goes one level deeper. A call
-/// of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
-const MIN_STACK_ROOM: usize = GUARD_BYTES + 96 * 1024;
+/// Bytes of stack, including SBCL's three guard pages, that must be left when Lisp is called: the frames up to the one in
+/// which `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. SBCL would unwind past the caller's Rust
+/// frames.
+const MIN_CALL_ROOM: usize = 3 * HEAP_PAGE_BYTES + 16 * 1024;
 
-/// Bytes of stack, including SBCL's guard pages, that must be left when Lisp is called: the frames up to the one in which
-/// `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. SBCL would unwind past the caller's Rust frames.
-const MIN_CALL_ROOM: usize = GUARD_BYTES + 16 * 1024;
-
-/// The stack of a thread. On x86-64, Lisp's control stack is the same stack.
+/// The stack of a thread. In a Lisp thread, this stack is SBCL's control stack on x86-64, and SBCL's alien stack on aarch64.
 #[derive(Debug, Clone, Copy)]
 struct Stack {
     /// The lowest address.

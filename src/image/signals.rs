@@ -370,7 +370,7 @@ unsafe fn forward(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, con
 }
 
 /// Handles a fault at the end of a Lisp stack: makes the thread continue in Lisp, in `sbcl_host_stack_lost`, after the
-/// signal handler. Returns false, and does nothing, for other faults and on processors other than x86-64.
+/// signal handler. Returns false, and does nothing, for other faults.
 #[inline(never)]
 fn handle_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();
