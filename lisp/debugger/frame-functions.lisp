@@ -194,7 +194,9 @@ keeps its function object, and only if the function was not called as a local fu
     (when entry
       (let ((place (closure-place entry)))
         (cond (place
-               (let ((closure (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-place-offset place)))))
+               ;; On arm64, a collection may move the closure after its address was read.
+               (let ((closure (without-gcing
+                                (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-place-offset place))))))
                  (and closure
                       (eq entry (sb-kernel:%closure-fun closure))
                       closure)))
