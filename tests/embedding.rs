@@ -343,9 +343,10 @@ fn signals_during_boot_do_not_change_host_signal_masks() {
 /// If `none` is true, limits the address space of this process so that it is too small for the stacks of another thread;
 /// otherwise removes the limit.
 fn leave_no_room_for_threads(none: bool) {
-    let sizes = std::fs::read_to_string("/proc/self/statm").expect("it can be read");
-    let pages: u64 = sizes.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
-    let room = if none { pages * 4096 + (1 << 20) } else { libc::RLIM_INFINITY };
+    let status = std::fs::read_to_string("/proc/self/status").expect("it can be read");
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
+    let kilobytes: u64 = size.and_then(|size| size.parse().ok()).expect("a size");
+    let room = if none { (kilobytes << 10) + (1 << 20) } else { libc::RLIM_INFINITY };
     let limit = libc::rlimit { rlim_cur: room, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: setrlimit(2) reads a valid `rlimit`.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);

@@ -98,7 +98,8 @@ impl Builder {
 
     /// Sets the size of each Lisp thread's control stack in bytes: 2 MiB to 4 GiB, 256 MiB by default.
     ///
-    /// The stack is only address space until it is used.
+    /// The stack is only address space until it is used. On x86-64, Rust code that Lisp calls runs on the same stack; on
+    /// aarch64, it runs on a stack of its own, of 1 MiB.
     pub fn control_stack(mut self, bytes: u64) -> Self {
         self.image.control_stack = bytes;
         self
