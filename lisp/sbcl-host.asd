@@ -18,8 +18,8 @@
   :pathname "core/"
   :serial t
   :components ((:file "package") (:file "machine") (:file "compatibility") (:file "contract") (:file "host") (:file "hooks")
-               (:file "streams") (:file "printing") (:file "names") (:file "evaluation") (:file "changed-files") (:file "source") (:file "loaded-files")
-               (:file "changes") (:file "definitions") (:file "frames") (:file "programs") (:file "interrupts")
+               (:file "streams") (:file "printing") (:file "names") (:file "evaluation") (:file "changed-files")
+               (:file "source") (:file "loaded-files") (:file "changes") (:file "definitions") (:file "frames") (:file "programs") (:file "interrupts")
                (:file "heap") (:file "compiler") (:file "operations") (:file "connections") (:file "evaluator")
                (:file "failures") (:file "threads") (:file "contribs") (:file "checkpoint") (:file "patches")
                (:file "probes") (:file "image")))
