@@ -14,7 +14,10 @@ use std::sync::{Arc, LazyLock, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use sbcl::{BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, Session, Symbol, TimeLimit, Value, keyword};
+use sbcl::{
+    BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, RestartDesignator, Session, Symbol, TimeLimit, Value,
+    keyword,
+};
 
 static SESSION: LazyLock<Session> =
     LazyLock::new(|| Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots"));
@@ -987,6 +990,51 @@ fn stop_signal_that_the_program_raises_on_a_lisp_thread_is_ignored() {
     });
     assert_eq!(raised.recv_timeout(Duration::from_secs(60)).expect("the thread is not stopped"), [0; 3]);
     assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc :full t) 3)").expect("it goes on"), 3);
+}
+
+/// A reply runs on the thread of a held evaluation, within a host function's call of Lisp. A crate such as `scoped-tls` can
+/// give the reply the `Cx` of the host function. A non-local exit of a call through this `Cx` would be resumed when the host
+/// function returns, and its target may be gone by then.
+#[test]
+fn call_through_the_context_of_a_host_function_fails_in_a_reply() {
+    let name = "call_through_the_context_of_a_host_function_fails_in_a_reply";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    thread_local! {
+        static KEPT: std::cell::Cell<Option<*const Cx>> = const { std::cell::Cell::new(None) };
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let inner = lisp.clone();
+    let wait = move || {
+        inner.enter(|cx| {
+            KEPT.set(Some(std::ptr::from_ref(cx)));
+            let result = cx.eval::<i64>("(loop until *ends* finally (return 6))");
+            KEPT.set(None);
+            result
+        })
+    };
+    lisp.define("host:wait", "Wait for the end.", wait).expect("it is defined");
+    lisp.load_str("(defvar *ends* nil)").expect("it is loaded");
+    let session = lisp.session().connect();
+    let (sender, refused) = mpsc::channel();
+    let timeout = TimeLimit::Of(Duration::from_secs(2));
+    session.submit(Evaluation { hold: true, timeout, ..Evaluation::new("(list (host:wait) 8)") }, move |outcome| {
+        assert!(outcome.held, "{outcome:?}");
+        // SAFETY: the closure to which the `Cx` was lent has not returned: its call of Lisp is held on this thread.
+        let result = KEPT.get().map(|kept| unsafe { &*kept }.eval::<i64>("(throw 'nowhere 1)"));
+        sender.send(result).expect("somebody waits");
+    });
+    let refused = refused.recv_timeout(Duration::from_secs(60)).expect("a reply");
+    assert!(matches!(refused, Some(Err(Error::CannotCall))), "{refused:?}");
+    lisp.eval::<()>("(progn (setf *ends* t) nil)").expect("done");
+    let (sender, resumed) = mpsc::channel();
+    session.invoke_restart(&RestartDesignator::Name("CONTINUE".into()), "", move |reply| {
+        sender.send(format!("{reply:?}")).expect("somebody waits");
+    });
+    let outcome = resumed.recv_timeout(Duration::from_secs(60)).expect("a reply");
+    assert!(outcome.contains("(6 8)"), "{outcome}");
 }
 
 /// Runs one `part` of the test `name` in a child, which saves or boots `core`.

@@ -287,15 +287,17 @@ impl CallContext {
         CURRENT_CONTEXT.get()
     }
 
-    /// Returns true if Lisp can be called here: `room` bytes of the thread's stack are left.
+    /// Returns true if Lisp can be called here: this code runs on the stack of a call from Lisp to the program, and `room`
+    /// bytes of the stack are left.
     #[inline]
     fn can_call(&self, room: usize) -> bool {
-        self.stack.room().is_some_and(|left| left >= room)
+        self.stack.room().is_some_and(|left| left >= room) && CURRENT_CONTEXT.get().is_some()
     }
 
     /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` says to which depth
     /// Lisp writes out the returned values: it is the number in a `Shape` of `embedding/convert.rs`. Returns `None` if Lisp
-    /// cannot be called here, because the stack is nearly used up.
+    /// cannot be called here: the stack is nearly used up, or this code runs on another stack or outside the call of which
+    /// this is the context.
     #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> Option<(CallStatus, MessageBuffer)> {
         if !self.can_call(MIN_CALL_ROOM) {
@@ -306,10 +308,10 @@ impl CallContext {
         let message = super::outgoing::OutgoingBuffer::from_words(message);
         let status = {
             let _lisp = (self.modes.restore(), signals::enter_lisp(), StateGuard::in_lisp(self.state));
-            // SAFETY: a CallContext exists only on a Lisp thread that has called the program, and is not Send. The message
-            // is well-formed, because a `message::MessageWriter` or `call_with_buffer` wrote it, and the message lives until
-            // the call returns. The Lisp function behind `call_lisp` catches all non-local exits. The stack has room for the
-            // frames up to this function's.
+            // SAFETY: a CallContext exists only on a Lisp thread that has called the program, and is not Send. `can_call` has
+            // checked that this thread is in such a call and on its stack. The message is well-formed, because a
+            // `message::MessageWriter` or `call_with_buffer` wrote it, and the message lives until the call returns. The
+            // Lisp function behind `call_lisp` catches all non-local exits.
             unsafe {
                 (self.call_lisp)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer)
             }
