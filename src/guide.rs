@@ -318,6 +318,13 @@ pub mod safety {
     //! an implementation of [`IntoLisp`](crate::IntoLisp) writes, and whatever a callback calls, returns, forgets or
     //! panics with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
+    //! There is one exception. Crates such as `stacker` and `corosensei` switch stacks in safe functions: do not use them
+    //! on a Lisp thread, that is in a function that Lisp calls or in the closure of [`enter`](crate::Lisp::enter). The
+    //! garbage collector scans only the thread's own stack, and usually [ends the
+    //! process](crate::guide::what_ends_the_process) if the thread runs on another one. There, a call through
+    //! [`Lisp`](crate::Lisp) runs on another Lisp thread, and a call through a [`Cx`](crate::Cx) fails with
+    //! [`Error::CannotCall`](crate::Error::CannotCall).
+    //!
     //! Lisp code can be unsafe. Code run by [`eval`](crate::Lisp::eval) or [`load_file`](crate::Lisp::load_file), a
     //! function called by name, and a booted core can do anything that this process can do, as foreign code can:
     //!
@@ -350,6 +357,7 @@ pub mod what_ends_the_process {
     //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
     //! | a Rust function calls Lisp when less than 16 KiB of the stack besides its guard pages is left | [`Error::CannotCall`](crate::Error::CannotCall) |
+    //! | code on a Lisp thread runs on another stack than the thread's own, as in a coroutine of `corosensei` or the closure of `stacker::grow`, while garbage is collected | SBCL ends the process with status 86 |
     //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |

@@ -52,10 +52,12 @@ pub enum Error {
     Unwinding,
     /// Lisp cannot be called where the call was made.
     ///
-    /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in code that does not
-    /// belong to the call of Rust that lent the `Cx`, such as the `reply` of [`Session::submit`](crate::Session::submit).
+    /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in the wrong place: on
+    /// another stack than the thread's own, as crates such as `stacker` provide; or in code that does not belong to the call
+    /// of Rust that lent the `Cx`, such as the `reply` of [`Session::submit`](crate::Session::submit).
     #[error(
-        "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, or the `Cx` was lent to other code"
+        "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, the code runs on another stack, or \
+        the `Cx` was lent to other code"
     )]
     CannotCall,
     /// No Lisp thread is free: all are inside functions of the program, and no waiting call has begun for five seconds.

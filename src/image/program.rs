@@ -281,10 +281,11 @@ pub(crate) fn has_stack_room() -> bool {
 }
 
 impl CallContext {
-    /// Returns this thread's context; `None` unless the thread is in a call from Lisp to the program.
+    /// Returns this thread's context; `None` unless the thread is in a call from Lisp to the program, and on the stack of
+    /// that call.
     #[inline]
     pub(crate) fn current() -> Option<Self> {
-        CURRENT_CONTEXT.get()
+        CURRENT_CONTEXT.get().filter(|context| context.stack.room().is_some())
     }
 
     /// Returns true if Lisp can be called here: this code runs on the stack of a call from Lisp to the program, and `room`
@@ -577,5 +578,21 @@ struct NotifyOnDrop(Arc<DropSignal>);
 impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
         self.0.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_has_room_only_on_its_own_stack() {
+        let own = Stack::of_thread();
+        assert!(own.room().is_some_and(|room| room > 4096), "{own:?}");
+        let other = std::thread::spawn(Stack::of_thread).join().expect("it ends");
+        assert_eq!(other.room(), None, "{own:?} {other:?}");
+        assert_eq!(Stack { end: own.end + own.size, size: 4096 }.room(), None);
+        assert_eq!(Stack { end: own.end - 4096, size: 4096 }.room(), None);
+        assert!(Stack::UNKNOWN.room().is_some());
     }
 }
