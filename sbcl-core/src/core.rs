@@ -10,7 +10,7 @@ use crate::sbcl::{HEAP_MEGABYTES, Sbcl};
 use crate::{files, process};
 
 /// Revision of this recipe, incremented when it makes a different core from the same input.
-const REVISION: &str = "2";
+const REVISION: &str = "3";
 
 /// The file of the Lisp side that SBCL loads. The code in it saves a core to the file that the environment variable
 /// [`CORE_OUTPUT_VARIABLE`] names.
@@ -89,6 +89,8 @@ fn save_core(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(),
     command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&context.scratch);
     // With the real home directory, the user's own Lisp configuration would get into the core.
     command.env("HOME", &home);
+    // SBCL records this date for each compiled file, instead of the date at which the file was checked out.
+    command.env("SOURCE_DATE_EPOCH", "0");
     command.env(CORE_OUTPUT_VARIABLE, &output).env(HOST_OUTPUT_VARIABLE, &host).env(FASL_DIR_VARIABLE, &fasls);
     context.log.run(step, &mut command, context.progress)?;
     for file in [output, host] {

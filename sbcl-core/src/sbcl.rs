@@ -13,7 +13,7 @@ use crate::toolchain::Toolchain;
 use crate::{files, pin, process, source};
 
 /// Revision of this recipe, incremented when it makes a different SBCL from the same source.
-const REVISION: &str = "1";
+const REVISION: &str = "2";
 
 /// Options of SBCL's build. Core compression is off, so SBCL needs no library besides the C library. The default home is
 /// a directory that cannot exist, so that SBCL never loads the contribs of another SBCL.
@@ -175,7 +175,8 @@ fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> 
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
     command.env("SBCL_CONTRIB_BLOCKLIST", EXCLUDED_CONTRIBS);
-    // This date makes SBCL's build identifier independent of machine and user, but different for each key.
+    // This date makes SBCL's build identifier independent of machine and user, but different for each key. SBCL also records it
+    // as the date of each source file that is newer, so of all of them: some are generated or copied during the build.
     command.env("SOURCE_DATE_EPOCH", key.as_timestamp().to_string());
     command
 }
