@@ -84,7 +84,7 @@ fn save_core(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(),
         std::fs::create_dir(directory).context("creating", directory)?;
     }
     let (output, host) = (context.result.join(FILE_NAME), context.result.join(HOST_FASL_NAME));
-    let mut command = process::clean_command(&sbcl.program().to_string_lossy());
+    let mut command = process::fixed_address_command(&sbcl.program().to_string_lossy());
     sbcl.bare().add_arguments(&mut command);
     command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&context.scratch);
     // With the real home directory, the user's own Lisp configuration would get into the core.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,26 @@ pub(crate) fn clean_command(program: &str) -> Command {
     }
     command.env("LC_ALL", "C.UTF-8");
     command
+}
+
+/// Returns a command like [`clean_command`] in which every run of `program` has the same addresses, if the system permits
+/// that. Some of the addresses get into the cores that SBCL saves. Containers often do not permit it; then the cores of two
+/// builds differ in a few words.
+pub(crate) fn fixed_address_command(program: &str) -> Command {
+    static PERMITTED: OnceLock<bool> = OnceLock::new();
+    let without_randomization = || {
+        let mut command = clean_command("setarch");
+        command.arg("--addr-no-randomize");
+        command
+    };
+    let probe = || run_with_timeout(Duration::from_secs(10), without_randomization().arg("true")).is_ok();
+    if *PERMITTED.get_or_init(probe) {
+        let mut command = without_randomization();
+        command.arg(program);
+        command
+    } else {
+        clean_command(program)
+    }
 }
 
 /// The log of a stage: a file with the output of its programs.
@@ -185,6 +206,15 @@ mod tests {
         assert!(output.contains("PATH="));
         // Cargo sets this variable for tests.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        assert!(!output.contains("CARGO_MANIFEST_DIR"));
+    }
+
+    #[test]
+    fn fixed_address_command_runs_the_program_in_a_bare_environment() {
+        let mut command = fixed_address_command("sh");
+        command.args(["-c", "env; echo $0 $1", "name", "argument"]);
+        let output = run_with_timeout(Duration::from_secs(5), &mut command).unwrap();
+        assert!(output.ends_with("name argument"), "{output}");
         assert!(!output.contains("CARGO_MANIFEST_DIR"));
     }
 

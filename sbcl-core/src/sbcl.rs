@@ -170,7 +170,7 @@ fn compile_sbcl(
 }
 
 fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
-    let mut command = process::clean_command("sh");
+    let mut command = process::fixed_address_command("sh");
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));

@@ -101,8 +101,9 @@ impl Cache {
             self.discard(entry)?;
         }
         self.clear_leftovers(name);
-        // Programs of a killed build may still run in its directory, so this build's directory has a different name.
-        let temporary = self.create_directory("tmp")?.join(format!("{name}.{}", std::process::id()));
+        // Programs of a killed build may still run in its directory, so this build's directory has a different name, but of
+        // the same length: the lengths of paths decide where SBCL puts objects, and so the contents of a core.
+        let temporary = self.create_directory("tmp")?.join(format!("{name}.{:010}", std::process::id()));
         remove(&temporary)?;
         let context = StageContext {
             result: temporary.join("result"),
