@@ -2,8 +2,8 @@
 """Builds the packages: packaging/build.py PROGRAM OUTPUT
 
 PROGRAM is the result of `cargo build --profile lto` in this environment. OUTPUT is a directory that is deleted and
-created. Version, description and names come from Cargo.toml alone. Needs cargo, cargo-deb, npm, maturin and mcpb on the
-PATH, as scripts/dist.sh installs them.
+created. Version, description and names come from Cargo.toml alone. Needs cargo, cargo-about, cargo-cyclonedx,
+cargo-deb, npm, maturin and mcpb on the PATH, as scripts/dist.sh installs them.
 """
 
 import hashlib
@@ -17,9 +17,10 @@ import sys
 import tarfile
 from pathlib import Path
 
+import licences
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
-LICENCES = [ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", PACKAGING / "LICENSE-SBCL"]
 COMPLETIONS = {"bash": "sbcl-mcp.bash", "zsh": "_sbcl-mcp", "fish": "sbcl-mcp.fish"}
 # Machine names, from Rust's to Node.js'.
 NODE_ARCH = {"x86_64": "x64", "aarch64": "arm64"}
@@ -65,7 +66,7 @@ def read_json(path):
 def stage(program, directory):
     """Collects the files of the archive and the Debian package: program, licences, documents, manual pages, completions."""
     install(program, directory / "sbcl-mcp", executable=True)
-    for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
+    for file in [*licences.FILES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         install(file, directory / file.name)
     for file in ROOT.glob("docs/**/*.*"):
         install(file, directory / file.relative_to(ROOT))
@@ -109,7 +110,7 @@ def npm(program, crate, output, scratch):
     install(PACKAGING / "npm/README.md", scratch / "main/README.md")
     install(program, scratch / "platform/bin/sbcl-mcp", executable=True)
     for package in ["main", "platform"]:
-        for licence in LICENCES:
+        for licence in licences.FILES:
             install(licence, scratch / package / licence.name)
         run("npm", "pack", "--pack-destination", output, directory=scratch / package)
 
@@ -125,7 +126,7 @@ def bundle(program, crate, output, scratch):
     manifest = {"manifest_version": manifest.pop("manifest_version"), "version": crate["version"], **manifest}
     write_json(scratch / "manifest.json", manifest)
     install(program, scratch / "server/sbcl-mcp", executable=True)
-    for licence in LICENCES:
+    for licence in licences.FILES:
         install(licence, scratch / licence.name)
     run("mcpb", "validate", scratch / "manifest.json")
     run("mcpb", "pack", scratch, output / f"sbcl-mcp-{crate['version']}-{platform.machine()}-linux.mcpb")
@@ -151,6 +152,8 @@ def main():
     # Cargo.toml names this directory for the .deb.
     scratch = fresh(ROOT / "target/packaging")
     of_crate = crate()
+    licences.collect_crates()
+    (scratch / "copyright").write_text(licences.debian_copyright())
     stage(program, scratch / "stage")
     steps = {
         "archive": lambda: archive(

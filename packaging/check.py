@@ -22,6 +22,7 @@ from pathlib import Path
 
 import glibc
 import jsonschema
+import licences
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = Path(sys.argv[1]).resolve()
@@ -113,7 +114,8 @@ def archive(empty):
     version = run([unpacked / "sbcl-mcp", "--version"], empty).split()[1]
     if version not in file.name:
         fail(f"{file.name} has version {version}")
-    for name in ["LICENSE-MIT", "LICENSE-APACHE", "LICENSE-SBCL", "README.md", "docs/reference/tools.md", "man/sbcl-mcp-eval.1"]:
+    documents = ["README.md", "docs/reference/tools.md", "man/sbcl-mcp-eval.1"]
+    for name in [*(licence.name for licence in licences.FILES), *documents]:
         if not (unpacked / name).is_file():
             fail(f"{file.name} has no {name}")
     for page in (unpacked / "man").iterdir():
