@@ -18,6 +18,8 @@ import tarfile
 from pathlib import Path
 
 import licences
+import reproducible
+import sbom
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
@@ -129,7 +131,9 @@ def bundle(program, crate, output, scratch):
     for licence in licences.FILES:
         install(licence, scratch / licence.name)
     run("mcpb", "validate", scratch / "manifest.json")
-    run("mcpb", "pack", scratch, output / f"sbcl-mcp-{crate['version']}-{platform.machine()}-linux.mcpb")
+    bundle = output / f"sbcl-mcp-{crate['version']}-{platform.machine()}-linux.mcpb"
+    run("mcpb", "pack", scratch, bundle)
+    reproducible.normalize_zip(bundle)
 
 
 def server_json(crate, output):
@@ -164,6 +168,11 @@ def main():
         "wheel": lambda: wheel(program, output),
         "MCP bundle": lambda: bundle(program, of_crate, output, scratch / "mcpb"),
         "server.json": lambda: server_json(of_crate, output),
+        "bill of materials": lambda: sbom.write(
+            program,
+            f"{platform.machine()}-unknown-linux-gnu",
+            output / f"sbcl-mcp-{of_crate['version']}-{platform.machine()}-linux.cdx.json",
+        ),
         "checksums": lambda: checksums(output),
     }
     for name, make in steps.items():
