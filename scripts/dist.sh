@@ -1,28 +1,15 @@
 #!/usr/bin/env bash
-# Builds the packages in target/dist and tests each, with pinned tools that are installed below the target directory.
+# scripts/dist.sh [--build]
+# Builds the packages in target/dist and, without --build, tests each, as their users and registries would. The tools are
+# pinned and installed below the target directory.
 # The program is built for the oldest systems that this machine can build for. Needs Python 3.10, Node.js 20 and, the
 # first time, the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-CARGO_DEB=3.8.0
 target=$PWD/target
 tools=$target/packagers
 mkdir -p "$tools"
-
-if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
-    program=$(scripts/old_glibc.sh)
-    # With the same compiler, later cargo commands find the program built.
-    compiler=$(readlink "$target/old-glibc/cc")
-    environment=(CC="$compiler" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER="$compiler")
-    # The program and the .deb may require at most the libraries of the old Debian; the .deb's dependencies come from it.
-    export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
-else
-    echo "dist: without root and debootstrap, the program needs a glibc as new as that of this system"
-    cargo build --profile lto
-    program=$target/lto/sbcl-mcp
-    environment=()
-fi
 
 # is_installed FILE: succeeds when the packages that FILE lists are installed.
 is_installed() { cmp -s "$1" "$tools/installed/$(basename "$1")"; }
@@ -42,14 +29,35 @@ if ! is_installed packaging/tools/package-lock.json; then
     (cd "$tools/node" && npm ci --silent --ignore-scripts && node node_modules/@anthropic-ai/claude-code/install.cjs)
     mark_installed packaging/tools/package-lock.json
 fi
-if [ "$("$tools/bin/cargo-deb" --version 2>/dev/null)" != "cargo-deb $CARGO_DEB" ]; then
-    echo "dist: installing cargo-deb"
-    cargo install --quiet --locked --root "$tools" cargo-deb --version "$CARGO_DEB"
+if ! is_installed packaging/tools/cargo.txt; then
+    echo "dist: installing cargo's tools"
+    while read -r name version features; do
+        cargo install --quiet --locked --root "$tools" "$name" --version "$version" --features "$features"
+    done < <(grep -v '^#' packaging/tools/cargo.txt)
+    mark_installed packaging/tools/cargo.txt
 fi
 export PATH=$tools/python/bin:$tools/node/node_modules/.bin:$tools/bin:$PATH
 
+# shellcheck source=scripts/reproducible.sh
+. scripts/reproducible.sh
+if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
+    program=$(scripts/old_glibc.sh)
+    # With the same compiler, later cargo commands find the program built.
+    compiler=$(readlink "$target/old-glibc/cc")
+    environment=(CC="$compiler" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER="$compiler")
+    # The program and the .deb may require at most the libraries of the old Debian; the .deb's dependencies come from it.
+    export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
+else
+    echo "dist: without root and debootstrap, the program needs a glibc as new as that of this system"
+    cargo build --profile lto
+    program=$target/lto/sbcl-mcp
+    environment=()
+fi
+
 env "${environment[@]}" packaging/build.py "$program" "$target/dist"
+[ "${1:-}" != --build ] || exit 0
 env -u DPKG_ADMINDIR packaging/check.py "$target/dist"
 packaging/check_workflows.mjs "$tools/node/node_modules"
+packaging/check_registries.sh "$target/dist"
 packaging/check_crates.sh
 (cd "$target/dist" && cat SHA256SUMS)
