@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target works in a fresh clone, and can be repeated.
 
 .DEFAULT_GOAL := help
-.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl sbcl-next build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist clean
+.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl sbcl-next build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist release core-twice sanitize workflows clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -121,6 +121,13 @@ dist-tools:
 
 dist: dist-tools sbcl ## Build the packages in target/dist and test each (downloads their tools, as root also an old Debian, once)
 	scripts/dist.sh
+
+release: dist-tools sbcl ## Build, compare, test a release: VERSION=x.y.z; a dry run unless TAG=yes commits and tags (ONCE=yes: one build)
+	scripts/release.py prepare $(or $(VERSION),$(error VERSION must be the version to release, such as 1.2.3)) \
+	  $(if $(TAG),--tag) $(if $(ONCE),--once)
+
+core-twice: build-tools ## Build SBCL and the core twice, and report the bytes that differ
+	scripts/core_twice.sh
 
 clean: ## Remove build results (SBCL stays in the cache)
 	cargo clean
