@@ -54,6 +54,9 @@ fuzz: sbcl ## Run long fuzz tests of protocol input, code and messages to Lisp (
 miri: sbcl ## Find undefined behaviour in the messages between Rust and Lisp with Miri (rustup +nightly component add miri)
 	MIRIFLAGS=-Zmiri-permissive-provenance cargo +nightly miri test --lib --no-default-features -- image::message image::message_buffer
 
+sanitize: sbcl ## Run Rust unit tests under a sanitizer (SANITIZER: address or thread; rustup +nightly component add rust-src)
+	scripts/sanitize.sh $(or $(SANITIZER),address)
+
 soak: sbcl ## Run 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: their number)
 	SBCL_MCP_SOAK_EVALUATIONS=$${SBCL_MCP_SOAK_EVALUATIONS:-200000} cargo test --release --test mcp soak:: -- --nocapture
 
@@ -122,9 +125,12 @@ dist-tools:
 dist: dist-tools sbcl ## Build the packages in target/dist and test each (downloads their tools, as root also an old Debian, once)
 	scripts/dist.sh
 
-release: dist-tools sbcl ## Build, compare, test a release: VERSION=x.y.z; a dry run unless TAG=yes commits and tags (ONCE=yes: one build)
+release: ## Build, compare, test a release: VERSION=x.y.z; a dry run unless TAG=yes commits and tags (ONCE=yes: one build)
 	scripts/release.py prepare $(or $(VERSION),$(error VERSION must be the version to release, such as 1.2.3)) \
 	  $(if $(TAG),--tag) $(if $(ONCE),--once)
+
+workflows: dist-tools ## Check GitHub's workflows, and run their steps on this machine (JOBS: names such as test/miri; default: all)
+	scripts/workflows.sh $(JOBS)
 
 core-twice: build-tools ## Build SBCL and the core twice, and report the bytes that differ
 	scripts/core_twice.sh

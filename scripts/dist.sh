@@ -1,43 +1,14 @@
 #!/usr/bin/env bash
 # scripts/dist.sh [--build]
-# Builds the packages in target/dist and, without --build, tests each, as their users and registries would. The tools are
-# pinned and installed below the target directory.
-# The program is built for the oldest systems that this machine can build for. Needs Python 3.10, Node.js 20 and, the
-# first time, the network.
+# Builds the packages in target/dist and, without --build, tests each, as their users and registries would. The program is
+# built for the oldest systems that this machine can build for. Needs Python 3.10, Node.js 20 and, the first time, the
+# network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=$PWD/target
-tools=$target/packagers
-mkdir -p "$tools"
-
-# is_installed FILE: succeeds when the packages that FILE lists are installed.
-is_installed() { cmp -s "$1" "$tools/installed/$(basename "$1")"; }
-mark_installed() { mkdir -p "$tools/installed" && cp "$1" "$tools/installed/"; }
-
-if ! is_installed packaging/tools/requirements.txt; then
-    echo "dist: installing Python's tools"
-    rm -rf "$tools/python"
-    python3 -m venv "$tools/python"
-    "$tools/python/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/tools/requirements.txt
-    mark_installed packaging/tools/requirements.txt
-fi
-if ! is_installed packaging/tools/package-lock.json; then
-    echo "dist: installing Node.js' tools"
-    mkdir -p "$tools/node"
-    cp packaging/tools/package.json packaging/tools/package-lock.json packaging/tools/.npmrc "$tools/node"
-    (cd "$tools/node" && npm ci --silent --ignore-scripts && node node_modules/@anthropic-ai/claude-code/install.cjs)
-    mark_installed packaging/tools/package-lock.json
-fi
-if ! is_installed packaging/tools/cargo.txt; then
-    echo "dist: installing cargo's tools"
-    while read -r name version features; do
-        cargo install --quiet --locked --root "$tools" "$name" --version "$version" --features "$features"
-    done < <(grep -v '^#' packaging/tools/cargo.txt)
-    mark_installed packaging/tools/cargo.txt
-fi
-export PATH=$tools/python/bin:$tools/node/node_modules/.bin:$tools/bin:$PATH
-
+# shellcheck source=scripts/packagers.sh
+. scripts/packagers.sh
 # shellcheck source=scripts/reproducible.sh
 . scripts/reproducible.sh
 if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then

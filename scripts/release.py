@@ -6,6 +6,8 @@ changelog changed, compares the builds and tests the packages as `make dist` doe
 is. With --tag the tested commit is added to the current branch, with an annotated tag. Nothing is ever pushed or uploaded.
 --once builds once, and compares nothing.
 
+scripts/release.py again: builds the packages of the last commit once more, in a clone, and compares them with target/dist.
+
 scripts/release.py notes VERSION: prints the section of CHANGELOG.md about VERSION.
 """
 
@@ -133,11 +135,12 @@ def run(*command, directory=ROOT, **more):
 
 def output_of(*command, directory=ROOT):
     """Returns what a command prints."""
-    return subprocess.run(command, cwd=directory, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    return subprocess.run(command, cwd=directory, check=True, text=True, stdout=subprocess.PIPE).stdout.rstrip()
 
 
 def change_files(tree, version, now):
     """Gives the files in the directory `tree` the version, and the date `now`."""
+
     def change(name, function, *arguments):
         file = tree / name
         file.write_text(function(file.read_text(), *arguments))
@@ -165,6 +168,18 @@ def clone(name, source, commit):
     return tree
 
 
+def build_again(packages, source, commit):
+    """Builds the packages of `commit` of the repository `source` in a second clone, and compares them with `packages`."""
+    second = clone("second", source, commit)
+    run("scripts/dist.sh", "--build", directory=second, env=build_environment())
+    run(sys.executable, ROOT / "scripts/compare_builds.py", packages, second / "target/dist")
+
+
+def build_environment():
+    """Returns the environment of a build. The packages are in the clone's own target directory."""
+    return {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
+
+
 def check_repository(version):
     """Refuses a release that cannot be made of the repository as it is."""
     changed = output_of("git", "status", "--porcelain")
@@ -178,6 +193,7 @@ def check_repository(version):
 def prepare(version, once, tag):
     parse_version(version)
     check_repository(version)
+    run("make", "dist-tools", "sbcl")
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     first = clone("first", ROOT, output_of("git", "rev-parse", "HEAD"))
     change_files(first, version, now)
@@ -186,13 +202,10 @@ def prepare(version, once, tag):
     identity = {**os.environ, "GIT_AUTHOR_DATE": now.isoformat(), "GIT_COMMITTER_DATE": now.isoformat()}
     run("git", "commit", "--quiet", "--all", "--message", f"Version {version}", directory=first, env=identity)
     commit = output_of("git", "rev-parse", "HEAD", directory=first)
-    environment = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
-    run("scripts/dist.sh", directory=first, env=environment)
+    run("scripts/dist.sh", directory=first, env=build_environment())
     packages = first / "target/dist"
     if not once:
-        second = clone("second", first, commit)
-        run("scripts/dist.sh", "--build", directory=second, env=environment)
-        run(sys.executable, ROOT / "scripts/compare_builds.py", packages, second / "target/dist")
+        build_again(packages, first, commit)
     provenance = WORK / "provenance.json"
     with provenance.open("w") as file:
         repository = re.search(r'^repository = "(.*)"', (first / "Cargo.toml").read_text(), re.MULTILINE)
@@ -236,11 +249,14 @@ def main():
     preparation.add_argument("version")
     preparation.add_argument("--once", action="store_true", help="build once, and compare nothing")
     preparation.add_argument("--tag", action="store_true", help="commit and tag")
+    commands.add_parser("again", help="build the last commit in a clone, and compare the packages with target/dist")
     commands.add_parser("notes", help="print what CHANGELOG.md says about a version").add_argument("version")
     arguments = parser.parse_args()
     try:
         if arguments.command == "notes":
             print(release_notes((ROOT / "CHANGELOG.md").read_text(), arguments.version), end="")
+        elif arguments.command == "again":
+            build_again(ROOT / "target/dist", ROOT, output_of("git", "rev-parse", "HEAD"))
         elif arguments.once and arguments.tag:
             raise Refusal("a release needs two builds that agree: leave --once or --tag out")
         else:

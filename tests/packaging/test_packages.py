@@ -1,6 +1,7 @@
 """Tests of the parts of packaging/ that need no packages."""
 
 import copy
+import hashlib
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "packaging"))
 
+import combine
 import licences
 import reproducible
 import sbom
@@ -136,6 +138,31 @@ class Archives(unittest.TestCase):
                 self.assertEqual(archive.read("a"), b"contents of a")
                 self.assertEqual([member.external_attr >> 16 for member in archive.infolist()], [0o755, 0o755])
             self.assertEqual(len(os.listdir(directory)), 2)
+
+    def test_packages_of_machines_are_combined_unless_common_files_differ(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+
+            def build(machine, common):
+                (root / machine).mkdir(exist_ok=True)
+                files = {f"sbcl-mcp-{machine}.deb": machine, "server.json": common}
+                for name, text in files.items():
+                    (root / machine / name).write_text(text)
+                sums = [f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in files.items()]
+                (root / machine / "SHA256SUMS").write_text("".join(sums))
+                return root / machine
+
+            machines = [build("x86_64", "{}"), build("aarch64", "{}")]
+            combine.combine(root / "all", machines)
+            names = ["SHA256SUMS", "sbcl-mcp-aarch64.deb", "sbcl-mcp-x86_64.deb", "server.json"]
+            self.assertEqual(sorted(path.name for path in (root / "all").iterdir()), names)
+            self.assertEqual(len((root / "all/SHA256SUMS").read_text().splitlines()), 3)
+            build("aarch64", "[]")
+            with self.assertRaisesRegex(SystemExit, "server.json differently"):
+                combine.combine(root / "again", machines)
+            (root / "aarch64/server.json").write_text("damaged")
+            with self.assertRaisesRegex(SystemExit, "checksum"):
+                combine.combine(root / "once-more", machines)
 
 
 if __name__ == "__main__":
