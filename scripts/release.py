@@ -159,7 +159,7 @@ def clone(name, source, commit):
     """Clones `commit` of the repository `source` into a fresh directory of WORK. The clone uses our installed tools."""
     tree = WORK / name
     shutil.rmtree(tree, ignore_errors=True)
-    run("git", "clone", "--quiet", "--no-checkout", source, tree)
+    run("git", "-c", "init.defaultBranch=main", "clone", "--quiet", "--no-checkout", source, tree)
     run("git", "checkout", "--quiet", "--detach", commit, directory=tree)
     tools = ROOT / "target/packagers"
     tools.mkdir(parents=True, exist_ok=True)
@@ -180,19 +180,22 @@ def build_environment():
     return {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
 
 
-def check_repository(version):
-    """Refuses a release that cannot be made of the repository as it is."""
+def check_repository(version, tag):
+    """Refuses a release that cannot be made of the repository as it is. A dry run may contain placeholders."""
     changed = output_of("git", "status", "--porcelain")
     if changed:
         raise Refusal(f"these files are not committed; commit or remove them:\n{changed}")
     tags = output_of("git", "tag", "--list", "v*").splitlines()
     check_newer(version, manifest_version((ROOT / "Cargo.toml").read_text()), tags)
     release_changelog((ROOT / "CHANGELOG.md").read_text(), version, "")
+    left = placeholders(lambda name: (ROOT / name).read_text())
+    if tag and left:
+        raise Refusal("\n  ".join(["replace these placeholders (packaging/README.md):", *left]))
 
 
 def prepare(version, once, tag):
     parse_version(version)
-    check_repository(version)
+    check_repository(version, tag)
     run("make", "dist-tools", "sbcl")
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     first = clone("first", ROOT, output_of("git", "rev-parse", "HEAD"))
@@ -229,7 +232,7 @@ def report(version, tag, packages, provenance, notes, left):
         f"release: the notes are in {notes}, the unsigned provenance is in {provenance}",
     ]
     if left:
-        lines += ["release: replace these placeholders before anything is published (packaging/README.md):"]
+        lines += ["release: replace these placeholders before you tag (packaging/README.md):"]
         lines += [f"  {line}" for line in left]
     if not tag:
         return "\n".join([*lines, f"release: this was a dry run. To commit and tag: make release VERSION={version} TAG=yes"])
