@@ -107,7 +107,7 @@ const STATUSES: &str = "$ sbcl-mcp eval '(+ 1 2)'; echo \"status $?\"\n$ sbcl-mc
 
 /// Variables that only builds, tests and scripts of the repository use.
 const OF_THE_REPOSITORY: [(&str, &str); 20] = [
-    ("SBCL_MCP_BIN", "tests of the SDKs: the program under test"),
+    ("SBCL_MCP_BIN", "tests of the server and of the SDKs: the absolute path of the program under test"),
     ("SBCL_MCP_BUILD", "the build: the identity of library and core, compiled into the program"),
     ("SBCL_MCP_CHECKPOINT_CASES", "`make checkpoint-model`: the number of sequences"),
     ("SBCL_MCP_CHECK_SOURCES", "tests: a directory with Lisp source that `check` must accept"),
