@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/cross.sh TARGET COMMAND...: runs COMMAND, such as cargo build --target TARGET, with the tools that build for the
-# Rust target TARGET, and run its programs, on this machine. On a machine of that target, COMMAND simply runs.
+# scripts/cross.sh TARGET COMMAND...: runs COMMAND, such as cargo build --target TARGET, with the tools that build for
+# the Rust target TARGET, and run its programs, on this machine. On a machine of that target, COMMAND simply runs.
 # What is built for aarch64-unknown-linux-gnu elsewhere is linked with the C library of the oldest Debian on Debian's
-# mirrors, which this script installs in the cache, as root on Debian or Ubuntu; otherwise with that of the cross compiler.
+# mirrors, which this script installs in the cache, as root on Debian or Ubuntu; otherwise with the cross compiler's own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ target=$1
 shift
 [ "${target%%-*}" != "$(uname -m)" ] || exec "$@"
 if [ "$target" != aarch64-unknown-linux-gnu ]; then
-    echo "cross: cannot build for $target on $(uname -m); aarch64-unknown-linux-gnu is the only target of other machines" >&2
+    echo "cross: $(uname -m) cannot build for $target; other machines can build for aarch64-unknown-linux-gnu only" >&2
     exit 1
 fi
 
@@ -42,8 +42,8 @@ fi
 # has_standard_library RUSTC: succeeds when RUSTC can compile for the target.
 has_standard_library() { [ -d "$("$1" --print target-libdir --target "$target" 2>/dev/null)" ]; }
 
-# debian_rustc: prints the path of a Rust compiler with the target's standard library, of a newer Debian in the cache. The
-# compiler runs with the libraries of that Debian.
+# debian_rustc: prints the path of a Rust compiler with the target's standard library, of a newer Debian in the cache.
+# The compiler runs with the libraries of that Debian.
 debian_rustc() {
     local root loader
     root=$(scripts/debian.sh trixie) || return

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/debian.sh RELEASE [ARCHITECTURE [PACKAGE...]]: installs a Debian in the cache, next to SBCL, unless it is there,
-# and prints its directory. Of a Debian for another machine, the packages are only unpacked, which is enough to link with
-# its libraries and to run programs in it; with PACKAGEs it is a complete system that also has these. Needs root,
-# debootstrap, a Debian or Ubuntu host and, the first time, the network.
+# scripts/debian.sh RELEASE [ARCHITECTURE [PACKAGE...]]: installs a Debian in the cache, next to SBCL, unless it is
+# there, and prints its directory. Of a Debian for another machine, the packages are only unpacked, which is enough to
+# link with its libraries and to run programs in it; with PACKAGEs it is a complete system that also has these packages.
+# Needs root, debootstrap, a Debian or Ubuntu host and, the first time, the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,8 +37,8 @@ unpack() {
     done
 }
 
-# finish: runs debootstrap's second stage. It takes the emulator's namespace for a container, where it may make no devices;
-# the first stage has made them.
+# finish: runs debootstrap's second stage. The variable tells it that it runs in a container, where it may make no
+# devices: the first stage has made them.
 finish() {
     container=lxc sbcl-core/src/emulate.sh chroot "$root" /usr/bin/env \
         PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root /debootstrap/debootstrap --second-stage \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/setup.sh [build|test|lint|bench|dist|arm64]
-# Installs the missing tools for building and, depending on the argument, for the tests, lints, benchmarks or packages, or
-# for building and running programs for aarch64 Linux on another machine. Changes nothing when everything is installed.
+# Installs the missing tools for building and, depending on the argument, for the tests, lints, benchmarks or packages,
+# or for building and running programs for aarch64 Linux on another machine. Changes nothing when everything is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -119,7 +119,8 @@ find_missing_arm64_tools() {
         add_missing "a C compiler for aarch64" "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" gcc-aarch64-linux-gnu \
             "aarch64-linux-gnu-gcc aarch64-linux-gnu-glibc" ""
     has aarch64-linux-gnu-strip ||
-        add_missing "strip for aarch64" binutils-aarch64-linux-gnu binutils-aarch64-linux-gnu aarch64-linux-gnu-binutils ""
+        add_missing "strip for aarch64" binutils-aarch64-linux-gnu binutils-aarch64-linux-gnu \
+            aarch64-linux-gnu-binutils ""
     has qemu-aarch64-static || has qemu-aarch64 ||
         add_missing "QEMU for programs of aarch64" qemu-user-static qemu-user-static-aarch64 qemu-user-static ""
     { has unshare && has mount; } || add_missing "unshare and mount" "util-linux mount" util-linux util-linux ""
