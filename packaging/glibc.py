@@ -5,6 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+# The program that reads ELF files. That of this machine may not know those of another.
+OBJDUMP = "objdump"
 # VER_FLG_WEAK of elf.h.
 WEAK = 2
 # An upper bound of the size of libsbcl, in bytes.
@@ -27,6 +29,6 @@ def newest(program):
 def versions_of(file):
     """Returns the glibc versions that an ELF file requires: all that it names, except those marked as weak.
     Weak symbols alone do not make a version optional, because not every linker marks the version then."""
-    listing = subprocess.run(["objdump", "-p", str(file)], text=True, capture_output=True).stdout
+    listing = subprocess.run([OBJDUMP, "-p", str(file)], text=True, capture_output=True).stdout
     found = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) [0-9a-f]+ GLIBC_(\d+)\.(\d+)", listing, re.MULTILINE)
     return [(int(major), int(minor)) for flags, major, minor in found if not int(flags, 16) & WEAK]

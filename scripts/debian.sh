@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/debian.sh RELEASE [ARCHITECTURE [PACKAGE...]]: installs a Debian in the cache, next to SBCL, unless it is
 # there, and prints its directory. Of a Debian for another machine, the packages are only unpacked, which is enough to
-# link with its libraries and to run programs in it; with PACKAGEs it is a complete system that also has these packages.
+# link with its libraries and to run programs in it; with PACKAGEs it is a complete system that has these packages.
 # Needs root, debootstrap, a Debian or Ubuntu host and, the first time, the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,10 +22,10 @@ fail() {
     exit 1
 }
 
-# bootstrap OPTION...: runs debootstrap for the release, with libraries to link against.
+# bootstrap OPTION...: runs debootstrap for the release, with the packages or else with libraries to link against.
 bootstrap() {
-    local include=libc6-dev,libzstd-dev,zlib1g-dev package
-    for package in "${packages[@]}"; do include+=,$package; done
+    local include=libc6-dev,libzstd-dev,zlib1g-dev
+    [ ${#packages[@]} = 0 ] || include=$(IFS=,; echo "${packages[*]}")
     debootstrap "$@" --variant=minbase --include="$include" "$release" "$root" >"$trees/$name.log" 2>&1 || fail
 }
 

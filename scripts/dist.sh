@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
+# scripts/dist.sh [TARGET]
 # Builds the packages in target/dist and tests each, with pinned tools that are installed below the target directory.
 # The program is built for the oldest systems that this machine can build for. Needs Python 3.10, Node.js 20 and, the
-# first time, the network.
+# first time, the network. With TARGET, a Rust target, the packages are for another machine and in target/dist-MACHINE;
+# as root they are tested in an emulated Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,19 +11,34 @@ CARGO_DEB=3.8.0
 target=$PWD/target
 tools=$target/packagers
 mkdir -p "$tools"
+machine=$(uname -m)
+triple=${1:-}
+[ "${triple%%-*}" != "$machine" ] || triple=
 
+# With the same environment, later cargo commands find the program built.
+environment=(env)
+output=$target/dist
+if [ -n "$triple" ]; then
+    environment=(scripts/cross.sh "$triple")
+    output=$target/dist-${triple%%-*}
+fi
 if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
-    program=$(scripts/old_glibc.sh)
-    # With the same compiler, later cargo commands find the program built.
-    compiler=$(readlink "$target/old-glibc/cc")
-    environment=(CC="$compiler" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER="$compiler")
+    program=$(scripts/old_glibc.sh lto "$triple")
     # The program and the .deb may require at most the libraries of the old Debian; the .deb's dependencies come from it.
-    export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
+    export SBCL_MCP_OLDEST_GLIBC=2.31
+    if [ -z "$triple" ]; then
+        compiler=$(readlink "$target/old-glibc/cc")
+        environment+=(CC="$compiler" "CARGO_TARGET_${machine^^}_UNKNOWN_LINUX_GNU_LINKER=$compiler")
+        export DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
+    fi
+elif [ -n "$triple" ]; then
+    echo "dist: without root and debootstrap, the program needs a glibc as new as the cross compiler's, and is not tested"
+    "${environment[@]}" cargo build --profile lto --target "$triple"
+    program=$target/$triple/lto/sbcl-mcp
 else
     echo "dist: without root and debootstrap, the program needs a glibc as new as that of this system"
     cargo build --profile lto
     program=$target/lto/sbcl-mcp
-    environment=()
 fi
 
 # is_installed FILE: succeeds when the packages that FILE lists are installed.
@@ -48,8 +65,13 @@ if [ "$("$tools/bin/cargo-deb" --version 2>/dev/null)" != "cargo-deb $CARGO_DEB"
 fi
 export PATH=$tools/python/bin:$tools/node/node_modules/.bin:$tools/bin:$PATH
 
-env "${environment[@]}" packaging/build.py "$program" "$target/dist"
-env -u DPKG_ADMINDIR packaging/check.py "$target/dist"
-packaging/check_workflows.mjs "$tools/node/node_modules"
-packaging/check_crates.sh
-(cd "$target/dist" && cat SHA256SUMS)
+"${environment[@]}" packaging/build.py "$program" "$output" ${triple:+"$triple"}
+if [ -z "$triple" ]; then
+    env -u DPKG_ADMINDIR packaging/check.py "$output"
+    packaging/check_workflows.mjs "$tools/node/node_modules"
+    packaging/check_crates.sh
+elif [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
+    # The oldest Debian, with what npm packages and wheels need.
+    packaging/check.py "$output" "$(scripts/debian.sh bullseye arm64 nodejs python3-venv)"
+fi
+(cd "$output" && cat SHA256SUMS)
