@@ -68,7 +68,9 @@ END
 }
 
 if ! has_standard_library "${RUSTC:-rustc}"; then
-    if command -v rustup >/dev/null && rustup target add "$target" >&2 && has_standard_library "${RUSTC:-rustc}"; then
+    if [ -x "$trees/rustc" ] && has_standard_library "$trees/rustc"; then
+        export RUSTC=$trees/rustc
+    elif command -v rustup >/dev/null && rustup target add "$target" >&2 && has_standard_library "${RUSTC:-rustc}"; then
         :
     elif [ "$(uname -m)" = x86_64 ] && can_install_debian && RUSTC=$(debian_rustc); then
         export RUSTC
