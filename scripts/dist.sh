@@ -72,6 +72,7 @@ if [ -z "$triple" ]; then
     packaging/check_crates.sh
 elif [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
     # The oldest Debian, with what npm packages and wheels need.
-    packaging/check.py "$output" "$(scripts/debian.sh bullseye arm64 nodejs python3-venv)"
+    debian=$(scripts/debian.sh bullseye arm64 nodejs python3-venv)
+    packaging/check.py "$output" "$debian"
 fi
 (cd "$output" && cat SHA256SUMS)
