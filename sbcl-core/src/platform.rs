@@ -31,7 +31,7 @@ impl Platform {
         let (arch, _vendor, system) = (parts.next()?, parts.next()?, parts.next()?);
         let os = match system {
             "linux-gnu" => "linux",
-            _ if target.ends_with("-apple-darwin") => "macos",
+            "darwin" => "macos",
             _ => return None,
         };
         Some(Self { arch: arch.to_owned(), os: os.to_owned() })
