@@ -9,24 +9,35 @@ help: ## Show this list
 setup: ## Install missing tools for building and testing (Debian: with apt; elsewhere: list them)
 	@scripts/setup.sh test
 
-# Building and the demo need fewer tools than testing.
+# TARGET, on the command line of make, is the Rust target to build for, such as aarch64-unknown-linux-gnu
+# (docs/building.md). By default the target is this machine.
+ifeq ($(origin TARGET),environment)
+TARGET :=
+endif
+ifneq ($(TARGET),)
+FOR_TARGET := scripts/cross.sh $(TARGET)
+TARGET_OPTION := --target $(TARGET)
+endif
+
+# Building and the demo need fewer tools than testing. The first cross build also installs libraries of the target.
 build-tools:
 	@scripts/setup.sh build
+	$(if $(TARGET),@scripts/setup.sh arm64 && $(FOR_TARGET) true)
 
 # SBCL takes minutes to build, once per machine. Its own target shows the progress.
 sbcl: build-tools
-	cargo run --quiet -p sbcl-core
+	$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION))
 
 # with_sbcl COMMAND: compiles the crates while SBCL, whose build uses one processor most of the time, is built. The build script
 # of the program waits for SBCL.
 define with_sbcl
 @$(1) & crates=$$!; \
-cargo run --quiet -p sbcl-core || { kill $$crates; exit 1; }; \
+$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION)) || { kill $$crates; exit 1; }; \
 wait $$crates
 endef
 
-build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp
-	$(call with_sbcl,cargo build --release)
+build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp (TARGET: for another machine)
+	$(call with_sbcl,$(FOR_TARGET) cargo build --release $(TARGET_OPTION))
 
 sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (docs/upgrading-sbcl.md)
 	cargo run --quiet -p sbcl-core -- internals
@@ -123,7 +134,7 @@ dist-tools:
 	@scripts/setup.sh dist
 
 dist: dist-tools sbcl ## Build the packages in target/dist and test each (downloads their tools, as root also an old Debian, once)
-	scripts/dist.sh
+	scripts/dist.sh $(TARGET)
 
 release: ## Build, compare, test a release: VERSION=x.y.z; a dry run unless TAG=yes commits and tags (ONCE=yes: one build)
 	scripts/release.py prepare $(or $(VERSION),$(error VERSION must be the version to release, such as 1.2.3)) \

@@ -5,6 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+# The program that reads ELF files. That of this machine may not know those of another.
+OBJDUMP = "objdump"
 # VER_FLG_WEAK of elf.h.
 WEAK = 2
 # An upper bound of the size of libsbcl, in bytes.
@@ -31,7 +33,7 @@ def newest(program):
 def shared_libraries(program):
     """Returns the names of the shared libraries that a program or the libsbcl in its data requires."""
     listings = [
-        subprocess.run(["objdump", "-p", file], text=True, capture_output=True).stdout for file in elf_files(program)
+        subprocess.run([OBJDUMP, "-p", file], text=True, capture_output=True).stdout for file in elf_files(program)
     ]
     return {name for listing in listings for name in re.findall(r"^ +NEEDED +(\S+)$", listing, re.MULTILINE)}
 
@@ -39,6 +41,6 @@ def shared_libraries(program):
 def versions_of(file):
     """Returns the glibc versions that an ELF file requires: all that it names, except those marked as weak.
     Weak symbols alone do not make a version optional, because not every linker marks the version then."""
-    listing = subprocess.run(["objdump", "-p", str(file)], text=True, capture_output=True).stdout
+    listing = subprocess.run([OBJDUMP, "-p", str(file)], text=True, capture_output=True).stdout
     found = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) [0-9a-f]+ GLIBC_(\d+)\.(\d+)", listing, re.MULTILINE)
     return [(int(major), int(minor)) for flags, major, minor in found if not int(flags, 16) & WEAK]

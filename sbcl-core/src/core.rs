@@ -63,11 +63,12 @@ pub(crate) fn build(
         .files(lisp, &lisp_files(lisp)?)?
         .files(include, &header)?
         .finish();
-    let directory = cache.get_or_build("core", &key, progress, |context| {
+    let stage = sbcl.platform.stage("core");
+    let directory = cache.get_or_build(&stage, &key, progress, |context| {
         progress.say(format_args!("saving the core; log: {}", context.log.path().display()));
         save_core(sbcl, lisp, context)
     })?;
-    cache.prune("core", KEPT_VERSIONS);
+    cache.prune(&stage, KEPT_VERSIONS);
     Ok(CoreFiles { core: directory.join(FILE_NAME), host: directory.join(HOST_FASL_NAME) })
 }
 
@@ -84,7 +85,7 @@ fn save_core(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(),
         std::fs::create_dir(directory).context("creating", directory)?;
     }
     let (output, host) = (context.result.join(FILE_NAME), context.result.join(HOST_FASL_NAME));
-    let mut command = process::fixed_address_command(&sbcl.program().to_string_lossy());
+    let mut command = process::cleaned(process::with_fixed_addresses(sbcl.platform.command(sbcl.program())));
     sbcl.bare().add_arguments(&mut command);
     command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&context.scratch);
     // With the real home directory, the user's own Lisp configuration would get into the core.

@@ -21,8 +21,9 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Environment variables that the programs of a step may see. Other environment variables are removed, since they could
 /// change a stage without changing its key.
-const KEPT_VARIABLES: [&str; 10] = [
+const KEPT_VARIABLES: [&str; 11] = [
     settings::NEXT,
+    settings::SYSROOT,
     "PATH",
     "HOME",
     "USER",
@@ -36,7 +37,11 @@ const KEPT_VARIABLES: [&str; 10] = [
 
 /// Returns a command with a minimal environment and no input.
 pub(crate) fn clean_command(program: &str) -> Command {
-    let mut command = Command::new(program);
+    cleaned(Command::new(program))
+}
+
+/// Gives the command a minimal environment and no input.
+pub(crate) fn cleaned(mut command: Command) -> Command {
     command.env_clear().stdin(Stdio::null());
     for name in KEPT_VARIABLES {
         if let Some(value) = std::env::var_os(name) {
@@ -47,24 +52,19 @@ pub(crate) fn clean_command(program: &str) -> Command {
     command
 }
 
-/// Returns a command like [`clean_command`] in which every run of `program` has the same addresses, if the system permits
-/// that. Some of the addresses get into the cores that SBCL saves. Containers often do not permit it; then the cores of two
-/// builds differ in a few words.
-pub(crate) fn fixed_address_command(program: &str) -> Command {
+/// Returns a command that runs the program of `command` with the same addresses in each run, if the system permits that.
+/// Some of the addresses get into the cores that SBCL saves. Containers often do not permit it; then the cores of two builds
+/// differ in a few words.
+pub(crate) fn with_fixed_addresses(command: Command) -> Command {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
-    let without_randomization = || {
-        let mut command = clean_command("setarch");
-        command.arg("--addr-no-randomize");
-        command
-    };
-    let probe = || run_with_timeout(Duration::from_secs(10), without_randomization().arg("true")).is_ok();
-    if *PERMITTED.get_or_init(probe) {
-        let mut command = without_randomization();
-        command.arg(program);
-        command
-    } else {
-        clean_command(program)
+    const OPTION: &str = "--addr-no-randomize";
+    let probe = || run_with_timeout(Duration::from_secs(10), clean_command("setarch").args([OPTION, "true"])).is_ok();
+    if !*PERMITTED.get_or_init(probe) {
+        return command;
     }
+    let mut fixed = Command::new("setarch");
+    fixed.arg(OPTION).arg(command.get_program()).args(command.get_args());
+    fixed
 }
 
 /// The log of a stage: a file with the output of its programs.
@@ -210,12 +210,12 @@ mod tests {
     }
 
     #[test]
-    fn fixed_address_command_runs_the_program_in_a_bare_environment() {
-        let mut command = fixed_address_command("sh");
-        command.args(["-c", "env; echo $0 $1", "name", "argument"]);
-        let output = run_with_timeout(Duration::from_secs(5), &mut command).unwrap();
-        assert!(output.ends_with("name argument"), "{output}");
-        assert!(!output.contains("CARGO_MANIFEST_DIR"));
+    fn program_with_fixed_addresses_gets_its_arguments() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $0 $1", "one"]);
+        let mut command = with_fixed_addresses(command);
+        command.arg("two");
+        assert_eq!(run_with_timeout(Duration::from_secs(5), &mut command), Ok("one two".to_owned()));
     }
 
     #[test]
