@@ -136,9 +136,10 @@ dist-tools:
 dist: dist-tools sbcl ## Build the packages in target/dist and test each (downloads their tools, as root also an old Debian, once)
 	scripts/dist.sh $(TARGET)
 
-release: ## Build, compare, test a release: VERSION=x.y.z; a dry run unless TAG=yes commits and tags (ONCE=yes: one build)
+# TAG=yes commits and tags, ONCE=yes builds once, TARGETS lists other machines' Rust targets.
+release: ## Build, compare and test the packages of VERSION, such as 1.2.3: a dry run (packaging/README.md)
 	scripts/release.py prepare $(or $(VERSION),$(error VERSION must be the version to release, such as 1.2.3)) \
-	  $(if $(TAG),--tag) $(if $(ONCE),--once)
+	  $(if $(TAG),--tag) $(if $(ONCE),--once) $(TARGETS:%=--target %)
 
 workflows: dist-tools ## Check GitHub's workflows, and run their steps on this machine (JOBS: names such as test/miri; default: all)
 	scripts/workflows.sh $(JOBS)

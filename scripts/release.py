@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prepares a release: scripts/release.py prepare VERSION [--once] [--tag]
+"""Prepares a release: scripts/release.py prepare VERSION [--once] [--tag] [--target TARGET]...
 
 Builds the packages of VERSION twice, in two clones of the last commit with the version, the changelog and Debian's
 changelog changed, compares the builds and tests the packages as `make dist` does. Without --tag the repository stays as it
 is. With --tag the tested commit is added to the current branch, with an annotated tag. Nothing is ever pushed or uploaded.
---once builds once, and compares nothing.
+--once builds once, and compares nothing. --target also builds the packages for another machine, as `make dist TARGET=...` does.
 
 scripts/release.py again: builds the packages of the last commit once more, in a clone, and compares them with target/dist.
 
@@ -130,7 +130,7 @@ def run(*command, directory=ROOT, **more):
     """Runs a command that shows its progress, and ends this program if the command fails."""
     print("release: $", *command, flush=True)
     if subprocess.run([str(word) for word in command], cwd=directory, **more).returncode:
-        raise Refusal(f"{' '.join(map(str, command))} has failed: see above")
+        raise Refusal(f"{' '.join(map(str, command))} failed: see above")
 
 
 def output_of(*command, directory=ROOT):
@@ -168,11 +168,23 @@ def clone(name, source, commit):
     return tree
 
 
-def build_again(packages, source, commit):
-    """Builds the packages of `commit` of the repository `source` in a second clone, and compares them with `packages`."""
+def outputs(tree, targets):
+    """Returns the directories of packages that scripts/dist.sh makes in `tree`, for this machine and then for `targets`."""
+    return [tree / "target/dist", *(tree / f"target/dist-{target.split('-')[0]}" for target in targets)]
+
+
+def build(tree, targets, *options):
+    """Builds the packages in `tree`, for this machine and for `targets`."""
+    for target in [[], *([target] for target in targets)]:
+        run("scripts/dist.sh", *options, *target, directory=tree, env=build_environment())
+
+
+def build_again(tree, targets, source, commit):
+    """Builds the packages of `commit` of the repository `source` in a second clone, and compares them with those in `tree`."""
     second = clone("second", source, commit)
-    run("scripts/dist.sh", "--build", directory=second, env=build_environment())
-    run(sys.executable, ROOT / "scripts/compare_builds.py", packages, second / "target/dist")
+    build(second, targets, "--build")
+    for one, two in zip(outputs(tree, targets), outputs(second, targets)):
+        run(sys.executable, ROOT / "scripts/compare_builds.py", one, two)
 
 
 def build_environment():
@@ -193,10 +205,12 @@ def check_repository(version, tag):
         raise Refusal("\n  ".join(["replace these placeholders (packaging/README.md):", *left]))
 
 
-def prepare(version, once, tag):
+def prepare(version, once, tag, targets):
     parse_version(version)
     check_repository(version, tag)
     run("make", "dist-tools", "sbcl")
+    for target in targets:
+        run("make", "build-tools", f"TARGET={target}")
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     first = clone("first", ROOT, output_of("git", "rev-parse", "HEAD"))
     change_files(first, version, now)
@@ -205,10 +219,12 @@ def prepare(version, once, tag):
     identity = {**os.environ, "GIT_AUTHOR_DATE": now.isoformat(), "GIT_COMMITTER_DATE": now.isoformat()}
     run("git", "commit", "--quiet", "--all", "--message", f"Version {version}", directory=first, env=identity)
     commit = output_of("git", "rev-parse", "HEAD", directory=first)
-    run("scripts/dist.sh", directory=first, env=build_environment())
-    packages = first / "target/dist"
+    build(first, targets)
     if not once:
-        build_again(packages, first, commit)
+        build_again(first, targets, first, commit)
+    packages = WORK / "packages"
+    shutil.rmtree(packages, ignore_errors=True)
+    run("packaging/combine.py", packages, *outputs(first, targets), directory=first)
     provenance = WORK / "provenance.json"
     with provenance.open("w") as file:
         repository = re.search(r'^repository = "(.*)"', (first / "Cargo.toml").read_text(), re.MULTILINE)
@@ -251,6 +267,7 @@ def main():
     preparation = commands.add_parser("prepare", help="build, compare and test the packages; with --tag, commit and tag")
     preparation.add_argument("version")
     preparation.add_argument("--once", action="store_true", help="build once, and compare nothing")
+    preparation.add_argument("--target", action="append", default=[], help="also build for this Rust target")
     preparation.add_argument("--tag", action="store_true", help="commit and tag")
     commands.add_parser("again", help="build the last commit in a clone, and compare the packages with target/dist")
     commands.add_parser("notes", help="print what CHANGELOG.md says about a version").add_argument("version")
@@ -259,11 +276,11 @@ def main():
         if arguments.command == "notes":
             print(release_notes((ROOT / "CHANGELOG.md").read_text(), arguments.version), end="")
         elif arguments.command == "again":
-            build_again(ROOT / "target/dist", ROOT, output_of("git", "rev-parse", "HEAD"))
+            build_again(ROOT, [], ROOT, output_of("git", "rev-parse", "HEAD"))
         elif arguments.once and arguments.tag:
             raise Refusal("a release needs two builds that agree: leave --once or --tag out")
         else:
-            prepare(arguments.version, arguments.once, arguments.tag)
+            prepare(arguments.version, arguments.once, arguments.tag, arguments.target)
     except Refusal as refusal:
         sys.exit(f"release: {refusal}")
 
