@@ -182,6 +182,7 @@ def debian(empty):
         "zsh/vendor-completions/_sbcl-mcp",
         "fish/vendor_completions.d/sbcl-mcp.fish",
         "doc/sbcl-mcp/copyright",
+        "doc/sbcl-mcp/copyright-of-crates",
     ]:
         if not (empty / "root/usr/share" / name).is_file():
             fail(f"{package.name} has no {name}")

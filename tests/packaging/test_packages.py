@@ -122,6 +122,12 @@ class Licences(unittest.TestCase):
         self.assertEqual(paragraph, "License: SBCL\n One line\n .\n   two\n")
 
 
+    def test_debian_copyright_defines_each_licence_that_it_names(self):
+        text = licences.debian_copyright()
+        for name in ["Apache-2.0", "Expat", "SBCL", "crates"]:
+            self.assertEqual(text.count(f"\nLicense: {name}\n"), 1, name)
+
+
 class Archives(unittest.TestCase):
     def test_zip_files_of_the_same_contents_become_equal(self):
         with tempfile.TemporaryDirectory() as directory:
