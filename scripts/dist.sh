@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/dist.sh [--build] [TARGET]
 # Builds the packages in target/dist and, without --build, tests each, as their users and registries would. The program is
-# built for the oldest systems that this machine can build for. Needs Python 3.10, Node.js 20 and, the first time, the
+# built for the oldest systems that this machine can build for. Needs Python 3.11, Node.js 20 and, the first time, the
 # network. With TARGET, a Rust target, the packages are for another machine and in target/dist-MACHINE; as root they are
 # tested in an emulated Debian.
 set -euo pipefail

@@ -29,7 +29,7 @@ compiles_c() {
     return $status
 }
 
-makes_venvs() { python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+makes_venvs() { python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 require_rust() {
     local wanted have
@@ -75,7 +75,7 @@ find_missing_lint_tools() {
 }
 
 find_missing_test_tools() {
-    makes_venvs || add_missing "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    makes_venvs || add_missing "Python 3.11 or newer with venv" "python3 python3-venv" python3 python python
     # tests/mcp/portability.rs hides the build directory from the binary. On other systems it is not compiled.
     [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
         add_missing "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
@@ -107,7 +107,7 @@ find_missing_bench_tools() {
 }
 
 find_missing_dist_tools() {
-    makes_venvs || add_missing "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    makes_venvs || add_missing "Python 3.11 or newer with venv" "python3 python3-venv" python3 python python
     # The program in the packages is built for an old Debian, which needs root.
     [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || add_missing debootstrap debootstrap "" "" ""
     ! has apt-get || has lintian || add_missing "lintian, to check the .deb" lintian "" "" ""

@@ -20,14 +20,14 @@ class Workflows(unittest.TestCase):
         self.assertEqual(run_workflows.combinations({}), [{}])
 
     def test_commands_get_the_values_of_the_matrix(self):
-        job = {"runs-on": "ubuntu-22.04", "steps": [{"run": "make sanitize SANITIZER=${{ matrix.sanitizer }}"}]}
+        job = {"runs-on": "ubuntu-24.04", "steps": [{"run": "make sanitize SANITIZER=${{ matrix.sanitizer }}"}]}
         steps = run_workflows.plan(job, {"sanitizer": "thread"}, LINUX)
         self.assertEqual(steps, [(None, "make sanitize SANITIZER=thread")])
         with self.assertRaisesRegex(SystemExit, "matrix.sanitizer"):
             run_workflows.plan(job, {}, LINUX)
 
     def test_jobs_of_other_machines_and_steps_of_github_are_left_out(self):
-        for runner in ["ubuntu-22.04-arm", "macos-15"]:
+        for runner in ["ubuntu-24.04-arm", "macos-15"]:
             steps = run_workflows.plan({"runs-on": runner, "steps": [{"run": "make"}]}, {}, LINUX)
             self.assertEqual([command for _, command in steps], [None])
         steps = [
@@ -36,12 +36,12 @@ class Workflows(unittest.TestCase):
             {"if": "github.ref_type == 'tag'", "run": "publish"},
             {"name": "Build", "run": "make build"},
         ]
-        planned = run_workflows.plan({"runs-on": "ubuntu-22.04", "steps": steps}, {}, LINUX)
+        planned = run_workflows.plan({"runs-on": "ubuntu-24.04", "steps": steps}, {}, LINUX)
         self.assertEqual([command for _, command in planned], [None, None, None, "make build"])
 
     def test_unknown_conditions_are_refused(self):
         with self.assertRaisesRegex(SystemExit, "always"):
-            run_workflows.plan({"runs-on": "ubuntu-22.04", "steps": [{"if": "always()", "run": "make"}]}, {}, LINUX)
+            run_workflows.plan({"runs-on": "ubuntu-24.04", "steps": [{"if": "always()", "run": "make"}]}, {}, LINUX)
 
 
 if __name__ == "__main__":
