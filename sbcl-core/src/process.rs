@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -50,21 +49,6 @@ pub(crate) fn cleaned(mut command: Command) -> Command {
     }
     command.env("LC_ALL", "C.UTF-8");
     command
-}
-
-/// Returns a command that runs the program of `command` with the same addresses in each run, if the system permits that.
-/// Some of the addresses get into the cores that SBCL saves. Containers often do not permit it; then the cores of two builds
-/// differ in a few words.
-pub(crate) fn with_fixed_addresses(command: Command) -> Command {
-    static PERMITTED: OnceLock<bool> = OnceLock::new();
-    const OPTION: &str = "--addr-no-randomize";
-    let probe = || run_with_timeout(Duration::from_secs(10), clean_command("setarch").args([OPTION, "true"])).is_ok();
-    if !*PERMITTED.get_or_init(probe) {
-        return command;
-    }
-    let mut fixed = Command::new("setarch");
-    fixed.arg(OPTION).arg(command.get_program()).args(command.get_args());
-    fixed
 }
 
 /// The log of a stage: a file with the output of its programs.
@@ -207,15 +191,6 @@ mod tests {
         // Cargo sets this variable for tests.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
         assert!(!output.contains("CARGO_MANIFEST_DIR"));
-    }
-
-    #[test]
-    fn program_with_fixed_addresses_gets_its_arguments() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo $0 $1", "one"]);
-        let mut command = with_fixed_addresses(command);
-        command.arg("two");
-        assert_eq!(run_with_timeout(Duration::from_secs(5), &mut command), Ok("one two".to_owned()));
     }
 
     #[test]

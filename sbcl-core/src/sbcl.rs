@@ -181,7 +181,7 @@ fn compile_sbcl(
 /// Returns a command that runs a script of SBCL's build. On another machine the script starts programs of both: the
 /// bootstrapping Lisp and the C compiler run on this machine, the new SBCL and small test programs with the emulator.
 fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
-    let mut command = process::cleaned(process::with_fixed_addresses(toolchain.platform.command("sh")));
+    let mut command = process::cleaned(toolchain.platform.command("sh"));
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
