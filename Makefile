@@ -144,8 +144,8 @@ release: ## Build, compare and test the packages of VERSION, such as 1.2.3: a dr
 workflows: dist-tools ## Check GitHub's workflows, and run their steps on this machine (JOBS: names such as test/miri; default: all)
 	scripts/workflows.sh $(JOBS)
 
-core-twice: build-tools ## Build SBCL and the core twice, and report the bytes that differ
-	scripts/core_twice.sh
+core-twice: build-tools ## Build the core twice, and compare the bytes (SBCL=yes: SBCL, too, which takes minutes)
+	scripts/core_twice.sh $(if $(SBCL),--sbcl)
 
 clean: ## Remove build results (SBCL stays in the cache)
 	cargo clean
