@@ -10,12 +10,11 @@ target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-targe
 cache=$target/cache/sbcl-mcp
 users=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp
 
-# build NAME: builds what is missing in the cache, and copies the library and the cores to the directory NAME.
+# build NAME: builds what is missing in the cache, and copies the library and the core to the directory NAME.
 build() {
     local file
     mkdir -p "$target/$1"
     XDG_CACHE_HOME=$target/cache cargo run --quiet -p sbcl-core | while read -r _ file; do cp "$file" "$target/$1/"; done
-    cp "$cache"/sbcl-*/output/sbcl.core "$target/$1/sbcl-alone.core"
 }
 
 rm -rf "$target"
@@ -31,6 +30,7 @@ scripts/compare_builds.py "$target/first/sbcl.core" "$target/second/sbcl.core"
 for name in third fourth; do
     rm -rf "$cache"/{core,library,sbcl}-*
     build $name
+    cp "$cache"/sbcl-*/output/sbcl.core "$target/$name/sbcl-alone.core"
 done
 cmp "$target"/third/libsbcl.* "$target"/fourth/libsbcl.* && echo "core-twice: the libraries are equal"
 scripts/compare_builds.py "$target/third/sbcl-alone.core" "$target/fourth/sbcl-alone.core"
