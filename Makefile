@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target works in a fresh clone, and can be repeated.
 
 .DEFAULT_GOAL := help
-.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl sbcl-next build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist clean
+.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl sbcl-next build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist release core-twice sanitize workflows clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -9,24 +9,35 @@ help: ## Show this list
 setup: ## Install missing tools for building and testing (Debian: with apt; elsewhere: list them)
 	@scripts/setup.sh test
 
-# Building and the demo need fewer tools than testing.
+# TARGET, on the command line of make, is the Rust target to build for, such as aarch64-unknown-linux-gnu
+# (docs/building.md). By default the target is this machine.
+ifeq ($(origin TARGET),environment)
+TARGET :=
+endif
+ifneq ($(TARGET),)
+FOR_TARGET := scripts/cross.sh $(TARGET)
+TARGET_OPTION := --target $(TARGET)
+endif
+
+# Building and the demo need fewer tools than testing. The first cross build also installs libraries of the target.
 build-tools:
 	@scripts/setup.sh build
+	$(if $(TARGET),@scripts/setup.sh arm64 && $(FOR_TARGET) true)
 
 # SBCL takes minutes to build, once per machine. Its own target shows the progress.
 sbcl: build-tools
-	cargo run --quiet -p sbcl-core
+	$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION))
 
 # with_sbcl COMMAND: compiles the crates while SBCL, whose build uses one processor most of the time, is built. The build script
 # of the program waits for SBCL.
 define with_sbcl
 @$(1) & crates=$$!; \
-cargo run --quiet -p sbcl-core || { kill $$crates; exit 1; }; \
+$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION)) || { kill $$crates; exit 1; }; \
 wait $$crates
 endef
 
-build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp
-	$(call with_sbcl,cargo build --release)
+build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp (TARGET: for another machine)
+	$(call with_sbcl,$(FOR_TARGET) cargo build --release $(TARGET_OPTION))
 
 sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (docs/upgrading-sbcl.md)
 	cargo run --quiet -p sbcl-core -- internals
@@ -53,6 +64,9 @@ fuzz: sbcl ## Run long fuzz tests of protocol input, code and messages to Lisp (
 # Covers the unsafe code that needs no Lisp. SBCL must be built first, because Miri runs build scripts unchanged.
 miri: sbcl ## Find undefined behaviour in the messages between Rust and Lisp with Miri (rustup +nightly component add miri)
 	MIRIFLAGS=-Zmiri-permissive-provenance cargo +nightly miri test --lib --no-default-features -- image::message image::message_buffer
+
+sanitize: sbcl ## Run Rust unit tests under a sanitizer (SANITIZER: address or thread; rustup +nightly component add rust-src)
+	scripts/sanitize.sh $(or $(SANITIZER),address)
 
 soak: sbcl ## Run 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: their number)
 	SBCL_MCP_SOAK_EVALUATIONS=$${SBCL_MCP_SOAK_EVALUATIONS:-200000} cargo test --release --test mcp soak:: -- --nocapture
@@ -120,7 +134,18 @@ dist-tools:
 	@scripts/setup.sh dist
 
 dist: dist-tools sbcl ## Build the packages in target/dist and test each (downloads their tools, as root also an old Debian, once)
-	scripts/dist.sh
+	scripts/dist.sh $(TARGET)
+
+# TAG=yes commits and tags, ONCE=yes builds once, TARGETS lists other machines' Rust targets.
+release: ## Build, compare and test the packages of VERSION, such as 1.2.3: a dry run (packaging/README.md)
+	scripts/release.py prepare $(or $(VERSION),$(error VERSION must be the version to release, such as 1.2.3)) \
+	  $(if $(TAG),--tag) $(if $(ONCE),--once) $(TARGETS:%=--target %)
+
+workflows: dist-tools ## Check GitHub's workflows, and run their steps on this machine (JOBS: names such as test/miri; default: all)
+	scripts/workflows.sh $(JOBS)
+
+core-twice: build-tools ## Build the core twice, and compare the bytes (SBCL=yes: SBCL, too, which takes minutes)
+	scripts/core_twice.sh $(if $(SBCL),--sbcl)
 
 clean: ## Remove build results (SBCL stays in the cache)
 	cargo clean

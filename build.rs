@@ -3,8 +3,8 @@
 //!
 //! Without the feature `core` only `libsbcl` is embedded, and the program supplies its own core. Build scripts of
 //! dependent crates receive the paths of the embedded files in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`. Further
-//! environment variables `DEP_SBCL_…` have the paths that `sbcl-build` needs to make a core. On docs.rs nothing is
-//! built or embedded, and the crate is compiled with `cfg(docsrs_build)`.
+//! environment variables `DEP_SBCL_…` have the paths that `sbcl-build` needs to make a core. On docs.rs, and wherever else
+//! `DOCS_RS` is set, nothing is built or embedded: the crate can be documented and checked, but not linked.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +12,14 @@ use sbcl_build::EmbeddedFiles;
 use sbcl_core::{BuildOutput, Platform, Progress, Recipe, Settings, settings};
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(docsrs_build)");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     #[cfg(feature = "bindgen")]
     generate_bindings();
     generate_records();
     if std::env::var_os("DOCS_RS").is_some() {
-        println!("cargo::rustc-cfg=docsrs_build");
         println!("cargo::rustc-env=SBCL_MCP_VERSION={}", sbcl_core::pin::VERSION);
+        println!("cargo::rustc-env=SBCL_MCP_BUILD=none");
         return;
     }
     let recipe = recipe();

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Builds the packages: packaging/build.py PROGRAM OUTPUT
+"""Builds the packages: packaging/build.py PROGRAM OUTPUT [TARGET]
 
-PROGRAM is the result of `cargo build --profile lto` in this environment. OUTPUT is a directory that is deleted and
-created. Version, description and names come from Cargo.toml alone. Needs cargo, cargo-deb, npm, maturin and mcpb on the
-PATH, as scripts/dist.sh installs them.
+PROGRAM is the result of `cargo build --profile lto` in this environment, with `--target TARGET` for another machine.
+OUTPUT is a directory that is deleted and created. Version, description and names come from Cargo.toml alone. Needs
+cargo, cargo-about, cargo-cyclonedx, cargo-deb, npm, maturin and mcpb on the PATH, as scripts/dist.sh installs them.
 """
 
 import hashlib
@@ -17,12 +17,25 @@ import sys
 import tarfile
 from pathlib import Path
 
+import glibc
+import licences
+import reproducible
+import sbom
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
-LICENCES = [ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", PACKAGING / "LICENSE-SBCL"]
 COMPLETIONS = {"bash": "sbcl-mcp.bash", "zsh": "_sbcl-mcp", "fish": "sbcl-mcp.fish"}
-# Machine names, from Rust's to Node.js'.
+# Machine names, from Rust's to Node.js'. There is an npm package with the program for each.
 NODE_ARCH = {"x86_64": "x64", "aarch64": "arm64"}
+
+# The Rust target and the machine that the program is for.
+TARGET = sys.argv[3] if len(sys.argv) > 3 else None
+MACHINE = TARGET.split("-")[0] if TARGET else platform.machine()
+FOR_TARGET = ["--target", TARGET] if TARGET else []
+# What starts the program.
+EMULATOR = [ROOT / "sbcl-core/src/emulate.sh"] if TARGET else []
+if TARGET:
+    glibc.OBJDUMP = f"{MACHINE}-linux-gnu-objdump"
 
 
 def run(*command, directory=ROOT, **more):
@@ -65,14 +78,14 @@ def read_json(path):
 def stage(program, directory):
     """Collects the files of the archive and the Debian package: program, licences, documents, manual pages, completions."""
     install(program, directory / "sbcl-mcp", executable=True)
-    for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
+    for file in [*licences.FILES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         install(file, directory / file.name)
     for file in ROOT.glob("docs/**/*.*"):
         install(file, directory / file.relative_to(ROOT))
-    run(program, "man", directory / "man")
+    run(*EMULATOR, program, "man", directory / "man")
     for shell, name in COMPLETIONS.items():
         (directory / "completions").mkdir(exist_ok=True)
-        (directory / "completions" / name).write_text(run(program, "completions", shell))
+        (directory / "completions" / name).write_text(run(*EMULATOR, program, "completions", shell))
 
 
 def archive(staged, output, name):
@@ -91,16 +104,17 @@ def archive(staged, output, name):
 
 def debian(output):
     """Builds the .deb, whose contents are listed in Cargo.toml."""
-    run("cargo-deb", "--no-build", "--no-strip", "--output", output, "--deb-revision", "1")
+    variant = [*FOR_TARGET, "--variant", "cross"] if TARGET else []
+    run("cargo-deb", "--no-build", "--no-strip", "--output", output, "--deb-revision", "1", *variant)
 
 
 def npm(program, crate, output, scratch):
     """Builds two npm packages: the one that users install, and its dependency with the program for this platform."""
-    system, machine = platform.system().lower(), NODE_ARCH[platform.machine()]
+    system, machine = platform.system().lower(), NODE_ARCH[MACHINE]
     name = f"sbcl-mcp-{system}-{machine}"
     main = {**read_json(PACKAGING / "npm/package.json"), "version": crate["version"]}
     main["mcpName"] = crate["metadata"]["mcp"]["name"]
-    main["optionalDependencies"] = {name: crate["version"]}
+    main["optionalDependencies"] = {f"sbcl-mcp-{system}-{each}": crate["version"] for each in NODE_ARCH.values()}
     own = {"name": name, "version": crate["version"], **read_json(PACKAGING / "npm/platform.json")}
     own.update({"os": [system], "cpu": [machine], "libc": ["glibc"]})
     write_json(scratch / "main/package.json", main)
@@ -109,14 +123,16 @@ def npm(program, crate, output, scratch):
     install(PACKAGING / "npm/README.md", scratch / "main/README.md")
     install(program, scratch / "platform/bin/sbcl-mcp", executable=True)
     for package in ["main", "platform"]:
-        for licence in LICENCES:
+        for licence in licences.FILES:
             install(licence, scratch / package / licence.name)
         run("npm", "pack", "--pack-destination", output, directory=scratch / package)
 
 
 def wheel(program, output):
     """Builds a wheel with the program alone, by pyproject.toml. maturin checks which C library the program requires."""
-    run("maturin", "build", "--profile", "lto", "--locked", "--target-dir", program.parent.parent, "--out", output)
+    # PROGRAM is in the directory of its profile, which for a target is in the directory of that.
+    directory = program.parents[2 if TARGET else 1]
+    run("maturin", "build", "--profile", "lto", "--locked", "--target-dir", directory, "--out", output, *FOR_TARGET)
 
 
 def bundle(program, crate, output, scratch):
@@ -125,10 +141,12 @@ def bundle(program, crate, output, scratch):
     manifest = {"manifest_version": manifest.pop("manifest_version"), "version": crate["version"], **manifest}
     write_json(scratch / "manifest.json", manifest)
     install(program, scratch / "server/sbcl-mcp", executable=True)
-    for licence in LICENCES:
+    for licence in licences.FILES:
         install(licence, scratch / licence.name)
     run("mcpb", "validate", scratch / "manifest.json")
-    run("mcpb", "pack", scratch, output / f"sbcl-mcp-{crate['version']}-{platform.machine()}-linux.mcpb")
+    bundle = output / f"sbcl-mcp-{crate['version']}-{MACHINE}-linux.mcpb"
+    run("mcpb", "pack", scratch, bundle)
+    reproducible.normalize_zip(bundle)
 
 
 def server_json(crate, output):
@@ -151,16 +169,21 @@ def main():
     # Cargo.toml names this directory for the .deb.
     scratch = fresh(ROOT / "target/packaging")
     of_crate = crate()
+    licences.collect_crates()
+    (scratch / "copyright").write_text(licences.debian_copyright())
     stage(program, scratch / "stage")
     steps = {
-        "archive": lambda: archive(
-            scratch / "stage", output, f"sbcl-mcp-{of_crate['version']}-{platform.machine()}-linux"
-        ),
+        "archive": lambda: archive(scratch / "stage", output, f"sbcl-mcp-{of_crate['version']}-{MACHINE}-linux"),
         "Debian package": lambda: debian(output),
         "npm packages": lambda: npm(program, of_crate, output, scratch / "npm"),
         "wheel": lambda: wheel(program, output),
         "MCP bundle": lambda: bundle(program, of_crate, output, scratch / "mcpb"),
         "server.json": lambda: server_json(of_crate, output),
+        "bill of materials": lambda: sbom.write(
+            program,
+            f"{MACHINE}-unknown-linux-gnu",
+            output / f"sbcl-mcp-{of_crate['version']}-{MACHINE}-linux.cdx.json",
+        ),
         "checksums": lambda: checksums(output),
     }
     for name, make in steps.items():

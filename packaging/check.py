@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Tests the packages as their users would use them: packaging/check.py OUTPUT
+"""Tests the packages as their users would use them: packaging/check.py OUTPUT [DEBIAN]
 
 OUTPUT is the directory that packaging/build.py has written. Each package is unpacked or installed in an empty directory
 and started with only its requirements on the PATH: Node.js or Python. Nothing is downloaded. Needs node and npm, mcpb,
 claude, mcp-proxy, lintian and dpkg-deb (on Debian), objdump, and Python with jsonschema and uv.
+
+If the packages are for another machine, DEBIAN is the directory of a Debian for that machine, with Node.js and Python,
+as scripts/debian.sh installs it. The programs run there, with an emulator and as root. Tests of programs that only use
+the server are left out.
 """
 
 import functools
@@ -22,9 +26,13 @@ from pathlib import Path
 
 import glibc
 import jsonschema
+import licences
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = Path(sys.argv[1]).resolve()
+DEBIAN = Path(sys.argv[2]).resolve() if len(sys.argv) > 2 else None
+if DEBIAN:
+    glibc.OBJDUMP = "aarch64-linux-gnu-objdump"
 # The newest C library version that a release may require. If unset, the required version is only printed.
 OLDEST = os.environ.get("SBCL_MCP_OLDEST_GLIBC")
 
@@ -62,10 +70,25 @@ def run(command, directory, path="", status=0, given="", **variables):
     return done.stdout + done.stderr
 
 
+# The shell's arguments are the Debian, a directory that has the same path there, and a command.
+IN_DEBIAN = """mount --rbind /proc "$0/proc" && mount -t tmpfs none "$0/tmp" && mkdir -p "$0$1" &&
+mount --rbind "$1" "$0$1" && shift && exec chroot "$0" "$@"
+"""
+
+
+def run_program(command, directory, path="", status=0, given=""):
+    """Runs a command as `run` does, but in the Debian, if there is one, with all of the Debian's programs on the PATH."""
+    if not DEBIAN:
+        return run(command, directory, path, status, given)
+    inside = ["env", "-i", "-C", directory, f"HOME={directory}", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *command]
+    emulate = [ROOT / "sbcl-core/src/emulate.sh", "unshare", "--mount", "sh", "-c", IN_DEBIAN, DEBIAN, SCRATCH, *inside]
+    return run(emulate, directory, os.environ["PATH"], status, given, SBCL_MCP_SYSROOT=str(DEBIAN))
+
+
 def serves(command, directory, path=""):
     """Checks that the command serves MCP and evaluates code."""
     lines = [json.dumps({"jsonrpc": "2.0", "id": number, **request}) for number, request in enumerate(REQUESTS)]
-    answers = run(command, directory, path, given="\n".join(lines) + "\n").splitlines()
+    answers = run_program(command, directory, path, given="\n".join(lines) + "\n").splitlines()
     texts = [json.loads(line).get("result", {}) for line in answers if line.startswith("{")]
     if not any(text.get("content") == [{"type": "text", "text": "=> 42"}] for text in texts):
         fail(f"{command}: {answers}")
@@ -110,10 +133,11 @@ def archive(empty):
         fail(f"{file.name} has files of {owners}")
     (unpacked,) = empty.iterdir()
     serves([unpacked / "sbcl-mcp"], empty)
-    version = run([unpacked / "sbcl-mcp", "--version"], empty).split()[1]
+    version = run_program([unpacked / "sbcl-mcp", "--version"], empty).split()[1]
     if version not in file.name:
         fail(f"{file.name} has version {version}")
-    for name in ["LICENSE-MIT", "LICENSE-APACHE", "LICENSE-SBCL", "README.md", "docs/reference/tools.md", "man/sbcl-mcp-eval.1"]:
+    documents = ["README.md", "docs/reference/tools.md", "man/sbcl-mcp-eval.1"]
+    for name in [*(licence.name for licence in licences.FILES), *documents]:
         if not (unpacked / name).is_file():
             fail(f"{file.name} has no {name}")
     for page in (unpacked / "man").iterdir():
@@ -142,14 +166,23 @@ def debian(empty):
     holds_the_program(package, empty / "root/usr/bin/sbcl-mcp")
     wanted = run(["dpkg-deb", "--field", package, "Depends"], empty, os.environ["PATH"])
     version = re.search(r"libc6 \(>= (\d+)\.(\d+)\)", wanted)
-    if not version or tuple(map(int, version.groups())) > glibc.newest(empty / "root/usr/bin/sbcl-mcp"):
+    needed = glibc.newest(empty / "root/usr/bin/sbcl-mcp")
+    if not version or tuple(map(int, version.groups())) > needed:
         fail(f"{package.name} depends on {wanted.strip()}, which is more than its program asks for")
+    if DEBIAN:
+        # Cargo.toml states these dependencies.
+        if tuple(map(int, version.groups())) != needed:
+            fail(f"{package.name} depends on {wanted.strip()}, but its program asks for {'.'.join(map(str, needed))}")
+        run_program(["dpkg", "--install", shutil.copy(package, empty)], empty)
+        serves(["sbcl-mcp"], empty)
+        run_program(["dpkg", "--purge", "sbcl-mcp"], empty)
     for name in [
         "man/man1/sbcl-mcp.1.gz",
         "bash-completion/completions/sbcl-mcp",
         "zsh/vendor-completions/_sbcl-mcp",
         "fish/vendor_completions.d/sbcl-mcp.fish",
         "doc/sbcl-mcp/copyright",
+        "doc/sbcl-mcp/copyright-of-crates",
     ]:
         if not (empty / "root/usr/share" / name).is_file():
             fail(f"{package.name} has no {name}")
@@ -165,28 +198,34 @@ def npm(empty):
     path = directory_of("node", "npm", "npx", "sh")
     (empty / "package.json").write_text("{}")
     packages = sorted(OUTPUT.glob("*.tgz"))
-    run(["npm", "install", "--offline", "--no-audit", "--no-fund", *packages], empty, path)
-    serves(["npx", "--no-install", "sbcl-mcp"], empty, path)
+    machine = ["--os=linux", "--cpu=arm64", "--libc=glibc"] if DEBIAN else []
+    run(["npm", "install", "--offline", "--no-audit", "--no-fund", *machine, *packages], empty, path)
+    # The Debian has Node.js without npm.
+    launcher = [empty / "node_modules/.bin/sbcl-mcp"] if DEBIAN else ["npx", "--no-install", "sbcl-mcp"]
+    serves(launcher, empty, path)
     # The launcher exits with the program's status.
-    run(["npx", "--no-install", "sbcl-mcp", "eval", "(car 1)"], empty, path, status=1)
+    run_program([*launcher, "eval", "(car 1)"], empty, path, status=1)
     own = next((empty / "node_modules").glob("sbcl-mcp-*"))
     holds_the_program(own, own / "bin/sbcl-mcp")
     shutil.rmtree(own)
-    if "is not installed" not in run(["npx", "--no-install", "sbcl-mcp"], empty, path, status=1):
+    if "is not installed" not in run_program(launcher, empty, path, status=1):
         fail("the launcher does not say that its platform's package is missing")
 
 
 def wheel(empty):
     package = only("*.whl")
     tag = re.search(r"-manylinux_(\d+)_(\d+)_", package.name) or fail(f"{package.name} is for no Linux but this one")
-    run([sys.executable, "-m", "venv", empty / "venv"], empty)
-    run([empty / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index", package], empty)
+    run_program(["python3" if DEBIAN else sys.executable, "-m", "venv", empty / "venv"], empty)
+    file = shutil.copy(package, empty)
+    run_program([empty / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index", file], empty)
     program = empty / "venv/bin/sbcl-mcp"
     serves([program], empty)
     holds_the_program(package, program)
     # maturin does not see the libsbcl inside the program.
     if tuple(map(int, tag.groups())) < glibc.newest(program):
         fail(f"{package.name} has a program that asks for more")
+    if DEBIAN:
+        return
     uvx = shutil.which("uvx") or fail("uv is not installed")
     serves([uvx, "--offline", "--python", sys.executable, "--from", package, "sbcl-mcp"], empty)
 
@@ -271,7 +310,8 @@ def checksums(_empty):
 
 
 def main():
-    for check in [checksums, archive, debian, npm, wheel, bundle, server_json, claude_code, gateway]:
+    users = [] if DEBIAN else [claude_code, gateway]
+    for check in [checksums, archive, debian, npm, wheel, bundle, server_json, *users]:
         with tempfile.TemporaryDirectory(dir=SCRATCH) as empty:
             check(Path(empty))
         print(f"check: {check.__name__}: fine", flush=True)

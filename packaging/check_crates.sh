@@ -14,8 +14,9 @@ for name in "${names[@]}"; do
     tar -xzf "$scratch/package/$name-$version.crate" -C "$scratch"
     patches+=(--config "patch.crates-io.$name.path='$scratch/$name-$version'")
 done
-# The crates of others are built there already.
+# The crates of others are built there already, with cargo's own flags.
 export CARGO_TARGET_DIR=$PWD/target
+unset CARGO_ENCODED_RUSTFLAGS
 cd "$scratch"
 cargo install --quiet --offline --debug --path "sbcl-mcp-$version" --root "$scratch/root" "${patches[@]}"
 [ "$(env -i "$scratch/root/bin/sbcl-mcp" eval '(+ 1 2)')" = "=> 3" ]

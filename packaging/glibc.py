@@ -5,28 +5,42 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+# The program that reads ELF files. That of this machine may not know those of another.
+OBJDUMP = "objdump"
 # VER_FLG_WEAK of elf.h.
 WEAK = 2
 # An upper bound of the size of libsbcl, in bytes.
 LARGEST_LIBRARY = 4 << 20
 
 
-def newest(program):
-    """Returns the newest glibc version that a program or the libsbcl in its data requires, such as (2, 31)."""
+def elf_files(program):
+    """Yields the path of a program, and then of a copy of each ELF file in its data, such as libsbcl."""
+    yield str(program)
     data = Path(program).read_bytes()
-    versions = versions_of(program)
     begin = data.find(b"\x7fELF", 4)
     with tempfile.NamedTemporaryFile() as inner:
         while begin > 0:
             Path(inner.name).write_bytes(data[begin : begin + LARGEST_LIBRARY])
-            versions += versions_of(inner.name)
+            yield inner.name
             begin = data.find(b"\x7fELF", begin + 4)
-    return max(versions)
+
+
+def newest(program):
+    """Returns the newest glibc version that a program or the libsbcl in its data requires, such as (2, 31)."""
+    return max(version for file in elf_files(program) for version in versions_of(file))
+
+
+def shared_libraries(program):
+    """Returns the names of the shared libraries that a program or the libsbcl in its data requires."""
+    listings = [
+        subprocess.run([OBJDUMP, "-p", file], text=True, capture_output=True).stdout for file in elf_files(program)
+    ]
+    return {name for listing in listings for name in re.findall(r"^ +NEEDED +(\S+)$", listing, re.MULTILINE)}
 
 
 def versions_of(file):
     """Returns the glibc versions that an ELF file requires: all that it names, except those marked as weak.
     Weak symbols alone do not make a version optional, because not every linker marks the version then."""
-    listing = subprocess.run(["objdump", "-p", str(file)], text=True, capture_output=True).stdout
+    listing = subprocess.run([OBJDUMP, "-p", str(file)], text=True, capture_output=True).stdout
     found = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) [0-9a-f]+ GLIBC_(\d+)\.(\d+)", listing, re.MULTILINE)
     return [(int(major), int(minor)) for flags, major, minor in found if not int(flags, 16) & WEAK]

@@ -1,43 +1,34 @@
 #!/usr/bin/env bash
-# scripts/old_glibc.sh [PROFILE]
+# scripts/old_glibc.sh [PROFILE [TARGET]]
 # Builds the program (PROFILE: lto by default) against the C library of an old Debian, so that it runs on systems of that
 # age, and tests it in chroots of that Debian and of each newer one. Prints the path of the program. Links to that Debian
 # and to its compiler are target/old-glibc/debian and target/old-glibc/cc. Needs root, debootstrap, a Debian or Ubuntu
-# host and, the first time, the network. The chroots stay in the cache, next to SBCL.
+# host and, the first time, the network. The chroots stay in the cache, next to SBCL. With TARGET, a Rust target, the
+# program is for another machine: scripts/cross.sh builds it, and an emulator runs it in chroots for that machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # The oldest release on Debian's mirrors, and the later ones.
 RELEASES=(bullseye bookworm)
-MACHINE=x86_64
+machine=$(uname -m)
 trees=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp/debian
 target=$PWD/target/old-glibc
 profile=${1:-lto}
-
-# install_debian RELEASE: installs a Debian with the libraries to link against, unless it is in the cache.
-install_debian() {
-    local root=$trees/$1 link
-    [ -e "$root/complete" ] && return
-    echo "old-glibc: installing Debian $1 in $root" >&2
-    rm -rf "$root"
-    mkdir -p "$trees"
-    debootstrap --variant=minbase --include=libc6-dev,libzstd-dev,zlib1g-dev "$1" "$root" >"$trees/$1.log" 2>&1 ||
-        { tail "$trees/$1.log" >&2 && exit 1; }
-    # Outside the chroot, an absolute link would lead to the library of this machine.
-    find "$root" -xdev -type l -lname '/*' | while read -r link; do
-        ln -sfnr "$root$(readlink "$link")" "$link"
-    done
-    touch "$root/complete"
-}
+triple=${2:-}
+[ "${triple%%-*}" != "$machine" ] || triple=
+# Another machine's programs run with an emulator, and Debian calls the machine by another name.
+emulator=() architecture=()
+[ -z "$triple" ] || emulator=("$PWD/sbcl-core/src/emulate.sh") architecture=(arm64)
 
 # run_on_debian PROGRAM RELEASE: runs `doctor`, evaluates, and saves and restores a checkpoint in the chroot of RELEASE.
 run_on_debian() {
-    local root=$trees/$2 glibc output name=sbcl-mcp.$$
+    local root glibc output name=sbcl-mcp.$$
+    root=$(scripts/debian.sh "$2" "${architecture[@]}")
     install "$1" "$root/tmp/$name"
     # /proc is mounted for this command alone.
     in_tree() {
-        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp unshare --mount \
-            sh -c 'mount --bind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" "$@"
+        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp SBCL_MCP_SYSROOT="$root" "${emulator[@]}" unshare --mount \
+            sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" "$@"
     }
     # restores_checkpoint: succeeds when a server can save a checkpoint and restore it.
     restores_checkpoint() {
@@ -76,19 +67,24 @@ run_on_debian() {
     echo "old-glibc: the program runs on Debian $2 (glibc $glibc)" >&2
 }
 
-for release in "${RELEASES[@]}"; do install_debian "$release"; done
-# A wrapper script, because some of SBCL's contribs treat CC as a single word.
-compiler=$trees/cc
-libraries=$trees/${RELEASES[0]}/usr/lib/$MACHINE-linux-gnu
-cat >"$compiler" <<END
+for release in "${RELEASES[@]}"; do scripts/debian.sh "$release" "${architecture[@]}" >/dev/null; done
+if [ -n "$triple" ]; then
+    scripts/cross.sh "$triple" cargo build --profile "$profile" --target "$triple" --target-dir "$target" >&2
+    program=$target/$triple/${profile/#dev/debug}/sbcl-mcp
+else
+    # A wrapper script, because some of SBCL's contribs treat CC as a single word.
+    compiler=$trees/cc
+    libraries=$trees/${RELEASES[0]}/usr/lib/$machine-linux-gnu
+    cat >"$compiler" <<END
 #!/bin/sh
 exec ${CC:-cc} --sysroot=$trees/${RELEASES[0]} -B$libraries -L$libraries "\$@"
 END
-chmod +x "$compiler"
-CC=$compiler CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=$compiler \
-    cargo build --profile "$profile" --target-dir "$target" >&2
-program=$target/${profile/#dev/debug}/sbcl-mcp
+    chmod +x "$compiler"
+    env CC="$compiler" "CARGO_TARGET_${machine^^}_UNKNOWN_LINUX_GNU_LINKER=$compiler" \
+        cargo build --profile "$profile" --target-dir "$target" >&2
+    program=$target/${profile/#dev/debug}/sbcl-mcp
+    ln -sfn "$trees/${RELEASES[0]}" "$target/debian"
+    ln -sfn "$compiler" "$target/cc"
+fi
 for release in "${RELEASES[@]}"; do run_on_debian "$program" "$release"; done
-ln -sfn "$trees/${RELEASES[0]}" "$target/debian"
-ln -sfn "$compiler" "$target/cc"
 echo "$program"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [build|test|lint|bench|dist]
-# Installs the missing tools for building and, depending on the argument, for the tests, lints, benchmarks or packages.
-# Changes nothing when everything is installed.
+# scripts/setup.sh [build|test|lint|bench|dist|arm64]
+# Installs the missing tools for building and, depending on the argument, for the tests, lints, benchmarks or packages,
+# or for building and running programs for aarch64 Linux on another machine. Changes nothing when everything is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ compiles_c() {
     return $status
 }
 
-makes_venvs() { python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+makes_venvs() { python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 require_rust() {
     local wanted have
@@ -75,7 +75,7 @@ find_missing_lint_tools() {
 }
 
 find_missing_test_tools() {
-    makes_venvs || add_missing "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    makes_venvs || add_missing "Python 3.11 or newer with venv" "python3 python3-venv" python3 python python
     # tests/mcp/portability.rs hides the build directory from the binary. On other systems it is not compiled.
     [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
         add_missing "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
@@ -107,10 +107,25 @@ find_missing_bench_tools() {
 }
 
 find_missing_dist_tools() {
-    makes_venvs || add_missing "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    makes_venvs || add_missing "Python 3.11 or newer with venv" "python3 python3-venv" python3 python python
     # The program in the packages is built for an old Debian, which needs root.
     [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || add_missing debootstrap debootstrap "" "" ""
     ! has apt-get || has lintian || add_missing "lintian, to check the .deb" lintian "" "" ""
+}
+
+find_missing_arm64_tools() {
+    [ "$(uname -m)" != aarch64 ] || return 0
+    CC=${CC_aarch64_unknown_linux_gnu:-aarch64-linux-gnu-gcc} compiles_c ||
+        add_missing "a C compiler for aarch64" "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" gcc-aarch64-linux-gnu \
+            "aarch64-linux-gnu-gcc aarch64-linux-gnu-glibc" ""
+    has aarch64-linux-gnu-strip ||
+        add_missing "strip for aarch64" binutils-aarch64-linux-gnu binutils-aarch64-linux-gnu \
+            aarch64-linux-gnu-binutils ""
+    has qemu-aarch64-static || has qemu-aarch64 ||
+        add_missing "QEMU for programs of aarch64" qemu-user-static qemu-user-static-aarch64 qemu-user-static ""
+    { has unshare && has mount; } || add_missing "unshare and mount" "util-linux mount" util-linux util-linux ""
+    # Programs are linked with the C library of an old Debian, which needs root.
+    [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || add_missing debootstrap debootstrap "" "" ""
 }
 
 # has_lisp_system NAME: succeeds when the system is in the directory where Linux distributions install Lisp systems.
@@ -147,6 +162,7 @@ find_missing_tools() {
     names=() debian=() fedora=() arch=() macos=() xcode=no
     find_missing_build_tools
     case $purpose in
+        arm64) find_missing_arm64_tools ;;
         bench) find_missing_bench_tools ;;
         dist) find_missing_dist_tools ;;
         lint) find_missing_lint_tools ;;

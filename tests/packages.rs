@@ -71,6 +71,14 @@ fn all_manifests_and_packaging_files_have_the_same_version() {
     }
 }
 
+#[test]
+fn python_tests_of_packaging_and_releases_pass() {
+    let mut command = Command::new("python3");
+    command.args(["-B", "-m", "unittest", "discover", "--start-directory", "tests/packaging"]).current_dir(ROOT);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Validates `value` against `schema`, a part of `root`, for the JSON Schema keywords that server.json needs.
 fn check_schema(root: &serde_json::Value, schema: &serde_json::Value, value: &serde_json::Value) -> Result<(), String> {
     if let Some(name) = schema["$ref"].as_str() {

@@ -5,6 +5,10 @@
 
 (in-package "COMMON-LISP-USER")
 
+;;; SBCL derives hash codes from the addresses of objects. The finalizer thread allocates memory after each collection, at
+;;; unpredictable times, so without it the addresses, and the core, are the same in each build.
+(sb-impl::finalizer-thread-stop)
+
 (require :asdf)
 (asdf:load-asd (merge-pathnames "../sbcl-host.asd" *load-truename*))
 

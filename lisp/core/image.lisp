@@ -37,5 +37,9 @@ the packages."
 must have been called before."
   (prepare-core)
   (hide-packages)
-  (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)
-                            :callable-exports *exported-functions*))
+  (when sb-impl::*finalizer-thread*
+    (sb-impl::finalizer-thread-stop))
+  ;; SBCL would stop the finalizer thread, which no longer runs. Nor has build.lisp let it run.
+  (let ((*saving-image* t))
+    (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)
+                              :callable-exports *exported-functions*)))

@@ -42,7 +42,7 @@ mod error;
 
 use std::path::{Path, PathBuf};
 
-use sbcl_core::{BareSbcl, Progress, settings};
+use sbcl_core::{BareSbcl, Platform, Progress, settings};
 
 use crate::compile::Application;
 pub use crate::embed::{EmbeddedFiles, embed};
@@ -118,7 +118,9 @@ impl Core {
             return if core.is_file() { Ok(core) } else { Err(Error::Prebuilt { core }) };
         }
         let need = |name| dependency_path(name).ok_or(Error::NoDependency);
-        let bare = BareSbcl { program: need("BARE_PROGRAM")?, core: need("BARE_CORE")?, home: need("BARE_HOME")? };
+        let platform = Platform { arch: env_var("CARGO_CFG_TARGET_ARCH"), os: env_var("CARGO_CFG_TARGET_OS") };
+        let (program, core, home) = (need("BARE_PROGRAM")?, need("BARE_CORE")?, need("BARE_HOME")?);
+        let bare = BareSbcl { program, core, home, platform };
         let out = PathBuf::from(env_var("OUT_DIR"));
         let core = out.join(name);
         self.application.compile(&bare, &need("HOST")?, &out, &core, &Progress::terminal())?;

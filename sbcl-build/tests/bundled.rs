@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// The example as cargo names it in messages. All our crates have one version.
+const BUNDLED: &str = concat!("bundled@", env!("CARGO_PKG_VERSION"));
+
 /// Returns the workspace's root.
 fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -179,16 +182,20 @@ fn bundled_example_contains_its_compiled_lisp_and_reports_build_errors() {
         .write("lisp/prices.lisp", &text.replace("(error \"There is no ~A.\" article)", "(error \"None.\" artikle)"));
     let failure = program.build_failure();
     assert!(
-        failure.contains("error: bundled@0.1.0: lisp/prices.lisp:10:7: WARNING: undefined variable: SHOP::ARTIKLE"),
+        failure
+            .contains(&format!("error: {BUNDLED}: lisp/prices.lisp:10:7: WARNING: undefined variable: SHOP::ARTIKLE")),
         "{failure}"
     );
     program.write("lisp/prices.lisp", &format!("{text}\n(defun open-ended ("));
     let failure = program.build_failure();
-    assert!(failure.contains("error: bundled@0.1.0: lisp/prices.lisp:17:1: "), "{failure}");
+    assert!(failure.contains(&format!("error: {BUNDLED}: lisp/prices.lisp:17:1: ")), "{failure}");
     program.write("lisp/prices.lisp", &format!("{text}\n(defun odd (x) 1)\n"));
     let output = run_successfully(&mut program.build());
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{stderr}");
+    assert!(
+        stderr.contains(&format!("warning: {BUNDLED}: lisp/prices.lisp:17:1: STYLE-WARNING: The variable")),
+        "{stderr}"
+    );
 
     // A library may have warnings. The files of a directory are loaded in the order of their names.
     fs::create_dir_all(program.directory.join("vendor/deep")).unwrap();
@@ -217,13 +224,16 @@ fn bundled_example_contains_its_compiled_lisp_and_reports_build_errors() {
     program.write("lisp/prices.lisp", &text);
     let output = run_successfully(&mut program.build());
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("warning: bundled@0.1.0: vendor/deep/taxes.lisp:4:17: WARNING: Constant"), "{stderr}");
+    assert!(
+        stderr.contains(&format!("warning: {BUNDLED}: vendor/deep/taxes.lisp:4:17: WARNING: Constant")),
+        "{stderr}"
+    );
     assert_eq!(program.run(), "total: 42, compiled: true\n");
     // Without a search directory the library is not found, even if the machine has it installed.
     program.write("build.rs", &script);
     let failure = program.build_failure();
     assert!(
-        failure.contains("error: bundled@0.1.0: ") && failure.contains("Component \"taxes\" not found"),
+        failure.contains(&format!("error: {BUNDLED}: ")) && failure.contains("Component \"taxes\" not found"),
         "{failure}"
     );
     program.write("build.rs", &script.replace("sbcl_build::core()", core));

@@ -10,7 +10,7 @@ use crate::sbcl::{HEAP_MEGABYTES, Sbcl};
 use crate::{files, process};
 
 /// Revision of this recipe, incremented when it makes a different core from the same input.
-const REVISION: &str = "2";
+const REVISION: &str = "3";
 
 /// The file of the Lisp side that SBCL loads. The code in it saves a core to the file that the environment variable
 /// [`CORE_OUTPUT_VARIABLE`] names.
@@ -63,11 +63,13 @@ pub(crate) fn build(
         .files(lisp, &lisp_files(lisp)?)?
         .files(include, &header)?
         .finish();
-    let directory = cache.get_or_build("core", &key, progress, |context| {
+    let stage = sbcl.platform.stage("core");
+    let directory = cache.get_or_build(&stage, &key, progress, |context| {
         progress.say(format_args!("saving the core; log: {}", context.log.path().display()));
-        save_core(sbcl, lisp, context)
+        copy_sources(lisp, include, context)?;
+        save_core(sbcl, context)
     })?;
-    cache.prune("core", KEPT_VERSIONS);
+    cache.prune(&stage, KEPT_VERSIONS);
     Ok(CoreFiles { core: directory.join(FILE_NAME), host: directory.join(HOST_FASL_NAME) })
 }
 
@@ -77,18 +79,27 @@ pub(crate) fn lisp_files(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd", "sexp"])).collect())
 }
 
-fn save_core(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(), Error> {
+/// Copies the sources of the Lisp side to the scratch directory. SBCL puts objects at addresses that depend on the lengths of
+/// paths, so a core made of the sources in the checkout would depend on the checkout's path.
+fn copy_sources(lisp: &Path, include: &Path, context: &StageContext<'_>) -> Result<(), Error> {
+    files::copy(lisp, &context.scratch.join("lisp"), &lisp_files(lisp)?)?;
+    files::copy(include, &context.scratch.join("ffi"), &[PathBuf::from(CONTRACT_HEADER)])
+}
+
+fn save_core(sbcl: &Sbcl, context: &StageContext<'_>) -> Result<(), Error> {
     let step = "saving the core";
     let (fasls, home) = (context.scratch.join("fasl"), context.scratch.join("home"));
     for directory in [&fasls, &home] {
         std::fs::create_dir(directory).context("creating", directory)?;
     }
     let (output, host) = (context.result.join(FILE_NAME), context.result.join(HOST_FASL_NAME));
-    let mut command = process::clean_command(&sbcl.program().to_string_lossy());
+    let mut command = process::cleaned(sbcl.platform.command(sbcl.program()));
     sbcl.bare().add_arguments(&mut command);
-    command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&context.scratch);
+    command.arg("--load").arg(context.scratch.join("lisp").join(BUILD_FILE)).current_dir(&context.scratch);
     // With the real home directory, the user's own Lisp configuration would get into the core.
     command.env("HOME", &home);
+    // SBCL records this date for each compiled file, instead of the date at which the file was checked out.
+    command.env("SOURCE_DATE_EPOCH", "0");
     command.env(CORE_OUTPUT_VARIABLE, &output).env(HOST_OUTPUT_VARIABLE, &host).env(FASL_DIR_VARIABLE, &fasls);
     context.log.run(step, &mut command, context.progress)?;
     for file in [output, host] {

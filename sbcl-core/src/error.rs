@@ -42,8 +42,8 @@ pub enum Error {
         library: &'static str,
     },
 
-    /// The requested platform is not this machine's platform. SBCL can only be built on the platform on which it will
-    /// run.
+    /// SBCL for the requested platform cannot be built on this machine. SBCL's build runs the new SBCL, so it needs a
+    /// machine of this platform, or an emulator.
     #[error(
         "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to a directory \
          with a libsbcl and an sbcl.core for {target}",
@@ -77,6 +77,15 @@ pub enum Error {
         output: String,
         /// The commands that install a complete compiler, one for each operating system.
         help: String,
+    },
+
+    /// The emulator that runs another machine's programs is installed but does not work.
+    #[error("programs for {target} do not run on this machine:\n{output}")]
+    BrokenEmulator {
+        /// The requested platform.
+        target: String,
+        /// The output of the emulator, or of the program that was to run, with advice.
+        output: String,
     },
 
     /// A source that the user named, or a fetched repository, cannot be used.

@@ -12,9 +12,10 @@ use crate::error::{Error, IoContext};
 pub(crate) struct Key(String);
 
 impl Key {
-    /// Returns a number derived from the key, small enough to be a date in seconds since 1970.
+    /// Returns a date derived from the key, in seconds since 1970: before 1988, and so before the date of any source file.
     pub(crate) fn as_timestamp(&self) -> u32 {
-        u32::from_str_radix(&self.0[..8], 16).expect("a key consists of hexadecimal digits")
+        let number = u32::from_str_radix(&self.0[..8], 16).expect("a key consists of hexadecimal digits");
+        number >> 3
     }
 }
 
@@ -107,6 +108,13 @@ mod tests {
         assert_ne!(before, key("b"));
         std::fs::write(&path, "two").unwrap();
         assert_ne!(before, key("a"));
+    }
+
+    #[test]
+    fn timestamps_differ_between_keys_and_are_before_1988() {
+        let stamp = |text| KeyBuilder::new("s").text("a", text).finish().as_timestamp();
+        assert_ne!(stamp("one"), stamp("two"));
+        assert!(Key("f".repeat(20)).as_timestamp() < 568_000_000);
     }
 
     #[test]

@@ -20,6 +20,15 @@
 //! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | `sbcl-<key>`, the shim or one of its headers changes |
 //! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | `sbcl-<key>`, a file of the Lisp side or `sbcl_host.h` changes |
 //!
+//! The names of stages for another machine begin with its platform: `aarch64-linux-sbcl-<key>`.
+//!
+//! # Other machines
+//!
+//! SBCL's build runs the new SBCL, so a machine builds for its own platform. On Linux, it also builds for aarch64 Linux
+//! (`--target aarch64-unknown-linux-gnu`): the bootstrapping Lisp and a cross compiler run on the machine itself, and the
+//! new SBCL in QEMU's user mode. The script `emulate.sh` tells the kernel to start QEMU for programs of aarch64, in
+//! namespaces of the build alone.
+//!
 //! # Environment variables
 //!
 //! | variable | meaning |
@@ -29,6 +38,8 @@
 //! | `SBCL_MCP_NEXT` | the absolute path of a directory with the source of an SBCL of any version, which is built in place of the pinned SBCL, in the cache's subdirectory `next` |
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
+//! | `CC_aarch64_unknown_linux_gnu` | the C compiler for aarch64 Linux on other machines (default `aarch64-linux-gnu-gcc`) |
+//! | `SBCL_MCP_SYSROOT` | the directory of a system for aarch64 Linux, with the C library for programs that run in QEMU (default `/usr/aarch64-linux-gnu`) |
 //! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
 //!
 //! An empty environment variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use crate::cache::{Cache, StageContext};
 use crate::error::{Error, IoContext};
 use crate::key::KeyBuilder;
-use crate::platform::Platform;
 use crate::progress::Progress;
 use crate::sbcl::Sbcl;
 use crate::toolchain::Toolchain;
@@ -34,9 +33,9 @@ pub(crate) fn build(
     sbcl: &Sbcl,
     shim: Shim<'_>,
     toolchain: &Toolchain,
-    platform: &Platform,
     progress: &Progress,
 ) -> Result<PathBuf, Error> {
+    let platform = &toolchain.platform;
     let shim_directory = shim.source.parent().unwrap_or(Path::new("."));
     let shim_name = [PathBuf::from(shim.source.file_name().unwrap_or_default())];
     let key = KeyBuilder::new("library")
@@ -45,11 +44,11 @@ pub(crate) fn build(
         .files(shim_directory, &shim_name)?
         .files(shim.include, &headers(shim.include)?)?
         .finish();
-    let directory = cache.get_or_build("library", &key, progress, |context| {
+    let directory = cache.get_or_build(&platform.stage("library"), &key, progress, |context| {
         progress.say("linking libsbcl");
-        link_library(sbcl, shim, toolchain, platform, context)
+        link_library(sbcl, shim, toolchain, context)
     })?;
-    cache.prune("library", KEPT_VERSIONS);
+    cache.prune(&platform.stage("library"), KEPT_VERSIONS);
     Ok(directory.join(platform.library_name()))
 }
 
@@ -59,13 +58,8 @@ pub(crate) fn headers(include: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["h"])).collect())
 }
 
-fn link_library(
-    sbcl: &Sbcl,
-    shim: Shim<'_>,
-    toolchain: &Toolchain,
-    platform: &Platform,
-    context: &StageContext<'_>,
-) -> Result<(), Error> {
+fn link_library(sbcl: &Sbcl, shim: Shim<'_>, toolchain: &Toolchain, context: &StageContext<'_>) -> Result<(), Error> {
+    let platform = &toolchain.platform;
     let runtime = sbcl.runtime_directory();
     let variables = MakeVariables::read(&runtime.join("sbcl.mk"))?;
     let object = context.scratch.join("shim.o");
@@ -96,7 +90,7 @@ fn link_library(
     context.log.run("linking libsbcl", &mut link, context.progress)?;
 
     // On macOS a full strip would remove the exported names, too.
-    let mut strip = process::clean_command("strip");
+    let mut strip = process::clean_command(&toolchain.strip());
     strip.arg(if platform.is_macos() { "-x" } else { "--strip-unneeded" });
     strip.arg("-o").arg(context.result.join(name)).arg(&library);
     context.log.run("stripping libsbcl", &mut strip, context.progress)

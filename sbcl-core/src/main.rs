@@ -1,34 +1,65 @@
 //! `cargo run -p sbcl-core` builds the shared library and the core, with visible progress, and prints their paths. A
-//! later build of the main crate finds these files in the cache. `cargo run -p sbcl-core internals` writes
-//! `lisp/build/sbcl-internals.sexp` instead, using SBCL alone.
+//! later build of the main crate finds these files in the cache. With `-- --target aarch64-unknown-linux-gnu` they are for
+//! another machine. `cargo run -p sbcl-core internals` writes `lisp/build/sbcl-internals.sexp` instead, using SBCL alone.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use sbcl_core::Recipe;
+use sbcl_core::{Platform, Recipe};
+
+const USAGE: &str = "usage: sbcl-core [--target TARGET] [internals]";
 
 fn main() -> ExitCode {
-    let checkout = checkout_directory();
-    let recipe = Recipe::in_checkout(&checkout);
-    if std::env::args().nth(1).as_deref() == Some("internals") {
-        return match write_internals(&recipe, &checkout) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(problem) => {
-                eprintln!("sbcl-core: {problem}");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    match recipe.build() {
-        Ok(built) => {
-            println!("library: {}", built.library.display());
-            println!("core: {}", built.core.display());
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("sbcl-core: {error}");
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("sbcl-core: {problem}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let checkout = checkout_directory();
+    let recipe = Recipe { target: options.target, ..Recipe::in_checkout(&checkout) };
+    if options.writes_internals {
+        return write_internals(&recipe, &checkout);
+    }
+    let built = recipe.build().map_err(|error| error.to_string())?;
+    println!("library: {}", built.library.display());
+    println!("core: {}", built.core.display());
+    Ok(())
+}
+
+/// The command line.
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    /// The platform to build for.
+    target: Platform,
+    /// True if the table of internal names is to be written.
+    writes_internals: bool,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self { target: Platform::host(), writes_internals: false };
+        while let Some(argument) = arguments.next() {
+            let target = match argument.strip_prefix("--target") {
+                Some("") => arguments.next(),
+                Some(rest) => rest.strip_prefix('=').map(str::to_owned),
+                None if argument == "internals" => {
+                    options.writes_internals = true;
+                    continue;
+                }
+                None => None,
+            };
+            let target = target.ok_or_else(|| format!("{argument:?} is not understood; {USAGE}"))?;
+            options.target = Platform::from_target(&target).ok_or_else(|| {
+                format!("{target:?} is not a target of this build; an example is aarch64-unknown-linux-gnu")
+            })?;
+        }
+        Ok(options)
     }
 }
 
@@ -56,4 +87,37 @@ fn checkout_directory() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR");
     let manifest = manifest.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map(Path::to_owned).unwrap_or(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Options, String> {
+        Options::parse(arguments.iter().map(|&argument| argument.to_owned()))
+    }
+
+    #[test]
+    fn the_target_is_this_machine_unless_named() {
+        let host = Options { target: Platform::host(), writes_internals: false };
+        assert_eq!(parse(&[]), Ok(host));
+        let arm = Platform { arch: "aarch64".to_owned(), os: "linux".to_owned() };
+        for arguments in [&["--target", "aarch64-unknown-linux-gnu"][..], &["--target=aarch64-unknown-linux-gnu"]] {
+            assert_eq!(parse(arguments).unwrap().target, arm);
+        }
+    }
+
+    #[test]
+    fn internals_are_written_on_request() {
+        assert!(parse(&["internals"]).unwrap().writes_internals);
+    }
+
+    #[test]
+    fn unknown_targets_and_arguments_are_refused_by_name() {
+        assert!(parse(&["--target", "x86_64-unknown-linux-musl"]).unwrap_err().contains("x86_64-unknown-linux-musl"));
+        for arguments in [&["--target"][..], &["--targets"], &["--help"], &["aarch64-unknown-linux-gnu"]] {
+            let problem = parse(arguments).unwrap_err();
+            assert!(problem.contains(arguments[0]) && problem.contains("usage:"), "{problem}");
+        }
+    }
 }

@@ -20,8 +20,9 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Environment variables that the programs of a step may see. Other environment variables are removed, since they could
 /// change a stage without changing its key.
-const KEPT_VARIABLES: [&str; 10] = [
+const KEPT_VARIABLES: [&str; 11] = [
     settings::NEXT,
+    settings::SYSROOT,
     "PATH",
     "HOME",
     "USER",
@@ -35,7 +36,11 @@ const KEPT_VARIABLES: [&str; 10] = [
 
 /// Returns a command with a minimal environment and no input.
 pub(crate) fn clean_command(program: &str) -> Command {
-    let mut command = Command::new(program);
+    cleaned(Command::new(program))
+}
+
+/// Gives the command a minimal environment and no input.
+pub(crate) fn cleaned(mut command: Command) -> Command {
     command.env_clear().stdin(Stdio::null());
     for name in KEPT_VARIABLES {
         if let Some(value) = std::env::var_os(name) {

@@ -68,20 +68,17 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// Returns an [`Error`] if the prebuilt files cannot be used, the target is not this machine's platform, or the
-    /// build fails. Where possible, the message says how to fix the problem.
+    /// Returns an [`Error`] if the prebuilt files cannot be used, this machine cannot build for the target, or the build
+    /// fails. Where possible, the message says how to fix the problem.
     pub fn build(&self) -> Result<BuildOutput, Error> {
         if let Some(directory) = &self.settings.prebuilt {
             return self.prebuilt(directory);
         }
-        if !self.target.is_host() {
-            return Err(Error::CrossBuild { target: self.target.to_string(), host: Platform::host().to_string() });
-        }
         let cache = Cache::new(self.settings.cache.clone());
-        let toolchain = Toolchain::choose(&self.settings)?;
+        let toolchain = self.toolchain()?;
         let sbcl = self.build_sbcl(&cache, &toolchain)?;
         let shim = Shim { source: &self.shim, include: &self.include_dir };
-        let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
+        let library = library::build(&cache, &sbcl, shim, &toolchain, &self.progress)?;
         let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.include_dir, &self.progress)?;
         let version = source::version(&self.settings)?;
         Ok(BuildOutput { version, library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
@@ -93,18 +90,28 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// Returns an [`Error`] if a tool or SBCL's source is missing, or if SBCL's own build fails.
+    /// Returns an [`Error`] if this machine cannot build for the target, a tool or SBCL's source is missing, or SBCL's own
+    /// build fails.
     pub fn sbcl(&self) -> Result<Option<BareSbcl>, Error> {
         if self.settings.prebuilt.is_some() {
             return Ok(None);
         }
         let cache = Cache::new(self.settings.cache.clone());
-        let toolchain = Toolchain::choose(&self.settings)?;
+        let toolchain = self.toolchain()?;
         Ok(Some(self.build_sbcl(&cache, &toolchain)?.bare()))
     }
 
+    /// Returns the tools that build for the target, if this machine can.
+    fn toolchain(&self) -> Result<Toolchain, Error> {
+        let host = Platform::host();
+        if !self.target.is_built_on(&host) {
+            return Err(Error::CrossBuild { target: self.target.to_string(), host: host.to_string() });
+        }
+        Toolchain::choose(&self.settings, &self.target)
+    }
+
     fn build_sbcl(&self, cache: &Cache, toolchain: &Toolchain) -> Result<Sbcl, Error> {
-        sbcl::build(cache, &self.settings, toolchain, &self.target, &self.progress)
+        sbcl::build(cache, &self.settings, toolchain, &self.progress)
     }
 
     /// Returns the files and directories whose change requires another build.

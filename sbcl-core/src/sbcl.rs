@@ -13,7 +13,7 @@ use crate::toolchain::Toolchain;
 use crate::{files, pin, process, source};
 
 /// Revision of this recipe, incremented when it makes a different SBCL from the same source.
-const REVISION: &str = "1";
+const REVISION: &str = "2";
 
 /// Options of SBCL's build. Core compression is off, so SBCL needs no library besides the C library. The default home is
 /// a directory that cannot exist, so that SBCL never loads the contribs of another SBCL.
@@ -39,6 +39,8 @@ const KEPT_VERSIONS: usize = 3;
 #[derive(Debug, Clone)]
 pub(crate) struct Sbcl {
     directory: PathBuf,
+    /// The platform that SBCL runs on.
+    pub(crate) platform: Platform,
     /// The stage's key, which is part of the keys of stages built with this SBCL.
     pub(crate) key: Key,
 }
@@ -66,7 +68,7 @@ impl Sbcl {
 
     /// Returns the executable with its core and home, as needed to start it.
     pub(crate) fn bare(&self) -> BareSbcl {
-        BareSbcl { program: self.program(), core: self.core(), home: self.home() }
+        BareSbcl { program: self.program(), core: self.core(), home: self.home(), platform: self.platform.clone() }
     }
 
     /// Returns the paths of the position-independent object files from which the shared library is linked.
@@ -86,6 +88,8 @@ pub struct BareSbcl {
     pub core: PathBuf,
     /// The value for `SBCL_HOME`, the directory that contains the contribs.
     pub home: PathBuf,
+    /// The platform that SBCL runs on. On other machines it runs with an emulator.
+    pub platform: Platform,
 }
 
 impl BareSbcl {
@@ -94,7 +98,7 @@ impl BareSbcl {
     /// `--load`, may be appended.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = self.platform.command(&self.program);
         self.add_arguments(&mut command);
         command
     }
@@ -112,9 +116,9 @@ pub(crate) fn build(
     cache: &Cache,
     settings: &Settings,
     toolchain: &Toolchain,
-    platform: &Platform,
     progress: &Progress,
 ) -> Result<Sbcl, Error> {
+    let platform = &toolchain.platform;
     let version = source::version(settings)?;
     let key = KeyBuilder::new("sbcl")
         .text("revision", REVISION)
@@ -127,18 +131,20 @@ pub(crate) fn build(
         .text("compiler", &toolchain.identity()?)
         .text("platform", &platform.to_string())
         .finish();
-    let directory = cache.get_or_build("sbcl", &key, progress, |context| {
+    let stage = platform.stage("sbcl");
+    let directory = cache.get_or_build(&stage, &key, progress, |context| {
         toolchain.check(&context.scratch)?;
         progress.say(format_args!(
-            "building SBCL {version} takes about three minutes; later builds use the result; log: {}",
+            "building SBCL {version} takes about {} minutes; later builds use the result; log: {}",
+            if platform.is_host() { "three" } else { "ten" },
             context.log.path().display()
         ));
         let source = source::find(settings, cache, progress)?;
         progress.say(format_args!("source: {source}"));
         compile_sbcl(&source, &version, &key, toolchain, context)
     })?;
-    cache.prune("sbcl", KEPT_VERSIONS);
-    Ok(Sbcl { directory, key })
+    cache.prune(&stage, KEPT_VERSIONS);
+    Ok(Sbcl { directory, platform: platform.clone(), key })
 }
 
 fn compile_sbcl(
@@ -154,6 +160,9 @@ fn compile_sbcl(
     let step = format!("building SBCL {version}");
     let mut build = script_command(&tree, "make.sh", key, toolchain);
     build.args(BUILD_OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
+    if !toolchain.platform.is_host() {
+        build.arg(format!("--arch={}", toolchain.platform.sbcl_arch()));
+    }
     context.log.run(&step, &mut build, context.progress)?;
     // This step makes the object files. Its library is not used, because the library stage links a library with the shim.
     let step = "building libsbcl";
@@ -169,13 +178,16 @@ fn compile_sbcl(
     Ok(())
 }
 
+/// Returns a command that runs a script of SBCL's build. On another machine the script starts programs of both: the
+/// bootstrapping Lisp and the C compiler run on this machine, the new SBCL and small test programs with the emulator.
 fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
-    let mut command = process::clean_command("sh");
+    let mut command = process::cleaned(toolchain.platform.command("sh"));
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
     command.env("SBCL_CONTRIB_BLOCKLIST", EXCLUDED_CONTRIBS);
-    // This date makes SBCL's build identifier independent of machine and user, but different for each key.
+    // This date makes SBCL's build identifier independent of machine and user, but different for each key. SBCL also records it
+    // as the date of each source file that is newer, so of all of them: some are generated or copied during the build.
     command.env("SOURCE_DATE_EPOCH", key.as_timestamp().to_string());
     command
 }

@@ -15,9 +15,16 @@ pub const NEXT: &str = "SBCL_MCP_NEXT";
 pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
 /// The environment variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
+/// The environment variable with the command of the C compiler for aarch64 Linux on other machines. It has the name that
+/// build scripts with the crate `cc` use.
+pub const CROSS_COMPILER: &str = "CC_aarch64_unknown_linux_gnu";
+/// The environment variable that names a directory with a system for aarch64 Linux, whose C library is used to run programs
+/// on other machines.
+pub const SYSROOT: &str = "SBCL_MCP_SYSROOT";
 
 /// The environment variables whose change requires another run of the recipe.
-pub const VARIABLES: [&str; 7] = [PREBUILT, SOURCE, NEXT, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
+pub const VARIABLES: [&str; 9] =
+    [PREBUILT, SOURCE, NEXT, BOOTSTRAP, COMPILER, CROSS_COMPILER, SYSROOT, "XDG_CACHE_HOME", "HOME"];
 
 /// The settings of a build.
 #[derive(Debug, Clone)]
@@ -32,6 +39,8 @@ pub struct Settings {
     pub bootstrap: String,
     /// The C compiler's command, if the user named a command.
     pub compiler: Option<String>,
+    /// The command of the C compiler for another machine, if the user named a command.
+    pub cross_compiler: Option<String>,
     /// The cache's directory.
     pub cache: PathBuf,
     /// Maximum number of commands that a step runs in parallel.
@@ -64,6 +73,7 @@ impl Settings {
             next,
             bootstrap: text(BOOTSTRAP).unwrap_or_else(|| "sbcl".to_owned()),
             compiler: text(COMPILER),
+            cross_compiler: text(CROSS_COMPILER),
             cache,
             jobs: text("NUM_JOBS")
                 .and_then(|jobs| jobs.parse().ok())
@@ -110,11 +120,19 @@ mod tests {
 
     #[test]
     fn an_empty_variable_counts_as_unset() {
-        let settings = settings(&[(PREBUILT, ""), (SOURCE, ""), (NEXT, ""), (BOOTSTRAP, ""), (COMPILER, "")]);
+        let settings = settings(&[PREBUILT, SOURCE, NEXT, BOOTSTRAP, COMPILER, CROSS_COMPILER].map(|name| (name, "")));
         assert_eq!(settings.prebuilt, None);
         assert_eq!(settings.source, None);
         assert_eq!(settings.next, None);
         assert_eq!(settings.bootstrap, "sbcl");
         assert_eq!(settings.compiler, None);
+        assert_eq!(settings.cross_compiler, None);
+    }
+
+    #[test]
+    fn the_cross_compiler_is_a_setting_of_its_own() {
+        let settings = settings(&[(COMPILER, "clang"), (CROSS_COMPILER, "/x/cc")]);
+        assert_eq!(settings.compiler.as_deref(), Some("clang"));
+        assert_eq!(settings.cross_compiler.as_deref(), Some("/x/cc"));
     }
 }

@@ -1,14 +1,15 @@
 //! The programs that a build needs. They are found and tested before any stage is built.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use crate::error::{Error, IoContext};
+use crate::platform::Platform;
 use crate::settings::Settings;
 use crate::{files, process};
 
-/// Time limit for each run of the compiler that identifies or tests it.
+/// Time limit for each run of the compiler that identifies or tests it, and for the program that tests the emulator.
 const COMPILER_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Names of operating systems and their installation commands, in the order of [`Tool::packages`].
@@ -33,10 +34,12 @@ struct Tool {
     packages: [&'static str; 4],
 }
 
-/// The tools of this machine.
+/// The tools of this machine that build for a platform.
 #[derive(Debug, Clone)]
 pub(crate) struct Toolchain {
-    /// The C compiler's command, split at spaces.
+    /// The platform to build for.
+    pub(crate) platform: Platform,
+    /// The command of the C compiler, split at spaces. On another machine it compiles for the platform.
     pub(crate) compiler: Vec<String>,
     /// The command that starts the bootstrapping Lisp.
     pub(crate) bootstrap: String,
@@ -45,12 +48,18 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Chooses the C compiler and the bootstrapping Lisp. Fails without a C compiler, because the keys of all stages
-    /// depend on it.
-    pub(crate) fn choose(settings: &Settings) -> Result<Self, Error> {
-        let named = settings.compiler.as_deref().unwrap_or("cc");
+    /// Chooses the C compiler for the platform and the bootstrapping Lisp. Fails without a C compiler, because the keys of
+    /// all stages depend on it.
+    pub(crate) fn choose(settings: &Settings, platform: &Platform) -> Result<Self, Error> {
+        let (named, default) = if platform.is_host() {
+            (&settings.compiler, "cc".to_owned())
+        } else {
+            (&settings.cross_compiler, platform.tool("gcc"))
+        };
+        let compiler = named.as_ref().unwrap_or(&default);
         let toolchain = Self {
-            compiler: named.split_whitespace().map(str::to_owned).collect(),
+            platform: platform.clone(),
+            compiler: compiler.split_whitespace().map(str::to_owned).collect(),
             bootstrap: bootstrap_command(&settings.bootstrap),
             jobs: settings.jobs,
         };
@@ -70,11 +79,13 @@ impl Toolchain {
         Ok(format!("{:?} {} {}", self.compiler, ask("--version")?, ask("-dumpmachine")?))
     }
 
-    /// Checks that all tools of a build exist and that the compiler works. `scratch` is a directory for the compiler's
-    /// output. If tools are missing, the error names all of them and the commands that install them.
+    /// Checks that all tools of a build exist, and that the compiler works and, for another machine, the emulator.
+    /// `scratch` is a directory for the compiler's output. If tools are missing, the error names all of them and the
+    /// commands that install them.
     pub(crate) fn check(&self, scratch: &Path) -> Result<(), Error> {
         check_tools(&self.tools(), files::is_program)?;
-        self.try_compiler(scratch)
+        let probe = self.try_compiler(scratch)?;
+        if self.platform.is_host() { Ok(()) } else { self.try_emulator(&probe) }
     }
 
     /// Returns a command that runs the C compiler.
@@ -84,20 +95,33 @@ impl Toolchain {
         command
     }
 
+    /// Returns the command that strips symbols from a library.
+    pub(crate) fn strip(&self) -> String {
+        if self.platform.is_host() { "strip".to_owned() } else { self.platform.tool("strip") }
+    }
+
     fn compiler_program(&self) -> &str {
         self.compiler.first().map_or("cc", String::as_str)
     }
 
+    /// Compiles a small program and returns its path.
     // Often a compiler is installed without the C library's headers, so the probe includes a header.
-    fn try_compiler(&self, scratch: &Path) -> Result<(), Error> {
-        let source = scratch.join("probe.c");
+    fn try_compiler(&self, scratch: &Path) -> Result<PathBuf, Error> {
+        let (source, probe) = (scratch.join("probe.c"), scratch.join("probe"));
         let program = "#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n";
         std::fs::write(&source, program).context("writing", &source)?;
         let mut command = self.compiler_command();
-        command.arg(&source).arg("-o").arg(scratch.join("probe"));
+        command.arg(&source).arg("-o").arg(&probe);
+        process::run_with_timeout(COMPILER_TEST_TIMEOUT, &mut command)
+            .map_err(|output| self.broken_compiler_error(output))?;
+        Ok(probe)
+    }
+
+    fn try_emulator(&self, probe: &Path) -> Result<(), Error> {
+        let mut command = process::cleaned(self.platform.command(probe));
         process::run_with_timeout(COMPILER_TEST_TIMEOUT, &mut command)
             .map(|_| ())
-            .map_err(|output| self.broken_compiler_error(output))
+            .map_err(|output| Error::BrokenEmulator { target: self.platform.to_string(), output })
     }
 
     fn broken_compiler_error(&self, output: String) -> Error {
@@ -109,20 +133,34 @@ impl Toolchain {
     }
 
     fn compiler_tool(&self) -> Tool {
-        let packages = ["build-essential", "gcc glibc-devel", "base-devel", XCODE_INSTALL];
-        tool("a C compiler", &[self.compiler_program()], packages)
+        if self.platform.is_host() {
+            let packages = ["build-essential", "gcc glibc-devel", "base-devel", XCODE_INSTALL];
+            return tool("a C compiler", &[self.compiler_program()], packages);
+        }
+        let packages =
+            ["gcc-aarch64-linux-gnu libc6-dev-arm64-cross", "gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc", ""];
+        tool("a C compiler for aarch64", &[self.compiler_program()], packages)
     }
 
     fn tools(&self) -> Vec<Tool> {
         let lisp = self.bootstrap.split_whitespace().next().unwrap_or_default();
-        vec![
+        let mut tools = vec![
             tool("sbcl (or another Common Lisp, named by SBCL_MCP_BOOTSTRAP)", &[lisp], ["sbcl"; 4]),
             self.compiler_tool(),
             tool("make", &["make", "gmake"], ["make", "make", "make", XCODE_INSTALL]),
             tool("strip", &["strip"], ["binutils", "binutils", "binutils", XCODE_INSTALL]),
             tool("tar", &["tar"], ["tar", "tar", "tar", ""]),
             tool("xz", &["xz"], ["xz-utils", "xz", "xz", "xz"]),
-        ]
+        ];
+        if !self.platform.is_host() {
+            let binutils =
+                ["binutils-aarch64-linux-gnu", "binutils-aarch64-linux-gnu", "aarch64-linux-gnu-binutils", ""];
+            let qemu = ["qemu-user-static", "qemu-user-static-aarch64", "qemu-user-static", ""];
+            tools.push(tool("strip for aarch64", &[&self.strip()], binutils));
+            tools.push(tool("QEMU for programs of aarch64", &["qemu-aarch64-static", "qemu-aarch64"], qemu));
+            tools.push(tool("unshare", &["unshare"], ["util-linux", "util-linux", "util-linux", ""]));
+        }
+        tools
     }
 }
 
@@ -179,7 +217,13 @@ mod tests {
     use crate::scratch::Scratch;
 
     fn toolchain() -> Toolchain {
-        Toolchain { compiler: vec!["cc".to_owned()], bootstrap: "sbcl".to_owned(), jobs: 1 }
+        let platform = Platform::host();
+        Toolchain { platform, compiler: vec!["cc".to_owned()], bootstrap: "sbcl".to_owned(), jobs: 1 }
+    }
+
+    /// A platform that no machine has, so that a build for it is a cross build everywhere.
+    fn foreign() -> Platform {
+        Platform { arch: "pdp10".to_owned(), os: "linux".to_owned() }
     }
 
     #[test]
@@ -211,9 +255,45 @@ mod tests {
     fn missing_compiler_is_reported_when_the_toolchain_is_chosen() {
         let mut settings = Settings::from_environment(Path::new("/nowhere"));
         settings.compiler = Some("no-such-compiler -m64".to_owned());
-        let error = Toolchain::choose(&settings).unwrap_err();
+        let error = Toolchain::choose(&settings, &Platform::host()).unwrap_err();
         assert!(matches!(error, Error::MissingTools { .. }), "{error}");
         assert!(error.to_string().contains("build-essential"), "{error}");
+    }
+
+    #[test]
+    fn a_cross_build_uses_the_cross_compiler_and_no_other() {
+        let mut settings = Settings::from_environment(Path::new("/nowhere"));
+        settings.compiler = Some("no-such-compiler".to_owned());
+        settings.cross_compiler = Some("sh -c true".to_owned());
+        let toolchain = Toolchain::choose(&settings, &foreign()).unwrap();
+        assert_eq!(toolchain.compiler, ["sh", "-c", "true"]);
+        assert_eq!(toolchain.strip(), "pdp10-linux-gnu-strip");
+        settings.cross_compiler = None;
+        let error = Toolchain::choose(&settings, &foreign()).unwrap_err();
+        assert!(error.to_string().contains("gcc-aarch64-linux-gnu libc6-dev-arm64-cross"), "{error}");
+    }
+
+    #[test]
+    fn missing_tools_of_a_cross_build_are_listed_with_install_commands() {
+        let toolchain = Toolchain { platform: foreign(), ..toolchain() };
+        let message = check_tools(&toolchain.tools(), |_| false).unwrap_err().to_string();
+        for part in
+            ["a C compiler for aarch64", "QEMU for programs of aarch64", "binutils-aarch64-linux-gnu qemu-user-static"]
+        {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+        // Newer systems have QEMU under a name without `static`.
+        assert!(check_tools(&toolchain.tools(), |name| name != "qemu-aarch64-static" && name != "gmake").is_ok());
+    }
+
+    #[test]
+    fn failing_emulator_is_reported_with_its_output() {
+        let scratch = Scratch::new("emulator");
+        let probe = scratch.join("no-such-program");
+        let toolchain = Toolchain { platform: foreign(), ..toolchain() };
+        let error = toolchain.try_emulator(&probe).unwrap_err();
+        assert!(matches!(error, Error::BrokenEmulator { .. }), "{error}");
+        assert!(error.to_string().starts_with("programs for pdp10-linux do not run on this machine:\n"), "{error}");
     }
 
     #[test]

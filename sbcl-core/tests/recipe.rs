@@ -258,6 +258,20 @@ fn prebuilt_directory_needs_both_library_and_core() {
 }
 
 #[test]
+#[cfg(all(target_os = "linux", not(target_arch = "aarch64")))]
+fn a_cross_build_without_its_tools_names_their_packages() {
+    let fixture = Fixture::new("packages");
+    let mut command = fixture.command();
+    command.args(["--target", "aarch64-unknown-linux-gnu"]).env("PATH", fixture.path("home"));
+    let message = failure_message(&command.output().unwrap());
+    for package in ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "binutils-aarch64-linux-gnu", "qemu-user-static"]
+    {
+        assert!(message.contains(package), "{package} is not in {message}");
+    }
+    assert_eq!(fixture.builds(), 0);
+}
+
+#[test]
 fn cross_build_without_prebuilt_files_is_refused() {
     let fixture = Fixture::new("cross");
     let mut recipe = recipe(&fixture);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, evaluate_err, last_error, outcome};
+use crate::client::{DEADLINE, Scratch, Server, binary, call_err, call_ok, evaluate_err, last_error, outcome};
 use crate::processes::{is_alive, kill_worker, signal, stop_worker, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use crate::stalls::BUSY_LIMIT;
@@ -218,7 +218,7 @@ fn sessions_command_lists_running_servers_and_their_clients(mode: Mode) {
     let stale = runtime.directory.join("sbcl-mcp/stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     let list = || {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.arg("sessions").env("XDG_RUNTIME_DIR", &*runtime.directory).env("XDG_STATE_HOME", &*runtime.directory);
         String::from_utf8(command.output().unwrap().stdout).unwrap()
     };
@@ -248,7 +248,7 @@ fn socket_without_xdg_runtime_dir_is_in_a_private_temporary_directory(mode: Mode
     let temporary = RuntimeDirectory::new(mode);
     let uid = std::fs::metadata(&*temporary.directory).unwrap().uid();
     let command = || {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(["serve", "--socket"]).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &*temporary.directory);
         if mode.is_plain() {
             command.arg("--no-supervisor");
@@ -329,7 +329,7 @@ fn client_beyond_the_limit_of_16_is_refused_until_another_leaves(mode: Mode) {
         (&["repl", "--attach"], 3, format!("sbcl-mcp repl: {full}\n")),
         (&["sessions"], 0, format!("{0}  process {0}, {full}\n", server.pid())),
     ] {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         let output =
             command.args(arguments).env("XDG_RUNTIME_DIR", &*runtime.directory).stdin(Stdio::null()).output().unwrap();
         let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
@@ -792,7 +792,8 @@ fn stale_socket_of_a_killed_server_is_replaced() {
     drop(server);
     assert!(socket.exists());
     // The new server has the process id that names the stale socket.
-    let code = format!("mv {socket:?} {:?}/$$.sock; exec {BINARY} serve --socket", socket.parent().unwrap());
+    let (directory, program) = (socket.parent().unwrap(), binary());
+    let code = format!("mv {socket:?} {directory:?}/$$.sock; exec {program} serve --socket");
     let mut next =
         Server::start_command(Command::new("sh").args(["-c", &code]).env("XDG_RUNTIME_DIR", &*runtime.directory));
     next.initialize("2025-11-25");

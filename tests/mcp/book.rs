@@ -26,7 +26,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use crate::client::{BINARY, Scratch, Server};
+use crate::client::{Scratch, Server, binary};
 use crate::processes::kill_worker;
 use crate::repl::Terminal;
 
@@ -283,7 +283,7 @@ impl Run {
 
     fn server(&mut self) -> &mut Server {
         if self.server.is_none() {
-            let mut command = self.command(Path::new(BINARY));
+            let mut command = self.command(Path::new(binary()));
             let mut server = Server::start_command(command.args(&self.options));
             server.initialize("2025-06-18");
             self.server = Some(server);
@@ -302,7 +302,7 @@ impl Run {
         for name in ["HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"] {
             command.env(name, self.home.directory(name));
         }
-        let binary = Path::new(BINARY).parent().unwrap().display();
+        let binary = Path::new(binary()).parent().unwrap().display();
         command.env("PATH", format!("{binary}:{}", std::env::var("PATH").unwrap_or_default()));
         command.current_dir(&*self.directory).stdin(Stdio::null());
         command

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use crate::client::{BINARY, Scratch};
+use crate::client::{Scratch, binary};
 use lisp_syntax::{Severity, check};
 
 fn run(arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(BINARY)
+    let mut child = Command::new(binary())
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -12,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,15 @@ use serde_json::{Value, json};
 /// The time limit for each wait; the test fails after it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
-/// The binary under test.
-pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_sbcl-mcp");
+/// Returns the path of the program under test: the program that the environment variable `SBCL_MCP_BIN` names, or else
+/// the binary that cargo has built.
+pub(crate) fn binary() -> &'static str {
+    static BINARY: LazyLock<String> = LazyLock::new(|| {
+        let named = std::env::var("SBCL_MCP_BIN");
+        named.unwrap_or_else(|_| env!("CARGO_BIN_EXE_sbcl-mcp").to_owned())
+    });
+    &BINARY
+}
 
 /// A directory of one test, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
@@ -176,7 +184,7 @@ impl Server {
 
     fn spawn(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
         let home = Scratch::new();
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         for name in DIRECTORIES {
             command.env(name, home.directory(name));
         }

@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use crate::client::{BINARY, Scratch};
+use crate::client::{Scratch, binary};
 
 fn run(arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(BINARY)
+    let mut child = Command::new(binary())
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -59,7 +59,7 @@ fn eval_prints_the_report_and_exits_with_1_on_an_error() {
 fn eval_exits_with_3_when_the_report_cannot_be_written() {
     for code in ["(+ 1 2)", "(/ 1 0)"] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let output = Command::new(BINARY).args(["eval", code]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let output = Command::new(binary()).args(["eval", code]).stdout(full).stderr(Stdio::piped()).output().unwrap();
         assert_eq!(output.status.code(), Some(3));
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(complaint.contains("cannot write the report to stdout: No space left on device"), "{complaint}");
@@ -125,7 +125,8 @@ fn failure_to_start_lisp_threads_is_reported() {
         for (arguments, status) in
             [(&["eval", "--user-init", "1"][..], 3), (&["serve", "--no-supervisor", "--user-init"], 1)]
         {
-            let output = Command::new(BINARY).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
+            let output =
+                Command::new(binary()).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
             let complaint = String::from_utf8_lossy(&output.stderr);
             assert_eq!((output.status.code(), stdout(&output)), (Some(status), ""), "{complaint}");
             let expected =
@@ -138,7 +139,7 @@ fn failure_to_start_lisp_threads_is_reported() {
 #[test]
 #[cfg(target_os = "linux")]
 fn too_low_address_space_limit_is_reported_with_its_size() {
-    let program = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let program = binary();
     let script = format!("ulimit -v 4000000; '{program}' eval 1; '{program}' eval --heap 1G --control-stack 64M 1");
     let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(stdout(&output), "=> 1\n");
@@ -156,7 +157,7 @@ fn every_command_runs_with_a_64_kilobyte_stack_limit() {
         ("doctor --heap 1G", "\nEverything works.\n"),
         ("serve --no-supervisor </dev/null", ""),
     ] {
-        let script = format!("ulimit -s 64; exec '{BINARY}' {arguments}");
+        let script = format!("ulimit -s 64; exec '{}' {arguments}", binary());
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         assert!(output.status.success() && stdout(&output).contains(expected), "{arguments}: {output:?}");
     }
@@ -166,7 +167,7 @@ fn every_command_runs_with_a_64_kilobyte_stack_limit() {
 #[test]
 #[cfg(target_os = "linux")]
 fn eval_under_any_address_space_limit_works_or_names_the_limit() {
-    let program = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let program = binary();
     let mut worked = Vec::new();
     // In MiB. With less, the system cannot even load the program.
     for limit in [300, 600, 800, 900, 1000, 1100, 1200, 1300, 1370, 1390, 1500, 1800, 2500] {
@@ -225,7 +226,7 @@ fn doctor_reports_versions_limits_and_that_everything_works() {
     let fine = found(&report, "ok   ");
     let is = |what: &str, finding: &str| fine.iter().any(|(thing, text)| thing == what && text.contains(finding));
     assert!(is("versions", &format!("sbcl-mcp {}, SBCL {}, MCP ", sbcl::VERSION, sbcl::SBCL_VERSION)));
-    assert!(is("versions", "2025-11-25") && is("binary", &format!("{BINARY} (")));
+    assert!(is("versions", "2025-11-25") && is("binary", &format!("{} (", binary())));
     assert!(is("address space", "for a heap of 1.0 GiB") && is("evaluation", "(+ 1 2) => 3 in "));
     assert!(is("ASDF", "compiled files below /"), "{}", stdout(&report));
     for what in ["start", "open files", "core"] {
@@ -238,7 +239,8 @@ fn doctor_reports_versions_limits_and_that_everything_works() {
 #[test]
 #[cfg(target_os = "linux")]
 fn doctor_reports_failures_with_a_working_remedy() {
-    let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor");
+    let program = binary();
+    let script = format!("ulimit -v 4000000; exec '{program}' doctor");
     let report = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(report.status.code(), Some(1));
     let fails = found(&report, "FAILS");
@@ -249,10 +251,10 @@ fn doctor_reports_failures_with_a_working_remedy() {
     // The remedy works.
     let (_, remedy) = stdout(&report).split_once("-> start the server with ").unwrap();
     let (remedy, _) = remedy.split_once(',').unwrap();
-    let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor {remedy}");
+    let script = format!("ulimit -v 4000000; exec '{program}' doctor {remedy}");
     let report = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(report.status.code(), Some(0), "{remedy}: {}", stdout(&report));
-    let report = Command::new("sh").args(["-c", &format!("ulimit -f 8; exec '{BINARY}' doctor")]).output().unwrap();
+    let report = Command::new("sh").args(["-c", &format!("ulimit -f 8; exec '{program}' doctor")]).output().unwrap();
     assert_eq!(found(&report, "FAILS")[0].0, "file size", "{}", stdout(&report));
 }
 
@@ -261,7 +263,7 @@ fn doctor_reports_failures_with_a_working_remedy() {
 fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
     let nowhere = std::path::Path::new("/dev/null/home");
     let doctor = || {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(["doctor", "--heap", "1G"]).stdin(Stdio::null());
         command
     };
@@ -305,13 +307,13 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
 #[cfg(target_os = "linux")]
 fn start_on_a_terminal_prints_the_client_configuration() {
     // `script` provides a terminal and forwards the output.
-    let output = Command::new("script").args(["-qec", BINARY, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let output = Command::new("script").args(["-qec", binary(), "/dev/null"]).stdin(Stdio::null()).output().unwrap();
     let text = stdout(&output).replace('\r', "");
     assert!(text.contains(&format!("sbcl-mcp {} (SBCL {}): ", sbcl::VERSION, sbcl::SBCL_VERSION)), "{text}");
     let configuration = text.lines().find(|line| line.contains("mcpServers")).unwrap();
     let configuration: serde_json::Value = serde_json::from_str(configuration).unwrap();
-    assert_eq!(configuration["mcpServers"]["sbcl"], serde_json::json!({"command": BINARY, "args": []}));
-    assert!(text.contains(&format!("claude mcp add --scope user sbcl -- {BINARY}\n")), "{text}");
+    assert_eq!(configuration["mcpServers"]["sbcl"], serde_json::json!({"command": binary(), "args": []}));
+    assert!(text.contains(&format!("claude mcp add --scope user sbcl -- {}\n", binary())), "{text}");
 }
 
 /// Returns the option and command names in a command's help.
@@ -363,8 +365,9 @@ fn shell_completions_contain_every_option_in_the_help() {
         }
     }
     // Runs the completions as bash does.
+    let program = binary();
     let script = format!(
-        "source <({BINARY} completions bash); COMP_WORDS=(sbcl-mcp --struct); COMP_CWORD=1; \
+        "source <({program} completions bash); COMP_WORDS=(sbcl-mcp --struct); COMP_CWORD=1; \
          \"$(complete -p sbcl-mcp | sed 's/.*-F \\([^ ]*\\).*/\\1/')\" sbcl-mcp --struct sbcl-mcp; \
          echo \"${{COMPREPLY[@]}}\""
     );

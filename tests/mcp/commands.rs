@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use crate::client::{BINARY, Scratch, Server};
+use crate::client::{Scratch, Server, binary};
 use crate::processes::{children, is_alive, signal, wait_until};
 
 /// The directory of a test: the working directory of its commands, which also holds the servers' sockets.
@@ -40,7 +40,7 @@ impl Workspace {
         // `timeout` makes a hanging command fail.
         let mut command = Command::new("timeout");
         command
-            .args(["-s", "KILL", "100", BINARY])
+            .args(["-s", "KILL", "100", binary()])
             .args(arguments)
             .env("XDG_RUNTIME_DIR", &*self.0)
             .current_dir(&*self.0)
@@ -273,7 +273,7 @@ fn killed_test_suspects_run_leaves_no_processes_or_files() {
                                         (open \"once\" :direction :output) 1) 2)";
         workspace.write("slow.asd", "(defsystem slow :depends-on (sb-rt) :components ((:file slow)))");
         workspace.write("slow.lisp", &rt("slow", test));
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(["test", "--suspects", "3", "--test-timeout", "600", "slow"]).env("TMPDIR", &temporary);
         let null = [Stdio::null(), Stdio::null(), Stdio::null()];
         let [input, output, error] = null;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
-use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
+use crate::client::{Scratch, Server, binary, call_err, call_ok};
 use sbcl_core::Recipe;
 use serde_json::json;
 
@@ -65,7 +65,7 @@ impl Project {
     }
 
     fn server_with(&self, arguments: &[&str]) -> Server {
-        let mut server = Server::start_command(self.command(BINARY).args(arguments));
+        let mut server = Server::start_command(self.command(binary()).args(arguments));
         server.initialize("2025-11-25");
         server
     }
@@ -666,7 +666,7 @@ fn systems_load_without_a_writable_home_or_cache() {
     let project = Project::new();
     app(&project);
     // Fasls go to the cache: the system's directory may be read-only, and there may be no home directory.
-    let mut command = project.command(BINARY);
+    let mut command = project.command(binary());
     command.env_remove("HOME").env("XDG_CACHE_HOME", project.path("app/app.asd/no-directory"));
     let mut server = Server::start_command(&mut command);
     server.initialize("2025-11-25");

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::client::{BINARY, DEADLINE, Scratch, Server, outcome};
+use crate::client::{DEADLINE, Scratch, Server, binary, outcome};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
@@ -742,7 +742,7 @@ fn stdin_and_stdout_may_be_files_or_dev_null(mode: Mode) {
     ];
     std::fs::write(&input, lines.map(|line| format!("{line}\n")).concat()).unwrap();
     let run = |stdin: Stdio, stdout: Stdio| {
-        let status = Command::new(BINARY)
+        let status = Command::new(binary())
             .args(mode.options())
             .stdin(stdin)
             .stdout(stdout)

@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, evaluate_err};
+use crate::client::{DEADLINE, Scratch, Server, binary, call_err, call_ok, evaluate_err};
 use serde_json::json;
 
 /// The contribs in the core.
@@ -111,7 +111,7 @@ impl Installation {
         }
         // `cp` writes the file: a descriptor of this process could still be open for writing in a child of another
         // test, and the file could not be executed then (ETXTBSY).
-        let copied = Command::new("cp").arg(BINARY).arg(installation.binary()).status();
+        let copied = Command::new("cp").arg(binary()).arg(installation.binary()).status();
         assert!(copied.expect("cp starts").success(), "there is no room for a copy");
         installation.write_system();
         Some(installation)
@@ -155,7 +155,7 @@ impl Installation {
     /// Returns the directories of the build: the home directory with all caches, this source tree, the target
     /// directory.
     fn hidden(&self) -> Vec<PathBuf> {
-        let target = Path::new(BINARY).ancestors().nth(2).map(Path::to_owned);
+        let target = Path::new(binary()).ancestors().nth(2).map(Path::to_owned);
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let candidates = [std::env::home_dir(), cache, Some(PathBuf::from(env!("CARGO_MANIFEST_DIR"))), target]
             .into_iter()

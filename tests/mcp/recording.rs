@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::client::{BINARY, Scratch, Server};
+use crate::client::{Scratch, Server, binary};
 use crate::processes::{kill_worker, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
@@ -35,7 +35,7 @@ impl Recording {
     }
 
     fn replay(&self) -> Output {
-        Command::new(BINARY).args(["replay", self.path()]).stdin(Stdio::null()).output().unwrap()
+        Command::new(binary()).args(["replay", self.path()]).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Replays the recording, which must find no difference in `answers` answers.
@@ -225,7 +225,7 @@ fn restore_reset_and_image_replacement_do_not_end_the_recording() {
 fn record_option_overwrites_only_earlier_recordings(mode: Mode) {
     let recording = Recording::new(mode, "replaced");
     let refused = |path: &str, reason: &str| {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(["--record", path]).args(mode.options());
         let output = command.stdin(Stdio::null()).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
@@ -256,7 +256,7 @@ fn record_option_overwrites_only_earlier_recordings(mode: Mode) {
 fn replay_of_an_unreadable_recording_exits_with_3(mode: Mode) {
     let recording = Recording::new(mode, "unplayable");
     let run = |path: &Path| {
-        let output = Command::new(BINARY).arg("replay").arg(path).output().unwrap();
+        let output = Command::new(binary()).arg("replay").arg(path).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     let (status, said) = run(&recording.file);
@@ -269,7 +269,7 @@ fn replay_of_an_unreadable_recording_exits_with_3(mode: Mode) {
     let mut server = recorded(&recording);
     server.assert_works();
     server.finish();
-    let output = Command::new(BINARY).args(["replay", recording.path(), "--", "--heap", "5"]).output().unwrap();
+    let output = Command::new(binary()).args(["replay", recording.path(), "--", "--heap", "5"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("heap 5 is out of range") || text.contains("the server has ended"), "{text}");

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::attach::RuntimeDirectory;
-use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, outcome};
+use crate::client::{DEADLINE, Scratch, Server, binary, call_err, call_ok, outcome};
 use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, wait_until, worker};
 use crate::server_mode::Mode;
 use serde_json::{Value, json};
@@ -329,7 +329,7 @@ fn definitions_made_in_the_debugger_are_replayed_without_the_held_form() {
 
 /// Starts a server over new pipes.
 fn spawn_server(arguments: &[&str], home: Option<&std::path::Path>) -> Child {
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(binary());
     command.args(arguments).envs(home.map(|home| ("HOME", home)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

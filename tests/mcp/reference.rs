@@ -107,7 +107,7 @@ const STATUSES: &str = "$ sbcl-mcp eval '(+ 1 2)'; echo \"status $?\"\n$ sbcl-mc
 
 /// Variables that only builds, tests and scripts of the repository use.
 const OF_THE_REPOSITORY: [(&str, &str); 20] = [
-    ("SBCL_MCP_BIN", "tests of the SDKs: the program under test"),
+    ("SBCL_MCP_BIN", "tests of the server and of the SDKs: the absolute path of the program under test"),
     ("SBCL_MCP_BUILD", "the build: the identity of library and core, compiled into the program"),
     ("SBCL_MCP_CHECKPOINT_CASES", "`make checkpoint-model`: the number of sequences"),
     ("SBCL_MCP_CHECK_SOURCES", "tests: a directory with Lisp source that `check` must accept"),
@@ -133,7 +133,7 @@ const OF_THE_REPOSITORY: [(&str, &str); 20] = [
 ];
 
 /// Variables of the build, by sbcl-core's settings.
-const OF_THE_BUILD: [(&str, &str); 7] = [
+const OF_THE_BUILD: [(&str, &str); 9] = [
     (
         sbcl_core::settings::PREBUILT,
         "The absolute path of a directory with a ready `libsbcl.so` and `sbcl.core`: nothing is built.",
@@ -151,6 +151,15 @@ const OF_THE_BUILD: [(&str, &str); 7] = [
         "The command that starts the Lisp that builds SBCL (default `sbcl`), split at spaces.",
     ),
     (sbcl_core::settings::COMPILER, "The C compiler (default `cc`)."),
+    (
+        sbcl_core::settings::CROSS_COMPILER,
+        "The C compiler for aarch64 Linux on other machines (default `aarch64-linux-gnu-gcc`).",
+    ),
+    (
+        sbcl_core::settings::SYSROOT,
+        "The directory of a system for aarch64 Linux, with the C library for programs that run in QEMU (default \
+         `/usr/aarch64-linux-gnu`).",
+    ),
     (
         "XDG_CACHE_HOME",
         "Base directory for caches (default `~/.cache`); the build's cache is its subdirectory `sbcl-mcp`.",

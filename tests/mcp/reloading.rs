@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
-use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
+use crate::client::{Scratch, Server, binary, call_err, call_ok};
 use crate::libraries::{INSTALLED, installed};
 
 /// A project directory with its own home and fasl cache.
@@ -66,7 +66,7 @@ impl Project {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(arguments).current_dir(self.root.join("work"));
         command.env("XDG_CACHE_HOME", self.root.join("cache")).env("HOME", self.root.join("home"));
         command

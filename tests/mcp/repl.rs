@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::client::{BINARY, DEADLINE, Scratch, Server, last_error};
+use crate::client::{DEADLINE, Scratch, Server, binary, last_error};
 use serde_json::json;
 
 /// A tmux terminal that runs a REPL.
@@ -37,7 +37,7 @@ impl Terminal {
             command.args(["-e", &format!("{name}={value}")]);
         }
         // The last output stays visible after the exit.
-        command.arg(format!("'{BINARY}' repl {arguments}; echo \"status $?\"; exec cat"));
+        command.arg(format!("'{}' repl {arguments}; echo \"status $?\"; exec cat", binary()));
         assert!(command.status().unwrap().success(), "tmux starts");
         self.await_text("CL-USER>");
     }
@@ -342,7 +342,7 @@ fn no_color_and_dumb_terminals_get_no_escape_sequences() {
     let pane = without.pane(&["-e"]);
     assert!(pane.contains("[ERROR] SIMPLE-ERROR") && !pane.contains("\x1b[3"), "{pane}");
     // A dumb terminal gets plain lines.
-    let script = format!("TERM=dumb '{BINARY}' repl");
+    let script = format!("TERM=dumb '{}' repl", binary());
     let mut child = Command::new("script")
         .args(["-qec", &script, "/dev/null"])
         .stdin(Stdio::piped())
@@ -355,7 +355,7 @@ fn no_color_and_dumb_terminals_get_no_escape_sequences() {
 }
 
 fn piped(arguments: &[&str], input: &str) -> Output {
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(binary());
     command.arg("repl").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -413,7 +413,7 @@ fn piped_input_prints_values_and_sets_the_exit_status() {
 #[test]
 fn closed_or_full_output_pipes_set_the_exit_status() {
     let start = |stdout: Stdio, stderr: Stdio| {
-        Command::new(BINARY).arg("repl").stdin(Stdio::piped()).stdout(stdout).stderr(stderr).spawn().unwrap()
+        Command::new(binary()).arg("repl").stdin(Stdio::piped()).stdout(stdout).stderr(stderr).spawn().unwrap()
     };
     let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
     // The reader of the output closes it, as `head` does.
@@ -448,7 +448,7 @@ fn closed_or_full_output_pipes_set_the_exit_status() {
 
 /// Runs a command in `runtime`, the directory of the sockets.
 fn run_in(runtime: &std::path::Path, arguments: &[&str], input: &str) -> (String, String, Option<i32>) {
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(binary());
     command.args(arguments).env("XDG_RUNTIME_DIR", runtime).current_dir(runtime);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // Writing fails if the command exits without reading its input.
@@ -602,7 +602,7 @@ fn load_and_test_commands_set_the_exit_status() {
     };
     write("sums.asd", "(defsystem \"sums\" :depends-on (\"sb-rt\") :components ((:file \"sums\")))");
     let run = |arguments: &[&str]| {
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(binary());
         command.args(arguments).current_dir(&*directory);
         let output = command.stdin(Stdio::null()).output().unwrap();
         (String::from_utf8(output.stdout).unwrap(), output.status.code())

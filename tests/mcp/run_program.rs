@@ -117,7 +117,7 @@ fn started_programs_end_when_the_server_or_eval_exits(mode: Mode) {
     await_running(&sleep, 0);
     let sleep = format!("sleep {}", seconds());
     let code = format!("(progn {} 1)", shell(&format!("{sleep}; echo"), ":wait nil"));
-    assert!(Command::new(crate::client::BINARY).args(["eval", &code]).status().expect("it starts").success());
+    assert!(Command::new(crate::client::binary()).args(["eval", &code]).status().expect("it starts").success());
     await_running(&sleep, 0);
 }
 
@@ -159,7 +159,7 @@ fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
 #[apply(both_modes)]
 fn runtime_pathname_is_sbcl_mcp_and_refuses_sbcl_options(mode: Mode) {
     let mut server = mode.ready();
-    let program = std::fs::canonicalize(Path::new(crate::client::BINARY)).expect("the binary exists");
+    let program = std::fs::canonicalize(Path::new(crate::client::binary())).expect("the binary exists");
     assert_eq!(
         server.evaluate(
             "(values (sb-ext:native-namestring sb-ext:*runtime-pathname*) (sb-ext:native-namestring \

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::attach::Client;
-use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
+use crate::client::{Scratch, Server, binary, call_err, call_ok};
 use crate::processes::{
     NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, stop_worker, wait_until, worker,
 };
@@ -39,7 +39,7 @@ impl StateDirectory {
 
     /// Runs `sbcl-mcp sessions` with these arguments.
     fn sessions(&self, arguments: &[&str]) -> Output {
-        Command::new(BINARY)
+        Command::new(binary())
             .arg("sessions")
             .args(arguments)
             .env("XDG_STATE_HOME", &*self.directory)
@@ -862,7 +862,7 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     // The supervisor ignores SIGXFSZ, so that a write fails with an error as on a full disk.
     let start = || {
         let mut command = Command::new("sh");
-        command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", BINARY, "--session", "full"]);
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", binary(), "--session", "full"]);
         command.env("XDG_STATE_HOME", &*state.directory).env("XDG_RUNTIME_DIR", &*state.directory);
         let mut server = Server::start_command(&mut command);
         server.initialize("2025-11-25");

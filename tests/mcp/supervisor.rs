@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::client::{BINARY, Scratch, Server, call_ok, outcome};
+use crate::client::{Scratch, Server, binary, call_ok, outcome};
 use crate::processes::{children, is_alive, kill_worker, processes, signal, stop_worker, wait_until, worker};
 use serde_json::{Value, json};
 
@@ -608,7 +608,7 @@ fn forked_child_sends_nothing_to_the_client() {
 fn worker_crash_loop_ends_the_server_with_a_message() {
     let directory = Scratch::new();
     directory.write(".sbclrc", ABORT);
-    let mut child = Command::new(BINARY)
+    let mut child = Command::new(binary())
         .args(["serve", "--user-init"])
         .env("HOME", &*directory)
         .stdin(std::process::Stdio::piped())

@@ -575,7 +575,7 @@ fn tools_option_selects_the_available_tools() {
     assert!(core.len() < all.len() && core.iter().all(|name| all.contains(name)), "{core:?}");
     assert!(core.contains(&"get-backtrace".to_owned()) && !core.contains(&"profile".to_owned()), "{core:?}");
 
-    let output = std::process::Command::new(crate::client::BINARY)
+    let output = std::process::Command::new(crate::client::binary())
         .args(["serve", "--tools", "evaluate-lisp,nix"])
         .output()
         .unwrap();

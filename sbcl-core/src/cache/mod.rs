@@ -100,10 +100,16 @@ impl Cache {
         if entry.exists() {
             self.discard(entry)?;
         }
+        // Programs of a killed build may still run in its directory, so this build's directory has a different name. Otherwise
+        // the name is always the same, because the contents of a core depend on the paths with which SBCL was built.
+        let directory = self.create_directory("tmp")?;
+        let mut temporary = directory.join(format!("{name}.0"));
+        let mut left = 0;
+        while temporary.exists() {
+            left += 1;
+            temporary.set_file_name(format!("{name}.{left}"));
+        }
         self.clear_leftovers(name);
-        // Programs of a killed build may still run in its directory, so this build's directory has a different name.
-        let temporary = self.create_directory("tmp")?.join(format!("{name}.{}", std::process::id()));
-        remove(&temporary)?;
         let context = StageContext {
             result: temporary.join("result"),
             scratch: temporary.join("scratch"),

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# scripts/debian.sh RELEASE [ARCHITECTURE [PACKAGE...]]: installs a Debian in the cache, next to SBCL, unless it is
+# there, and prints its directory. Of a Debian for another machine, the packages are only unpacked, which is enough to
+# link with its libraries and to run programs in it; with PACKAGEs it is a complete system that has these packages.
+# Needs root, debootstrap, a Debian or Ubuntu host and, the first time, the network.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+release=$1
+own=$(dpkg --print-architecture)
+architecture=${2:-$own}
+packages=("${@:3}")
+trees=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp/debian
+name=$release
+[ "$architecture" = "$own" ] || name=$release-$architecture
+[ ${#packages[@]} = 0 ] || name=$name-with-$(IFS=-; echo "${packages[*]}")
+root=$trees/$name
+
+fail() {
+    tail "$trees/$name.log" >&2
+    echo "debian: Debian $release ($architecture) cannot be installed; log: $trees/$name.log" >&2
+    exit 1
+}
+
+# bootstrap OPTION...: runs debootstrap for the release, with the packages or else with libraries to link against.
+bootstrap() {
+    local include=libc6-dev,libzstd-dev,zlib1g-dev
+    [ ${#packages[@]} = 0 ] || include=$(IFS=,; echo "${packages[*]}")
+    debootstrap "$@" --variant=minbase --include="$include" "$release" "$root" >"$trees/$name.log" 2>&1 || fail
+}
+
+# unpack: unpacks the packages that debootstrap has left for its second stage.
+unpack() {
+    local package
+    for package in "$root"/var/cache/apt/archives/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar -x -C "$root" --keep-directory-symlink || fail
+    done
+}
+
+# finish: runs debootstrap's second stage. The variable tells it that it runs in a container, where it may make no
+# devices: the first stage has made them.
+finish() {
+    container=lxc sbcl-core/src/emulate.sh chroot "$root" /usr/bin/env \
+        PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root /debootstrap/debootstrap --second-stage \
+        >>"$trees/$name.log" 2>&1 </dev/null || fail
+}
+
+if [ -e "$root/complete" ]; then
+    echo "$root"
+    exit
+fi
+mkdir -p "$trees"
+# Of several processes, one installs it.
+exec 9>"$trees/$name.lock"
+flock 9
+if [ ! -e "$root/complete" ]; then
+    echo "debian: installing Debian $release ($architecture) in $root" >&2
+    rm -rf "$root"
+    if [ "$architecture" = "$own" ]; then
+        bootstrap
+    else
+        bootstrap --foreign --arch="$architecture"
+        if [ ${#packages[@]} = 0 ]; then unpack; else finish; fi
+    fi
+    # Outside the chroot, an absolute link would lead to the library of this machine.
+    find "$root" -xdev -type l -lname '/*' | while read -r link; do
+        ln -sfnr "$root$(readlink "$link")" "$link"
+    done
+    touch "$root/complete"
+fi
+echo "$root"
