@@ -98,8 +98,10 @@ b| ()) (defvar *changed* 1))"))
 
 (define-test methods-and-each-kind-of-macro-are-reported-as-such
   (reported-changes "(defgeneric changed-generic (x))")
-  (expect '("=defmethod" "*METHOD COMMON-LISP-USER::CHANGED-GENERIC")
-          (reported-changes "(defmethod changed-generic ((x string)) x)"))
+  (let ((changes (reported-changes "(defmethod changed-generic ((x string)) x)")))
+    (expect "=defmethod" (first changes))
+    (expect '("*METHOD COMMON-LISP-USER::CHANGED-GENERIC")
+            (remove-if-not (lambda (change) (eql #\* (char change 0))) changes)))
   (expect '("=other" "+SYMBOL-MACRO COMMON-LISP-USER::CHANGED-SYMBOL")
           (reported-changes "(define-symbol-macro changed-symbol 1)"))
   (expect '("=other" "+COMPILER-MACRO COMMON-LISP-USER::CHANGED-GENERIC")

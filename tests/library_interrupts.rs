@@ -1663,7 +1663,7 @@ fn definitions_near_the_end_of_the_stack() {
         let result = inner.eval::<i64>("(1+ (host:recurse))");
         // The innermost levels have too little stack for a definition, the outer levels have enough.
         let level = LEVEL.fetch_add(1, Ordering::Relaxed);
-        for padding in 0..if level < 4 { 200 } else { 0 } {
+        for padding in (0..if level < 60 { 200 } else { 0 }).step_by(8) {
             deeper(padding, &mut || {
                 let value = level * 1000 + padding as i64;
                 match inner.define("host:answer", "Answer.", move || value) {

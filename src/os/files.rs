@@ -57,8 +57,11 @@ pub(crate) fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result
 
 /// Opens a file without waiting, and refuses it unless it is regular. `flags` are further flags of open(2).
 fn open_checked(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
-    let file = options.custom_flags(libc::O_NONBLOCK | flags).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+    let not_regular = || io::Error::other("it is not a regular file");
+    let opened = options.custom_flags(libc::O_NONBLOCK | flags).open(path);
+    // To open a FIFO for writing fails while nobody reads it.
+    let file = opened.map_err(|error| if error.raw_os_error() == Some(libc::ENXIO) { not_regular() } else { error })?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
 
 #[cfg(test)]
@@ -88,7 +91,8 @@ mod tests {
         assert_eq!(open(&fifo).unwrap_err().to_string(), "it is not a regular file");
         assert_eq!(update(&fifo), [false, false]);
         // Writing to a FIFO that nobody reads would wait.
-        assert!(open_regular(OpenOptions::new().write(true), &fifo).is_err());
+        let written = open_regular(OpenOptions::new().write(true), &fifo);
+        assert_eq!(written.unwrap_err().to_string(), "it is not a regular file");
         for path in [&link, &fifo] {
             let created = create(path).unwrap().metadata().unwrap();
             assert!(created.is_file() && created.permissions().mode() & 0o777 == 0o600);

@@ -231,7 +231,7 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
         [
             "(progn (defun f () 1) (error \"then\")) (the form failed after defining FUNCTION COMMON-LISP-USER::F)",
             "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0)) (the form failed after defining \
-             CLASS COMMON-LISP-USER::C, FUNCTION COMMON-LISP-USER::M)",
+             CLASS COMMON-LISP-USER::C, FUNCTION COMMON-LISP-USER::M, METHOD COMMON-LISP-USER::M)",
             "(progn (defvar *v* 1) (loop)) (the form failed after defining VARIABLE COMMON-LISP-USER::*V*)",
         ],
         "{text}"

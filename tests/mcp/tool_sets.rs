@@ -150,10 +150,8 @@ fn former_names_and_arguments_are_accepted_and_not_listed() {
     assert!(call("frame-locals", json!({"frame": "2"})).contains("\n     X = 7\n"), "frame-locals");
     assert!(call("restart-frame", json!({"frame": 2})).contains("[ERROR] DIVISION-BY-ZERO"), "restart-frame");
     assert_eq!(call("return-from-frame", json!({"frame": 2, "code": ":back"})), "=> :BACK");
-    assert!(
-        call("error-history", json!({"limit": 1})).ends_with("... 1 older errors (raise `list` to see them)"),
-        "it"
-    );
+    let history = call("error-history", json!({"limit": 1}));
+    assert!(history.ends_with("... 1 older error (raise `list` to see it)"), "{history}");
     assert!(call("evaluation", json!({"id": 2})).starts_with("Evaluation 2: succeeded"), "evaluation");
     assert_eq!(call("evaluation", json!({"id": 2, "action": "wait"})), "=> :BACK");
     let page = call("evaluation", json!({"id": 2, "action": "output", "part": "values", "characters": 4}));
