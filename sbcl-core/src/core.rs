@@ -56,17 +56,21 @@ pub(crate) fn build(
     progress: &Progress,
 ) -> Result<CoreFiles, Error> {
     let header = files::list(include, |name| name == Path::new(CONTRACT_HEADER))?;
+    let sources = lisp_files(lisp)?;
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
         .text("heap", HEAP_MEGABYTES)
-        .files(lisp, &lisp_files(lisp)?)?
+        .files(lisp, &sources)?
         .files(include, &header)?
         .finish();
     let stage = sbcl.platform.stage("core");
     let directory = cache.get_or_build(&stage, &key, progress, |context| {
         progress.say(format_args!("saving the core; log: {}", context.log.path().display()));
-        copy_sources(lisp, include, context)?;
+        // SBCL puts objects at addresses that depend on the lengths of paths, so a core made of the sources in the checkout
+        // would depend on the checkout's path.
+        files::copy(lisp, &context.scratch.join("lisp"), &sources)?;
+        files::copy(include, &context.scratch.join("ffi"), &header)?;
         save_core(sbcl, context)
     })?;
     cache.prune(&stage, KEPT_VERSIONS);
@@ -77,13 +81,6 @@ pub(crate) fn build(
 pub(crate) fn lisp_files(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(lisp, |_| true)?;
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd", "sexp"])).collect())
-}
-
-/// Copies the sources of the Lisp side to the scratch directory. SBCL puts objects at addresses that depend on the lengths of
-/// paths, so a core made of the sources in the checkout would depend on the checkout's path.
-fn copy_sources(lisp: &Path, include: &Path, context: &StageContext<'_>) -> Result<(), Error> {
-    files::copy(lisp, &context.scratch.join("lisp"), &lisp_files(lisp)?)?;
-    files::copy(include, &context.scratch.join("ffi"), &[PathBuf::from(CONTRACT_HEADER)])
 }
 
 fn save_core(sbcl: &Sbcl, context: &StageContext<'_>) -> Result<(), Error> {

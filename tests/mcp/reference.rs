@@ -70,7 +70,10 @@ const EXAMPLES: [(&str, &str); 20] = [
         "trace-calls",
         "→ trace-calls {\"functions\": [\"shop:total\", \"shop:price\"]}\n  (shop:total '(:apple :pear))\n",
     ),
-    ("profile", "→ profile {\"limit\": 1}\n  (defun spin (n) (declare (fixnum n)) (loop while (plusp n) do (decf n)))\n  (spin 300000000)\n"),
+    (
+        "profile",
+        "→ profile {\"limit\": 1}\n  (defun spin (n) (declare (fixnum n)) (loop while (plusp n) do (decf n)))\n  (spin 300000000)\n",
+    ),
     ("checkpoint", "→ checkpoint {\"action\": \"save\", \"name\": \"before the sale\"}\n"),
     ("reset-session", "→ reset-session {}\n"),
     ("configure-limits", "→ configure-limits {\"timeout\": 120}\n"),
