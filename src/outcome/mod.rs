@@ -417,6 +417,7 @@ impl Changes {
     }
 
     /// Returns the names that are missing without the form.
+    #[cfg(feature = "mcp")]
     pub(crate) fn made(&self) -> impl Iterator<Item = &String> {
         self.defined.iter().chain(&self.methods)
     }
