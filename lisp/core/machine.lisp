@@ -305,7 +305,7 @@ frame pointer (a SAP), may belong to another frame, or its frame may no longer b
     (loop for address downfrom (- pc 4) by 4
           repeat 8
           for instruction = (instruction-at address)
-          ;; What precedes the last call or jump before the PC (BL, B, BLR, BR, RET) does not matter: it is complete.
+          ;; Instructions before the last call or jump (BL, B, BLR, BR, RET) do not matter, because this call or jump is over.
           until (or (member (logand instruction #xFC000000) '(#x94000000 #x14000000))
                     (member (logand instruction #xFFFFFC1F) '(#xD63F0000 #xD61F0000 #xD65F0000)))
             ;; LDP CFP, LR, [CFP]; MOV CFP, register; LDR CFP, [register, offset]; MOV CSP, CFP; ADD CSP, OCFP, number

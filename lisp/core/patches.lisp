@@ -223,7 +223,7 @@ count as the file's, because SBCL does not make them every time."
       (funcall stop))))
 
 ;;; Measured times, and the number of collections after which no hooks have run, would make each core different. A new image
-;;; begins with a collection, and measures anew.
+;;; needs none of these values.
 (define-patch sb-impl::deinit ()
   (lambda (deinit)
     (multiple-value-prog1 (funcall (the function deinit))

@@ -78,9 +78,9 @@ fn refusal(error: &InspectError) -> String {
 pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
-    /// The number of the last evaluation after which nothing has changed that the last checkpoint contains; `u64::MAX` if
-    /// there is none: the image has replayed definitions since it booted, and has not been saved since, or threads or timers
-    /// of the program, which run between evaluations, existed at the last save.
+    /// The number of the last evaluation that a checkpoint contains. `u64::MAX` if the image may contain other changes that no
+    /// checkpoint contains: it has replayed definitions and has not been saved since, or threads or timers of the program
+    /// existed at the last save.
     saved_through: Arc<AtomicU64>,
 }
 
