@@ -112,11 +112,7 @@ fn stream_whose_thread_cannot_be_started_may_boot_when_dropped() {
         return;
     }
     let (sender, receiver) = mpsc::channel();
-    let (go, gone) = mpsc::channel();
-    let booting = std::thread::spawn(move || {
-        gone.recv().expect("it is told");
-        Lisp::builder().stdout(BootsOnDrop(sender)).boot()
-    });
+    let (go, booting) = started_thread(move || Lisp::builder().stdout(BootsOnDrop(sender)).boot());
     leave_no_room_for_threads(true);
     go.send(()).expect("it listens");
     receiver.recv_timeout(Duration::from_secs(60)).expect("the destructor does not wait for the failing boot");
@@ -355,6 +351,22 @@ fn leave_no_room_for_threads(none: bool) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
 }
 
+/// Starts a thread that calls `task` when the sender sends. The thread already runs, and has all memory a start needs, when
+/// this function returns.
+fn started_thread<T: Send + 'static>(
+    task: impl FnOnce() -> T + Send + 'static,
+) -> (mpsc::Sender<()>, std::thread::JoinHandle<T>) {
+    let (go, gone) = mpsc::channel();
+    let (started, has_started) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        started.send(()).expect("it is awaited");
+        gone.recv().expect("it is told");
+        task()
+    });
+    has_started.recv().expect("the thread starts");
+    (go, thread)
+}
+
 #[test]
 fn nested_call_fails_when_no_thread_can_be_started() {
     let name = "nested_call_fails_when_no_thread_can_be_started";
@@ -363,13 +375,9 @@ fn nested_call_fails_when_no_thread_can_be_started() {
         return;
     }
     let lisp = Lisp::builder().threads(1).spare_threads(2).boot().expect("SBCL boots");
-    let (go, gone) = std::sync::mpsc::channel();
-    let (answer, answered) = std::sync::mpsc::channel();
+    let (answer, answered) = mpsc::channel();
     let caller = lisp.clone();
-    std::thread::spawn(move || {
-        gone.recv().expect("it is told");
-        answer.send(caller.eval::<i64>("7"))
-    });
+    let (go, _) = started_thread(move || answer.send(caller.eval::<i64>("7")));
     let nested = lisp.enter(move |_| {
         leave_no_room_for_threads(true);
         go.send(()).expect("it listens");

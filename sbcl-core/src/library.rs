@@ -83,6 +83,10 @@ fn link_library(sbcl: &Sbcl, shim: Shim<'_>, toolchain: &Toolchain, context: &St
         link.arg("-Wl,--wrap=maybe_gc");
         // The shim intercepts SBCL's installation of signal handlers, so that the host decides which signals SBCL handles.
         link.arg("-Wl,--wrap=sigaction");
+        if platform.arch == "aarch64" {
+            // The shim clears unused stacks without writing to them.
+            link.args(["-Wl,--wrap=scrub_control_stack", "-Wl,--wrap=scrub_control_stacks"]);
+        }
         // With this option, a missing symbol makes the build fail, rather than the first call.
         link.arg("-Wl,-z,defs");
     }
