@@ -39,7 +39,7 @@
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
 //! | `CC_aarch64_unknown_linux_gnu` | the C compiler for aarch64 Linux on other machines (default `aarch64-linux-gnu-gcc`) |
-//! | `SBCL_MCP_SYSROOT` | the directory of a system for aarch64 Linux, with the C library for programs that run in QEMU (default `/usr/aarch64-linux-gnu`) |
+//! | `SBCL_MCP_SYSROOT` | the directory with an aarch64 Linux system, whose C library programs in QEMU use (default `/usr/aarch64-linux-gnu`) |
 //! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
 //!
 //! An empty environment variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own
