@@ -160,7 +160,7 @@ that stays in C code; then cut the thread off there."
         (end-pause)))))
 
 (defun process-sleeping-p (process)
-  "Return true when the kernel reports the child PROCESS as sleeping; false also when the state cannot be read."
+  "Return true when the kernel reports the child PROCESS as sleeping, and false otherwise or when the state cannot be read."
   (handler-case
       (with-open-file (file (sb-ext:parse-native-namestring (format nil "/proc/~D/stat" process)))
         ;; The program's name, in parentheses, precedes the state and may itself contain parentheses.

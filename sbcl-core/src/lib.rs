@@ -26,8 +26,8 @@
 //!
 //! SBCL's build runs the new SBCL, so a machine builds for its own platform. On Linux, it also builds for aarch64 Linux
 //! (`--target aarch64-unknown-linux-gnu`): the bootstrapping Lisp and a cross compiler run on the machine itself, and the
-//! new SBCL in QEMU's user mode. The script `emulate.sh` tells the kernel to start QEMU for programs of aarch64, in
-//! namespaces of the build alone.
+//! new SBCL in QEMU's user mode. The script `emulate.sh` tells the kernel to start QEMU for aarch64 programs, only in
+//! the build's own namespaces.
 //!
 //! # Environment variables
 //!

@@ -771,12 +771,12 @@ impl SchedulerState {
         self.holds.iter().chain(in_use)
     }
 
-    /// Returns true while this evaluation is held, also while code runs in one of its frames.
+    /// Returns true while this evaluation is held, even while code runs in one of its frames.
     pub(super) fn is_held(&self, evaluation: u64) -> bool {
         self.kept_holds().any(|hold| hold.builder.evaluation() == evaluation)
     }
 
-    /// Returns the evaluation that a connection holds, also while code runs in one of its frames.
+    /// Returns the evaluation that a connection holds, even while code runs in one of its frames.
     pub(super) fn held_by(&self, connection: u64) -> Option<u64> {
         let hold = self.kept_holds().find(|hold| hold.connection.id == connection);
         hold.map(|hold| hold.builder.evaluation())
