@@ -241,7 +241,7 @@ impl Saver {
         let errors = files::create(&at_end.errors)
             .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
         let not_within = |obstacle: &str, wait: Duration| format!("{obstacle} within {} seconds", wait.as_secs());
-        // The evaluations have been interrupted before, but some evaluations, including background evaluations, may still be unwinding.
+        // All evaluations have been interrupted, but some of them, including background evaluations, may still unwind.
         if !self.session.unwind_all(Instant::now() + UNWINDING_WAIT) {
             return Err(not_within("an evaluation did not end", UNWINDING_WAIT));
         }
