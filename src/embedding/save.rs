@@ -24,7 +24,7 @@ use crate::os::poll_set::PollSet;
 /// The time after which this process kills the copy that saves the image. It is slightly longer than the time limit that
 /// the copy sets for itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
-/// Maximum size of the saving process' message, in bytes.
+/// Maximum size of the saving process's message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
 /// The last eight bytes of a saved core. The eight bytes before them have the length of the trailer.
 const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
@@ -84,7 +84,7 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
     let trailer = CoreTrailer::read(&mut file).map_err(|error| unusable(error.to_string()))?;
     let trailer =
-        trailer.ok_or_else(|| unusable("the file was not made by Lisp::save, or is incomplete".to_owned()))?;
+        trailer.ok_or_else(|| unusable("the file was not written by Lisp::save, or is incomplete".to_owned()))?;
     let this = crate::build_id();
     if trailer.build != this {
         return Err(BootError::OtherBuild { path: path.to_owned(), saved_by: trailer.build, this });
@@ -246,7 +246,7 @@ impl Lisp {
     }
 }
 
-/// Waits for the report of the Lisp function `save-and-report`: the saving process' message and exit status. If the report
+/// Waits for the report of the Lisp function `save-and-report`: the saving process's message and exit status. If the report
 /// is not complete within [`SAVE_TIMEOUT`], kills `process`, which sends the report. If the image was not saved, returns
 /// the reason, worded as a clause.
 fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {

@@ -416,7 +416,7 @@ impl Changes {
         changes
     }
 
-    /// Returns the names that are missing without the form.
+    /// Returns the names that are missing if the form is not replayed.
     #[cfg(feature = "mcp")]
     pub(crate) fn made(&self) -> impl Iterator<Item = &String> {
         self.defined.iter().chain(&self.methods)

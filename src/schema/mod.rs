@@ -1,7 +1,7 @@
 //! The structured content of results, as JSON, and its schemas. Structured content has the same meaning as the text.
 //!
 //! Strings are as Lisp printed them, without the text format's escapes: in JSON no string can be mistaken for a marker.
-//! Truncated strings end as in the text, with the number of omitted characters. Properties without a value are missing.
+//! Truncated strings end as in the text, with the number of omitted characters. Properties without a value are omitted.
 //!
 //! Content that only one tool has is defined in that tool's file.
 

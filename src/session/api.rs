@@ -79,7 +79,7 @@ pub struct Evaluation {
     /// copies are not written back. At most 16 evaluations are in the background. A further background evaluation waits
     /// until one of the 16 ends, and so do the evaluations queued behind it.
     pub background: Background,
-    /// True to record also the errors that the code handles, where they are signalled. Of the errors of one kind at one
+    /// True to also record the errors that the code handles, where they are signalled. Of the errors of one kind at one
     /// place, only the first is recorded.
     pub record_errors: bool,
 }
