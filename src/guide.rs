@@ -34,7 +34,7 @@ pub mod values {
     //! let none: Option<f64> = lisp.eval("nil")?;
     //! assert_eq!((quotient, remainder, names.len(), ages["ada"], none), (3, 2, 2, 36, None));
     //!
-    //! // What is something else is an error that says what was expected, what came, and where.
+    //! // An element of another type is an error that says what was expected, what was found, and where.
     //! let error = lisp.eval::<Vec<i8>>("(list 1 2 300)").unwrap_err();
     //! assert_eq!(error.to_string(), "expected an integer from -128 to 127, but found 300 (in element 2)");
     //! # Ok::<(), sbcl::Error>(())

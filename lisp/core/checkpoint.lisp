@@ -125,7 +125,7 @@ be interrupted. Interrupts must be off."
         (return (values process obstacle threads))))))
 
 (defconstant +pause-milliseconds+ 2000
-  "The maximum duration of a pause. It must be smaller than SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c.")
+  "The maximum duration of a pause, which must be smaller than SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c.")
 
 (defun fork-paused-image (mutexes wait-for-c threads)
   "Fork as FORK-IMAGE does, and return its first two values. Meanwhile THREADS pause, each at a point where an

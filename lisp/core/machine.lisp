@@ -396,7 +396,7 @@ single value.")
             collect (sap-ref-lispobj start (* 8 index)))))
 
   (defun unwind-with-arguments (next sb-int:&more start count)
-    "Unwind to the block NEXT with the other arguments as values. They are on the stack, from START on."
+    "Unwind to the block NEXT with the other arguments as values. The values are on the stack, from START on."
     (sb-c::%unwind next start count))
 
   (defun resume-exit (next count values)

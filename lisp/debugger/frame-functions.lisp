@@ -205,8 +205,8 @@ keeps its function object, and only if the function was not called as a local fu
 
 (defun closure-name (debug-fun-closure-name function frame)
   "Return the name of the closure that was called in FRAME, a frame of FUNCTION, or NIL if the closure is unknown.
-DEBUG-FUN-CLOSURE-NAME is SBCL's function for this purpose. It does not check that the word which it reads from the stack
-is the closure, so it is called only when this is certain. Otherwise FRAME-CLOSURE finds the closure."
+DEBUG-FUN-CLOSURE-NAME is SBCL's function for this purpose. SBCL's function does not check that the word which it reads
+from the stack is the closure, so it is called only when this is certain. Otherwise FRAME-CLOSURE finds the closure."
   (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
              (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
              (sb-di::all-args-available-p frame))

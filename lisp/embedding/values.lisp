@@ -421,7 +421,7 @@ characters are written in full whatever the shape."
     (setf (buffer-fill buffer) 0)
     (finish-message buffer)))
 
-;;; The decoder checks each read against the end of the message. It signals an error for malformed words.
+;;; The decoder checks each read against the end of the message, and signals an error for malformed words.
 
 (define-condition malformed-message (error)
   ()

@@ -48,7 +48,7 @@
 //! # In the build script
 //!
 //! The main crate's `build.rs` runs the recipe again when one of [`Recipe::inputs`] or of [`settings::VARIABLES`] has
-//! changed, or when a file that it embedded is no longer in the cache. It declares `links = "sbcl"`, so the build
+//! changed, or when a file that it embedded is no longer in the cache. `build.rs` declares `links = "sbcl"`, so the build
 //! script of a direct dependant receives paths in `DEP_SBCL_…`, from which the crate `sbcl-build` makes an
 //! application's own core. If `DOCS_RS` is set, `build.rs` does not run the recipe, so it needs neither network nor SBCL.
 //! `cargo run -p sbcl-core` does the same work beforehand, with progress on standard error.

@@ -28,7 +28,7 @@ const CFLAGS: &str = "-ftls-model=initial-exec";
 /// Contribs that the core does not need.
 const EXCLUDED_CONTRIBS: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
 
-/// Heap size, in megabytes, of the SBCL that saves a core. It is the largest heap that a core is expected to run with,
+/// Heap size, in megabytes, of the SBCL that saves a core: the largest heap that a core is expected to run with,
 /// because booting with a larger heap patches every function for a wider card table, which costs time and memory.
 pub(crate) const HEAP_MEGABYTES: &str = "8192";
 

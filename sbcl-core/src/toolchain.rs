@@ -1,4 +1,4 @@
-//! The programs that a build needs. They are found and tested before any stage is built.
+//! The programs that a build needs. The programs are found and tested before any stage is built.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

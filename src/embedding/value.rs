@@ -15,7 +15,7 @@ use crate::image::message::{self, Handle, Token};
 /// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
 /// converting it is an error.
 ///
-/// The methods of a `Value` may be called from any thread. They have no time limit, and may run forever if a
+/// The methods of a `Value` may be called from any thread. The calls have no time limit, and may run forever if a
 /// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
 ///
 /// ```

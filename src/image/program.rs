@@ -505,8 +505,8 @@ pub(crate) fn submit_and_wait<'a, E: 'static>(task: impl Task<E> + 'a, submit: i
     let signal = Arc::new(DropSignal::default());
     let task = Box::new(NotifyingTask { task, _notify: NotifyOnDrop(signal.clone()) });
     let wait = WaitGuard(signal);
-    // SAFETY: this function neither returns nor unwinds before the task has been dropped. It waits for `signal`, which
-    // only NotifyOnDrop's destructor sets, and the task has been dropped by then.
+    // SAFETY: this function neither returns nor unwinds before the task has been dropped. The function waits for `signal`,
+    // which only NotifyOnDrop's destructor sets, and the task has been dropped by then.
     submit(unsafe { erase_lifetime(task) });
     drop(wait);
 }

@@ -370,7 +370,7 @@ pub(crate) struct Changes {
     pub(crate) line: usize,
 }
 
-/// The role of a form in a session. It determines whether the form can be replayed, and whether an exported source file
+/// The role of a form in a session. The role determines whether the form can be replayed, and whether an exported source file
 /// may omit the form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -28,7 +28,7 @@ pub(crate) fn json(content: &impl Serialize) -> Value {
     serde_json::to_value(content).unwrap_or_default()
 }
 
-/// Structured content of a refused call. It replaces all other content.
+/// Structured content of a refused call, in place of all other content.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Refusal<'a> {
     #[schemars(extend("says" = "Reason for the refusal; all other fields are absent."))]

@@ -114,7 +114,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Boots SBCL in this process and starts a session with it. This takes 10 to 30 ms.
+    /// Boots SBCL in this process and starts a session with it, which takes 10 to 30 ms.
     ///
     /// # Errors
     /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted or tried to

@@ -115,7 +115,7 @@ impl BoundPostProcessing {
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
             if let Err(error) = thread {
-                let reason = format!("Cannot start a thread to process the result: {error}.");
+                let reason = format!("A thread to process the result could not be started: {error}.");
                 fallback.inner.end_post_processing(job, Err(reason));
             }
         })

@@ -147,7 +147,7 @@ pub(super) struct RunningJob {
     pub(super) delayed_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
     pub(super) error_queries: Vec<ErrorQuery>,
-    /// The flag that cancels the search for hints. It is `Some` while unbalanced texts are being searched, after
+    /// The flag that cancels the search for hints: `Some` while unbalanced texts are being searched, after
     /// Lisp has done its part.
     pub(super) hint_search_cancelled: Option<Arc<AtomicBool>>,
     /// The last wait of the job's thread in `Session::evaluate`; the wait may be over already.

@@ -23,9 +23,9 @@ use crate::{InspectError, Session};
 /// Maximum time that the save at the end of the server waits until running evaluations have ended.
 pub(crate) const UNWINDING_WAIT: Duration = Duration::from_secs(14);
 
-/// Maximum time that the save at the end of the server waits until Lisp has forked. It is longer than the maximum time of the
-/// operation `save-image` (lisp/core/checkpoint.lisp): 5 seconds for finalizers, 5 seconds for attempts to fork, and 7 seconds
-/// for the last attempt.
+/// Maximum time that the save at the end of the server waits until Lisp has forked. This time is longer than the maximum
+/// time of the operation `save-image` (lisp/core/checkpoint.lisp): 5 seconds for finalizers, 5 seconds for attempts to
+/// fork, and 7 seconds for the last attempt.
 pub(crate) const FORK_WAIT: Duration = Duration::from_secs(18);
 
 /// A new checkpoint, with the report of its save.

@@ -82,8 +82,9 @@ impl Checkpoint {
     }
 }
 
-/// Returns the directory for persistent files. It is below the directory that XDG_STATE_HOME names or, if XDG_STATE_HOME is
-/// not an absolute path, below `~/.local/state`, and need not exist. Returns `None` if there is no home directory either.
+/// Returns the directory for persistent files. The directory is below the directory that XDG_STATE_HOME names or, if
+/// XDG_STATE_HOME is not an absolute path, below `~/.local/state`, and need not exist. Returns `None` if there is no home
+/// directory either.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os(crate::environment::STATE_HOME)
         .filter(|path| Path::new(path).is_absolute())
