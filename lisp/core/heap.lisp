@@ -16,8 +16,8 @@ than frequent collections.")
   "SBCL's default number of bytes between two collections, a twentieth of the heap.")
 
 (defun limit-nursery ()
-  "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or its default if that is less. ADAPT-NURSERY may change
-this after each collection."
+  "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or after its default number of bytes, if less.
+ADAPT-NURSERY may change this after each collection."
   (setf **default-nursery-size** (sb-ext:bytes-consed-between-gcs)
         **nursery-size** (min +small-nursery-size+ **default-nursery-size**)
         (sb-ext:bytes-consed-between-gcs) **nursery-size**))

@@ -279,8 +279,8 @@ expects the list, and true. Return NIL and NIL if the next methods are unknown."
 
 (defun frame-function (frame number)
   "Return a function and a list of arguments with which FRAME, whose number is NUMBER, can be restarted. The function is
-the current definition of FRAME's function or, if that has no global name, the closure that was called in FRAME. Refuse if
-the function or an argument is unknown."
+the current definition of FRAME's function or, if the function has no global name, the closure that was called in FRAME.
+Refuse if the function or an argument is unknown."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
          (methodp (method-frame-name-p full-name))
          (global (and (not methodp)
