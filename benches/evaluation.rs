@@ -18,7 +18,7 @@ fn evaluate(code: &str) -> bool {
     SESSION.evaluate(Evaluation::new(black_box(code))).is_error()
 }
 
-/// A queue with a lock and a condition variable: what the session's queue and its callers wait on.
+/// A queue with a lock and a condition variable, on which the session's queue and its callers also wait.
 #[derive(Default)]
 struct Channel {
     items: Mutex<VecDeque<u64>>,

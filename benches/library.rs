@@ -1,6 +1,6 @@
 //! Benchmarks of calls between a Rust program and its image.
 //!
-//! `make bench` writes the figures to docs/benchmarks.md, each beside its goal; benches/peers finds them by name.
+//! `make bench` writes the figures to docs/benchmarks.md, each with its goal; benches/peers finds the figures by name.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 use sbcl::{Function, Lisp, Value};
 
-/// Returns a `Criterion` for a Lisp thread, which cannot borrow that of the thread that entered Lisp.
+/// Returns a `Criterion` for a Lisp thread, which cannot borrow the `Criterion` of the thread that entered Lisp.
 fn lisp_thread_criterion() -> Criterion {
     Criterion::default().configure_from_args()
 }
@@ -71,7 +71,7 @@ fn calls(c: &mut Criterion) {
     .expect("it runs");
 }
 
-/// Measures a handover between two threads that wait as a call's threads do: each polls for 50 µs and yields meanwhile.
+/// Measures a handover between two threads that wait as a call's threads do: each polls for 50 µs and yields between the polls.
 fn bench_handover(b: &mut Bencher<'_>) {
     fn wait_for(cell: &AtomicU64, wanted: u64) {
         let mut polls = 0;

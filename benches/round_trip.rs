@@ -69,7 +69,7 @@ fn main() {
     let server = env!("CARGO_BIN_EXE_sbcl-mcp");
     let mut arguments = vec!["serve".to_owned(), "--log=error".to_owned()];
     arguments.extend(std::env::args().skip(1).filter(|argument| !argument.starts_with("--bench")));
-    assert!(!arguments.iter().any(|argument| argument == "--no-supervisor"), "measured beside it in any case");
+    assert!(!arguments.iter().any(|argument| argument == "--no-supervisor"), "both modes are always measured");
 
     let plus = call("evaluate-lisp", r#"{"code":"(+ 1 2)"}"#);
     let mut starts = Vec::new();
@@ -139,5 +139,5 @@ fn main() {
         "a new image, median of {IMAGES}: {reset:.1} ms by reset-session, {kill:.1} ms from its death to the next answer"
     );
     let (whole, once) = (memory.0 as f64 / 1e6, memory.1 as f64 / 1e6);
-    println!("resident memory then, both processes: {whole:.1} MB, {once:.1} MB with what they share counted once");
+    println!("resident memory afterwards, both processes: {whole:.1} MB, {once:.1} MB with shared pages counted once");
 }

@@ -272,8 +272,8 @@ struct sbcl_host {
    * enum sbcl_event states. For events whose comment states no result, returns 1 if the host keeps no more of the text begun
    * last, so that the text need not be printed to its end; else 0. */
   int32_t (*event)(uint64_t job, uint32_t kind, int64_t number, const uint32_t *text, uint64_t length);
-  /* A directory that replaces the home directory of a user who has no writable home directory. It need not exist; the
-   * host removes it at the end of the process. */
+  /* A directory that replaces the home directory of a user who has no writable home directory. The directory need not
+   * exist; the host removes it at the end of the process. */
   const uint32_t *scratch;
   uint64_t scratch_length; /* characters; 0 if there is no such directory */
   struct sbcl_library *library; /* null if no program embeds the image */

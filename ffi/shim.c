@@ -216,7 +216,7 @@ int __wrap_sigaction(int signal, const struct sigaction *action, struct sigactio
 #endif
 
 /* A child of fork(3) has one thread. The locks of SBCL's allocator are taken before the fork, so that in the child no lock
- * is held for ever by a thread that is missing there. Even a thread that is ending, and that no other thread waits for any
+ * is held forever by a thread that is missing there. Even a thread that is ending, and that no other thread waits for any
  * more, may hold one of these locks to return unused memory. The locks are taken in SBCL's order (alloc.c), and with signals
  * blocked, because a thread that holds such a lock must not be stopped for a collection. */
 
@@ -296,7 +296,7 @@ void __wrap_scrub_control_stacks(void) { clear_unused_stack(); }
 extern void sb_posix_after_fork(void);
 
 /* Forks like _Fork(3) of glibc 2.34, but returns an error number, negated, on failure. fork(3) would wait for the locks of
- * malloc(3) and stdio(3), which a thread stopped in C code may hold for ever, and would run the program's pthread_atfork
+ * malloc(3) and stdio(3), which a thread stopped in C code may hold forever, and would run the program's pthread_atfork
  * handlers. */
 int32_t sbcl_host_fork(void) {
   /* take_allocator waits for any other thread that is forking, whether or not that thread is a Lisp thread. */

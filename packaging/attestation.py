@@ -4,7 +4,7 @@
 packaging/attestation.py check OUTPUT: checks that GitHub's action `attest` accepts SHA256SUMS and the bills of materials in
 the directory OUTPUT.
 packaging/attestation.py statement OUTPUT COMMIT REF REPOSITORY: prints the provenance, as an in-toto statement with SLSA's
-predicate, that the action makes of SHA256SUMS when the release workflow builds COMMIT at REF. The statement is not signed:
+predicate, that the action creates from SHA256SUMS when the release workflow builds COMMIT at REF. The statement is not signed:
 only GitHub can sign for its workflows.
 """
 
@@ -25,7 +25,7 @@ def subjects(checksums):
     for line in checksums.splitlines():
         match = re.fullmatch(r"([0-9a-f]{64})  (\S+)", line)
         if not match:
-            sys.exit(f"attestation: this line of SHA256SUMS is no checksum: {line}")
+            sys.exit(f"attestation: this line of SHA256SUMS is not a checksum: {line}")
         found.append({"name": match[2], "digest": {"sha256": match[1]}})
     names = {subject["name"] for subject in found}
     if not 0 < len(names) == len(found) <= MOST_SUBJECTS:

@@ -25,14 +25,14 @@ import sbom
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
 COMPLETIONS = {"bash": "sbcl-mcp.bash", "zsh": "_sbcl-mcp", "fish": "sbcl-mcp.fish"}
-# Machine names, from Rust's to Node.js'. There is an npm package with the program for each.
+# Rust's machine names, and the names of the same machines in Node.js. An npm package contains the program for each machine.
 NODE_ARCH = {"x86_64": "x64", "aarch64": "arm64"}
 
 # The Rust target and the machine that the program is for.
 TARGET = sys.argv[3] if len(sys.argv) > 3 else None
 MACHINE = TARGET.split("-")[0] if TARGET else platform.machine()
 FOR_TARGET = ["--target", TARGET] if TARGET else []
-# What starts the program.
+# The command that starts the program.
 EMULATOR = [ROOT / "sbcl-core/src/emulate.sh"] if TARGET else []
 if TARGET:
     glibc.OBJDUMP = f"{MACHINE}-linux-gnu-objdump"
@@ -130,7 +130,7 @@ def npm(program, crate, output, scratch):
 
 def wheel(program, output):
     """Builds a wheel with the program alone, by pyproject.toml. maturin checks which C library the program requires."""
-    # PROGRAM is in the directory of its profile, which for a target is in the directory of that.
+    # PROGRAM is in the directory of its profile, which is in the target's directory if there is a target.
     directory = program.parents[2 if TARGET else 1]
     run("maturin", "build", "--profile", "lto", "--locked", "--target-dir", directory, "--out", output, *FOR_TARGET)
 

@@ -70,14 +70,14 @@ def run(command, directory, path="", status=0, given="", **variables):
     return done.stdout + done.stderr
 
 
-# The shell's arguments are the Debian, a directory that has the same path there, and a command.
+# The shell's arguments are DEBIAN, a directory that also has this path in DEBIAN, and a command.
 IN_DEBIAN = """mount --rbind /proc "$0/proc" && mount -t tmpfs none "$0/tmp" && mkdir -p "$0$1" &&
 mount --rbind "$1" "$0$1" && shift && exec chroot "$0" "$@"
 """
 
 
 def run_program(command, directory, path="", status=0, given=""):
-    """Runs a command as `run` does, but in the Debian, if there is one, with all of the Debian's programs on the PATH."""
+    """Runs a command as `run` does. With DEBIAN, the command runs there, with all programs of this Debian on the PATH."""
     if not DEBIAN:
         return run(command, directory, path, status, given)
     inside = ["env", "-i", "-C", directory, f"HOME={directory}", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *command]
@@ -112,7 +112,7 @@ def program_of_archive():
 def holds_the_program(package, program):
     """Checks that the package has exactly the program of the archive."""
     if program.read_bytes() != program_of_archive():
-        fail(f"{package.name} has another program than the archive")
+        fail(f"{package.name} does not contain the archive's program")
 
 
 def directory_of(*programs):
@@ -142,7 +142,7 @@ def archive(empty):
             fail(f"{file.name} has no {name}")
     for page in (unpacked / "man").iterdir():
         if f".TH {page.stem}" not in page.read_text():
-            fail(f"{page.name} is no manual page")
+            fail(f"{page.name} is not a manual page")
     run(["/bin/bash", "-n", unpacked / "completions/sbcl-mcp.bash"], empty)
     needs_glibc(unpacked / "sbcl-mcp")
 
@@ -168,11 +168,11 @@ def debian(empty):
     version = re.search(r"libc6 \(>= (\d+)\.(\d+)\)", wanted)
     needed = glibc.newest(empty / "root/usr/bin/sbcl-mcp")
     if not version or tuple(map(int, version.groups())) > needed:
-        fail(f"{package.name} depends on {wanted.strip()}, which is more than its program asks for")
+        fail(f"{package.name} depends on {wanted.strip()}, but its program requires only an older version")
     if DEBIAN:
         # Cargo.toml states these dependencies.
         if tuple(map(int, version.groups())) != needed:
-            fail(f"{package.name} depends on {wanted.strip()}, but its program asks for {'.'.join(map(str, needed))}")
+            fail(f"{package.name} depends on {wanted.strip()}, but its program requires {'.'.join(map(str, needed))}")
         run_program(["dpkg", "--install", shutil.copy(package, empty)], empty)
         serves(["sbcl-mcp"], empty)
         run_program(["dpkg", "--purge", "sbcl-mcp"], empty)
@@ -200,7 +200,7 @@ def npm(empty):
     packages = sorted(OUTPUT.glob("*.tgz"))
     machine = ["--os=linux", "--cpu=arm64", "--libc=glibc"] if DEBIAN else []
     run(["npm", "install", "--offline", "--no-audit", "--no-fund", *machine, *packages], empty, path)
-    # The Debian has Node.js without npm.
+    # Debian's nodejs package does not contain npm.
     launcher = [empty / "node_modules/.bin/sbcl-mcp"] if DEBIAN else ["npx", "--no-install", "sbcl-mcp"]
     serves(launcher, empty, path)
     # The launcher exits with the program's status.
@@ -214,7 +214,7 @@ def npm(empty):
 
 def wheel(empty):
     package = only("*.whl")
-    tag = re.search(r"-manylinux_(\d+)_(\d+)_", package.name) or fail(f"{package.name} is for no Linux but this one")
+    tag = re.search(r"-manylinux_(\d+)_(\d+)_", package.name) or fail(f"{package.name} has no manylinux tag")
     run_program(["python3" if DEBIAN else sys.executable, "-m", "venv", empty / "venv"], empty)
     file = shutil.copy(package, empty)
     run_program([empty / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index", file], empty)
@@ -223,7 +223,7 @@ def wheel(empty):
     holds_the_program(package, program)
     # maturin does not see the libsbcl inside the program.
     if tuple(map(int, tag.groups())) < glibc.newest(program):
-        fail(f"{package.name} has a program that asks for more")
+        fail(f"{package.name} contains a program that requires a newer glibc")
     if DEBIAN:
         return
     uvx = shutil.which("uvx") or fail("uv is not installed")
@@ -306,7 +306,7 @@ def checksums(_empty):
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in OUTPUT.iterdir() if path.name != "SHA256SUMS"
     }
     if listed != found:
-        fail("SHA256SUMS are not those of the files")
+        fail("SHA256SUMS does not match the files")
 
 
 def main():

@@ -14,7 +14,7 @@ for name in "${names[@]}"; do
     tar -xzf "$scratch/package/$name-$version.crate" -C "$scratch"
     patches+=(--config "patch.crates-io.$name.path='$scratch/$name-$version'")
 done
-# The crates of others are built there already, with cargo's own flags.
+# The dependencies are already built in this directory, with cargo's default flags.
 export CARGO_TARGET_DIR=$PWD/target
 unset CARGO_ENCODED_RUSTFLAGS
 cd "$scratch"

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# The program that reads ELF files. That of this machine may not know those of another.
+# The program that reads ELF files. This machine's own objdump may not support the files of another machine.
 OBJDUMP = "objdump"
 # VER_FLG_WEAK of elf.h.
 WEAK = 2

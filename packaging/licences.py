@@ -26,6 +26,6 @@ def debian_paragraph(name, text):
 
 def debian_copyright():
     """Returns Debian's copyright file: packaging/deb/copyright with the licence of SBCL. The crates' licences are in a file of
-    their own, because some are complete texts of licences that Debian's systems have already, which lintian refuses here."""
+    their own, because lintian refuses complete texts of licences that every Debian system already contains."""
     sbcl = debian_paragraph("SBCL", (PACKAGING / "LICENSE-SBCL").read_text())
     return f"{(PACKAGING / 'deb/copyright').read_text()}\n{sbcl}"

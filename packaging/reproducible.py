@@ -1,4 +1,4 @@
-"""Archives whose bytes depend on their contents alone."""
+"""Archives whose bytes depend only on their contents."""
 
 import os
 import zipfile
@@ -9,7 +9,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def normalize_zip(file):
-    """Writes a zip archive again: its members sorted, dated alike, and with the same permissions as before."""
+    """Rewrites a zip archive: sorts its members, gives all of them the same date, and keeps their permissions."""
     file = Path(file)
     temporary = file.with_name(f"{file.name}.new")
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:

@@ -37,14 +37,14 @@ CONTRIBS = {
     "sb-rt": {"license": {"name": "HPND-style licence of the Massachusetts Institute of Technology"}},
     "sb-sprof": {"expression": "BSD-3-Clause"},
 }
-# Code of others in SBCL's runtime: names, places in SBCL's source and licences.
+# Third-party code in SBCL's runtime: names, directories in SBCL's source, and licences.
 RUNTIME_PARTS = [
     ("tlsf-bsd", "tlsf-bsd", {"expression": "BSD-2-Clause"}),
     ("murmur-hash", "src/runtime/murmur_hash.c", {"expression": "Apache-2.0"}),
     ("cityhash-mix", "src/runtime/hopscotch.c", {"expression": "MIT"}),
 ]
-# Libraries of every Linux system with glibc: the program uses but does not contain them. All others, such as that of zstd,
-# must first be described here.
+# The libraries that every Linux system with glibc has: the program uses but does not contain them. Describe any other library,
+# such as libzstd, here before the program may use it.
 SYSTEM_LIBRARIES = re.compile(r"(ld-linux-.*|lib(c|dl|gcc_s|m|pthread|rt|util))\.so\.\d+$")
 
 
@@ -54,18 +54,19 @@ def pin(text):
 
 
 def contribs(text):
-    """Returns the names of SBCL's contribs in the core. `text` is lisp/sbcl-host.asd, whose first system depends on all."""
+    """Returns the names of SBCL's contribs in the core. `text` is lisp/sbcl-host.asd, whose first system depends on
+    all of them."""
     systems = re.search(r'\(asdf:defsystem "sbcl-host"\n.*?:depends-on \((.*?)\)', text, re.DOTALL).group(1)
     return ["asdf", *(name for name in re.findall(r'"(.*?)"', systems) if not name.startswith("sbcl-host/"))]
 
 
 def component(name, purl, licence, **more):
-    """Returns a component that is in no package registry."""
+    """Returns a component that does not come from a package registry."""
     return {"type": "library", "bom-ref": purl, "name": name, "licenses": [licence], "purl": purl, **more}
 
 
 def lisp_components(pin_text, asd_text):
-    """Returns the component of SBCL followed by those of its parts, and the entries for their dependencies."""
+    """Returns the components of SBCL and its parts, and the entries for their dependencies."""
     pinned = pin(pin_text)
     names = contribs(asd_text)
     unknown = [name for name in names if name not in CONTRIBS]
@@ -128,7 +129,7 @@ def complete(bom, added, dependencies, libraries):
             entry["dependsOn"] = sorted({*entry.get("dependsOn", []), *direct})
     bom["components"] = sorted([*bom["components"], *added], key=lambda item: item["bom-ref"])
     bom["dependencies"] = sorted([*bom["dependencies"], *dependencies], key=lambda entry: entry["ref"])
-    # GitHub accepts no bill without a serial number. This one is the same for the same contents.
+    # GitHub requires a serial number. This number depends only on the contents.
     bom.pop("serialNumber", None)
     contents = hashlib.sha256(json.dumps(bom, sort_keys=True).encode()).hexdigest()
     bom["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, contents)}"
@@ -137,7 +138,7 @@ def complete(bom, added, dependencies, libraries):
 
 def crates_bom(target):
     """Returns cargo-cyclonedx's bill for the program, built with the default features for `target`."""
-    # The file appears beside the manifest of each member of the workspace.
+    # cargo-cyclonedx writes the file next to the manifest of each member of the workspace.
     name = "sbcl-mcp-sbom"
     members = json.loads(
         subprocess.check_output(
@@ -160,7 +161,7 @@ def crates_bom(target):
 
 
 def check_valid(text):
-    """Ends this program if `text` does not agree with CycloneDX's schema."""
+    """Ends this program if `text` does not conform to CycloneDX's schema."""
     # The tests of the functions above run without this library.
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator

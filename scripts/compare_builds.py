@@ -2,8 +2,8 @@
 """Compares two builds: scripts/compare_builds.py ONE TWO
 
 ONE and TWO are directories of packages, or two cores of SBCL. Reports each file that is missing in one of the directories or
-has other bytes, for an archive the members that differ, and for a core the spaces and addresses at which it differs. Exits
-with status 1 if there is a difference.
+differs, the differing members of an archive, and the differing spaces and addresses of a core. Exits with status 1 if there
+is a difference.
 """
 
 import re
@@ -17,12 +17,12 @@ CORE_MAGIC = 0x5342434C
 DIRECTORY, END = 3861, 3840
 SPACES = {1: "dynamic", 2: "static", 3: "read-only", 4: "fixedobj", 5: "text", 6: "permgen"}
 WORD = 8
-# Number of differing words that are listed of each part of a core.
+# Number of differing words to list for each part of a core.
 LISTED = 5
 
 
 def members(file):
-    """Returns the contents of the members of an archive, by name; None if `file` is no archive that Python can read."""
+    """Returns the contents of the members of an archive, by name; None if Python cannot read `file` as an archive."""
     if re.search(r"\.(tar\.xz|tgz|crate)$", file.name):
         with tarfile.open(file) as archive:
             return {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
@@ -33,14 +33,14 @@ def members(file):
 
 
 def difference(one, two):
-    """Returns a phrase about the difference of two byte strings, which differ."""
+    """Returns a phrase that describes the difference between two unequal byte strings."""
     first = next((place for place, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
     sizes = f"{len(one)} bytes" if len(one) == len(two) else f"{len(one)} and {len(two)} bytes"
     return f"{sizes}, equal up to byte {first}"
 
 
 def compare_contents(one, two):
-    """Returns a line for each name in two dictionaries of contents that is missing in one, or has other contents."""
+    """Returns a line for each name that is missing in one of two dictionaries of contents, or whose contents differ."""
     lines = []
     for name in sorted({*one, *two}):
         if name not in one or name not in two:
@@ -51,7 +51,7 @@ def compare_contents(one, two):
 
 
 def compare_directories(one, two):
-    """Returns a line for each difference of two directories of packages."""
+    """Returns a line for each difference between two directories of packages."""
     files = [{path.name: path for path in directory.iterdir() if path.is_file()} for directory in (one, two)]
     contents = [{name: path.read_bytes() for name, path in group.items()} for group in files]
     lines = []
@@ -71,7 +71,7 @@ def spaces(core):
     number of pages; and the number of bytes in the header."""
     words = memoryview(core)[: len(core) // WORD * WORD].cast("Q")
     if words[0] != CORE_MAGIC:
-        raise ValueError("no core of SBCL")
+        raise ValueError("not a core of SBCL")
     found, place = [], 1
     while words[place] != END:
         length = words[place + 1]
@@ -82,8 +82,8 @@ def spaces(core):
 
 
 def page_size(found):
-    """Returns the size of SBCL's pages, which depends on the processor: the least one with which each space has its number
-    of pages."""
+    """Returns the size of SBCL's pages, which depends on the processor: the smallest size at which no space needs more pages
+    than it has."""
     size = 4096
     while any(-(-count * WORD // size) > pages for _, count, _, _, pages in found):
         size *= 2
@@ -101,7 +101,7 @@ def differing_words(one, two, begin, end, step):
 
 
 def compare_cores(one, two):
-    """Returns a line for each part of two cores that differs, and lines with the first addresses that differ there."""
+    """Returns a line for each differing part of two cores, and lines with the first differing addresses of the part."""
     (found, header), (other, _) = spaces(one), spaces(two)
     if found != other:
         return ["the sizes or addresses of the spaces differ"]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # scripts/core_twice.sh [--sbcl]
-# Builds the core twice with the same SBCL, and fails if the cores differ. With --sbcl also builds SBCL and its library twice, and
-# reports the bytes that differ; that takes minutes. Uses a cache of its own, always with the same path, because SBCL puts
-# objects at addresses that depend on the lengths of paths.
+# Builds the core twice with the same SBCL, and fails if the cores differ. With --sbcl, the script also builds SBCL and its
+# library twice, which takes minutes, and reports the bytes that differ. The script's own cache always has the same path,
+# because SBCL puts objects at addresses that depend on the lengths of paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-targe
 cache=$target/cache/sbcl-mcp
 users=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp
 
-# build NAME: builds what is missing in the cache, and copies the library and the core to the directory NAME.
+# build NAME: builds the stages that are missing in the cache, and copies the library and the core to the directory NAME.
 build() {
     local file
     mkdir -p "$target/$1"
@@ -19,7 +19,7 @@ build() {
 
 rm -rf "$target"
 mkdir -p "$cache"
-# The finished SBCL is used, if there is one.
+# Use the SBCL in the user's cache if it has been built.
 cp -r "$users"/sources "$users"/sbcl-* "$cache/" 2>/dev/null || true
 build first
 rm -r "$cache"/core-*

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/cross.sh TARGET COMMAND...: runs COMMAND, such as cargo build --target TARGET, with the tools that build for
-# the Rust target TARGET, and run its programs, on this machine. On a machine of that target, COMMAND simply runs.
-# What is built for aarch64-unknown-linux-gnu elsewhere is linked with the C library of the oldest Debian on Debian's
-# mirrors, which this script installs in the cache, as root on Debian or Ubuntu; otherwise with the cross compiler's own.
+# scripts/cross.sh TARGET COMMAND...: runs COMMAND, such as cargo build --target TARGET, with tools that build programs for the
+# Rust target TARGET on this machine, and that run such programs. On a machine of this target, COMMAND runs without these
+# tools. Programs for aarch64-unknown-linux-gnu are linked with the C library of the oldest Debian on Debian's mirrors, which
+# this script installs in the cache if it runs as root on Debian or Ubuntu; otherwise with the cross compiler's C library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,14 +10,15 @@ target=$1
 shift
 [ "${target%%-*}" != "$(uname -m)" ] || exec "$@"
 if [ "$target" != aarch64-unknown-linux-gnu ]; then
-    echo "cross: $(uname -m) cannot build for $target; other machines can build for aarch64-unknown-linux-gnu only" >&2
+    echo "cross: $(uname -m) cannot build for $target: the only supported target for other machines is" \
+        "aarch64-unknown-linux-gnu" >&2
     exit 1
 fi
 
 trees=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp/debian
 can_install_debian() { [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; }
 
-# write_program FILE: writes a shell script, from standard input. Another process may be running the old one.
+# write_program FILE: writes standard input to the shell script FILE. Another process may be running the old script.
 write_program() {
     local new=$1.$$
     cat >"$new"
@@ -25,7 +26,7 @@ write_program() {
     mv "$new" "$1"
 }
 
-# The C compiler. A cross compiler searches for headers of its own C library before those of a sysroot.
+# The C compiler. A cross compiler looks for headers in its own C library first, and only then in a sysroot.
 compiler=${CC_aarch64_unknown_linux_gnu:-aarch64-linux-gnu-gcc}
 if [ -z "${SBCL_MCP_SYSROOT:-}" ] && can_install_debian; then
     SBCL_MCP_SYSROOT=$(scripts/debian.sh bullseye arm64)
@@ -42,8 +43,8 @@ fi
 # has_standard_library RUSTC: succeeds when RUSTC can compile for the target.
 has_standard_library() { [ -d "$("$1" --print target-libdir --target "$target" 2>/dev/null)" ]; }
 
-# debian_rustc: prints the path of a Rust compiler with the target's standard library, of a newer Debian in the cache.
-# The compiler runs with the libraries of that Debian.
+# debian_rustc: prints the path of a Rust compiler with the target's standard library. The compiler belongs to a newer Debian
+# in the cache, and runs with the libraries of this Debian.
 debian_rustc() {
     local root loader
     root=$(scripts/debian.sh trixie) || return

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/debian.sh RELEASE [ARCHITECTURE [PACKAGE...]]: installs a Debian in the cache, next to SBCL, unless it is
-# there, and prints its directory. Of a Debian for another machine, the packages are only unpacked, which is enough to
-# link with its libraries and to run programs in it; with PACKAGEs it is a complete system that has these packages.
+# scripts/debian.sh RELEASE [ARCHITECTURE [PACKAGE...]]: installs a Debian in the cache, next to SBCL, unless it is already
+# installed, and prints its directory. For another architecture, the packages are only unpacked, which is enough to link with
+# the libraries and to run programs in the directory. With PACKAGEs, a complete system with these packages is installed.
 # Needs root, debootstrap, a Debian or Ubuntu host and, the first time, the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ fail() {
     exit 1
 }
 
-# bootstrap OPTION...: runs debootstrap for the release, with the packages or else with libraries to link against.
+# bootstrap OPTION...: runs debootstrap for the release, with the packages or, without packages, with libraries for linking.
 bootstrap() {
     local include=libc6-dev,libzstd-dev,zlib1g-dev
     [ ${#packages[@]} = 0 ] || include=$(IFS=,; echo "${packages[*]}")
@@ -37,8 +37,8 @@ unpack() {
     done
 }
 
-# finish: runs debootstrap's second stage. The variable tells it that it runs in a container, where it may make no
-# devices: the first stage has made them.
+# finish: runs debootstrap's second stage. The variable `container` makes debootstrap create no devices, because the first
+# stage has created them.
 finish() {
     container=lxc sbcl-core/src/emulate.sh chroot "$root" /usr/bin/env \
         PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root /debootstrap/debootstrap --second-stage \
@@ -50,7 +50,7 @@ if [ -e "$root/complete" ]; then
     exit
 fi
 mkdir -p "$trees"
-# Of several processes, one installs it.
+# Only one process at a time may install this Debian.
 exec 9>"$trees/$name.lock"
 flock 9
 if [ ! -e "$root/complete" ]; then
@@ -62,7 +62,7 @@ if [ ! -e "$root/complete" ]; then
         bootstrap --foreign --arch="$architecture"
         if [ ${#packages[@]} = 0 ]; then unpack; else finish; fi
     fi
-    # Outside the chroot, an absolute link would lead to the library of this machine.
+    # Outside the chroot, an absolute link would lead to a library of this machine.
     find "$root" -xdev -type l -lname '/*' | while read -r link; do
         ln -sfnr "$root$(readlink "$link")" "$link"
     done

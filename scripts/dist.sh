@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # scripts/dist.sh [--build] [TARGET]
-# Builds the packages in target/dist and, without --build, tests each, as their users and registries would. The program is
-# built for the oldest systems that this machine can build for. Needs Python 3.11, Node.js 20 and, the first time, the
-# network. With TARGET, a Rust target, the packages are for another machine and in target/dist-MACHINE; as root they are
-# tested in an emulated Debian.
+# Builds the packages in target/dist and, without --build, tests each package as its users and its registry would. The program
+# is built for the oldest systems that this machine can build for. Needs Python 3.11, Node.js 20 and, the first time, the
+# network. With TARGET, a Rust target, the script builds packages for another machine, in target/dist-MACHINE, and, as root,
+# tests them in an emulated Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ triple=${1:-}
 . scripts/packagers.sh
 # shellcheck source=scripts/reproducible.sh
 . scripts/reproducible.sh
-# With the same environment, later cargo commands find the program built.
+# Later cargo commands need the same environment; otherwise cargo would build the program again.
 environment=(env)
 output=$target/dist
 if [ -n "$triple" ]; then
@@ -42,7 +42,7 @@ elif [ -n "$triple" ]; then
     "${environment[@]}" cargo build --profile lto --target "$triple"
     program=$target/$triple/lto/sbcl-mcp
 else
-    echo "dist: without root and debootstrap, the program needs a glibc as new as that of this system"
+    echo "dist: without root and debootstrap, the program needs a glibc as new as this system's"
     cargo build --profile lto
     program=$target/lto/sbcl-mcp
 fi
@@ -54,7 +54,7 @@ if [ -z "$triple" ]; then
     packaging/check_workflows.mjs "$tools/node/node_modules"
     packaging/check_crates.sh
 elif [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
-    # The oldest Debian, with what npm packages and wheels need.
+    # The oldest Debian, with the packages that npm packages and wheels need.
     debian=$(scripts/debian.sh bullseye arm64 nodejs python3-venv)
     packaging/check.py "$output" "$debian"
 fi

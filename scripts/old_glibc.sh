@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # scripts/old_glibc.sh [PROFILE [TARGET]]
-# Builds the program (PROFILE: lto by default) against the C library of an old Debian, so that it runs on systems of that
-# age, and tests it in chroots of that Debian and of each newer one. Prints the path of the program. Links to that Debian
-# and to its compiler are target/old-glibc/debian and target/old-glibc/cc. Needs root, debootstrap, a Debian or Ubuntu
-# host and, the first time, the network. The chroots stay in the cache, next to SBCL. With TARGET, a Rust target, the
-# program is for another machine: scripts/cross.sh builds it, and an emulator runs it in chroots for that machine.
+# Builds the program (PROFILE: lto by default) against the C library of an old Debian, so that the program runs on equally old
+# systems, and tests the program in chroots of this Debian and of each newer release. Prints the path of the program. The
+# links target/old-glibc/debian and target/old-glibc/cc lead to this Debian and to its compiler. Needs root, debootstrap, a
+# Debian or Ubuntu host and, the first time, the network. The chroots stay in the cache, next to SBCL. With TARGET, a Rust
+# target, scripts/cross.sh builds the program for another machine, and an emulator runs the program in chroots for that machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ target=$PWD/target/old-glibc
 profile=${1:-lto}
 triple=${2:-}
 [ "${triple%%-*}" != "$machine" ] || triple=
-# Another machine's programs run with an emulator, and Debian calls the machine by another name.
+# An emulator runs another machine's programs. Debian's name of the machine differs from Rust's.
 emulator=() architecture=()
 [ -z "$triple" ] || emulator=("$PWD/sbcl-core/src/emulate.sh") architecture=(arm64)
 
@@ -25,7 +25,7 @@ run_on_debian() {
     local root glibc output name=sbcl-mcp.$$
     root=$(scripts/debian.sh "$2" "${architecture[@]}")
     install "$1" "$root/tmp/$name"
-    # /proc is mounted for this command alone.
+    # /proc is mounted only for this command.
     in_tree() {
         env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp SBCL_MCP_SYSROOT="$root" "${emulator[@]}" unshare --mount \
             sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" "$@"

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Prepares a release: scripts/release.py prepare VERSION [--once] [--tag] [--target TARGET]...
 
-Builds the packages of VERSION twice, in two clones of the last commit with the version, the changelog and Debian's
-changelog changed, compares the builds and tests the packages as `make dist` does. Without --tag the repository stays as it
-is. With --tag the tested commit is added to the current branch, with an annotated tag. Nothing is ever pushed or uploaded.
---once builds once, and compares nothing. --target also builds the packages for another machine, as `make dist TARGET=...` does.
+Clones the last commit twice, changes the version, the changelog and Debian's changelog in the clones, builds the packages of
+VERSION in both, compares the builds, and tests the packages as `make dist` does. Without --tag the repository does not change.
+With --tag the script adds the tested commit, with an annotated tag, to the current branch. The script never pushes or uploads
+anything. With --once it builds only once, without a comparison. With --target it also builds packages for another machine, as
+`make dist TARGET=...` does.
 
-scripts/release.py again: builds the packages of the last commit once more, in a clone, and compares them with target/dist.
+scripts/release.py again: builds the packages of the last commit again, in a clone, and compares them with target/dist.
 
 scripts/release.py notes VERSION: prints the section of CHANGELOG.md about VERSION.
 """
@@ -22,9 +23,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Contains the clones and their packages.
+# The directory with the clones and their packages.
 WORK = ROOT / "target/publish"
-# The packages of the workspace that are published, each after those on which it depends.
+# The published packages of the workspace, each after its dependencies.
 CRATES = ["lisp-syntax", "sbcl-core", "sbcl-build", "sbcl-mcp"]
 MANIFESTS = [
     "Cargo.toml",
@@ -35,19 +36,19 @@ MANIFESTS = [
 ]
 LOCK_FILES = ["Cargo.lock", "benches/peers/Cargo.lock"]
 PLUGIN = "packaging/claude-code/.claude-plugin/plugin.json"
-# A value that these places must not contain when packages are published (packaging/README.md).
+# Values that these files must not contain when packages are published (packaging/README.md).
 PLACEHOLDERS = {"Cargo.toml": ["sbcl-mcp@localhost", "io.github.sbcl-mcp/"], "packaging/deb/changelog": ["sbcl-mcp@localhost"]}
 
 
 class Refusal(Exception):
-    """The reason why there is no release, with advice."""
+    """The reason why the release cannot be prepared, with advice."""
 
 
 def parse_version(text):
     """Returns a version such as "1.2.3" as a tuple of numbers."""
     match = re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", text)
     if not match:
-        raise Refusal(f"{text} is no version: write three numbers, such as 1.2.3")
+        raise Refusal(f"{text} is not a version: write three numbers, such as 1.2.3")
     return tuple(map(int, match.groups()))
 
 
@@ -81,7 +82,7 @@ def release_changelog(changelog, version, date):
 
 
 def release_notes(changelog, version):
-    """Returns the text of CHANGELOG.md about `version`."""
+    """Returns the section of CHANGELOG.md about `version`, without its heading."""
     for heading, text in sections(changelog):
         if heading.split(" ")[0] == version:
             return text.strip() + "\n"
@@ -89,18 +90,18 @@ def release_notes(changelog, version):
 
 
 def debian_changelog(changelog, version, date):
-    """Returns packaging/deb/changelog with an entry for `version`. `date` is as in the header of a mail."""
+    """Returns packaging/deb/changelog with an entry for `version`. `date` has the format of a mail header."""
     maintainer = re.search(r"^ -- (.*>)  ", changelog, re.MULTILINE).group(1)
     entry = f"sbcl-mcp ({version}-1) unstable; urgency=low\n\n  * See CHANGELOG.md.\n\n -- {maintainer}  {date}\n"
     entries = re.split(r"\n(?=sbcl-mcp \()", changelog)
-    # The entry for a version in preparation is replaced.
+    # An entry for this version, made during its development, is replaced.
     if entries[0].startswith(f"sbcl-mcp ({version}-1) "):
         entries = entries[1:]
     return "\n".join([entry, *entries])
 
 
 def bump_manifest(manifest, old, new):
-    """Returns a Cargo.toml in which our crates, and what it requires of them, have the version `new` instead of `old`."""
+    """Returns a Cargo.toml in which our crates, and dependencies on our crates, have the version `new` instead of `old`."""
     lines = []
     for line in manifest.splitlines(keepends=True):
         if line.startswith("version = ") or re.match(rf"({'|'.join(CRATES)}) = ", line):
@@ -121,25 +122,25 @@ def manifest_version(manifest):
 
 
 def placeholders(read):
-    """Returns a line for each placeholder that is left. `read` returns the text of a file of the repository."""
+    """Returns a line for each remaining placeholder. `read` returns the text of a file of the repository."""
     left = [f"{file}: {value}" for file, values in PLACEHOLDERS.items() for value in values if value in read(file)]
     return left if re.search(r"^repository = ", read("Cargo.toml"), re.MULTILINE) else [*left, "Cargo.toml: no repository"]
 
 
 def run(*command, directory=ROOT, **more):
-    """Runs a command that shows its progress, and ends this program if the command fails."""
+    """Runs a command and shows its output. Raises Refusal if the command fails."""
     print("release: $", *command, flush=True)
     if subprocess.run([str(word) for word in command], cwd=directory, **more).returncode:
         raise Refusal(f"{' '.join(map(str, command))} failed: see above")
 
 
 def output_of(*command, directory=ROOT):
-    """Returns what a command prints."""
+    """Returns the output of a command."""
     return subprocess.run(command, cwd=directory, check=True, text=True, stdout=subprocess.PIPE).stdout.rstrip()
 
 
 def change_files(tree, version, now):
-    """Gives the files in the directory `tree` the version, and the date `now`."""
+    """Changes the version and the date of the files in the directory `tree`. `now` is the date."""
 
     def change(name, function, *arguments):
         file = tree / name
@@ -156,7 +157,8 @@ def change_files(tree, version, now):
 
 
 def clone(name, source, commit):
-    """Clones `commit` of the repository `source` into a fresh directory of WORK. The clone uses our installed tools."""
+    """Clones `commit` of the repository `source` into a new directory in WORK. The clone uses this repository's
+    installed tools."""
     tree = WORK / name
     shutil.rmtree(tree, ignore_errors=True)
     run("git", "-c", "init.defaultBranch=main", "clone", "--quiet", "--no-checkout", source, tree)
@@ -169,7 +171,7 @@ def clone(name, source, commit):
 
 
 def outputs(tree, targets):
-    """Returns the directories of packages that scripts/dist.sh makes in `tree`, for this machine and then for `targets`."""
+    """Returns the directories in which scripts/dist.sh builds packages in `tree`, for this machine and then for `targets`."""
     return [tree / "target/dist", *(tree / f"target/dist-{target.split('-')[0]}" for target in targets)]
 
 
@@ -180,7 +182,8 @@ def build(tree, targets, *options):
 
 
 def build_again(tree, targets, source, commit):
-    """Builds the packages of `commit` of the repository `source` in a second clone, and compares them with those in `tree`."""
+    """Builds the packages of `commit` of the repository `source` in a second clone, and compares them with the packages in
+    `tree`."""
     second = clone("second", source, commit)
     build(second, targets, "--build")
     for one, two in zip(outputs(tree, targets), outputs(second, targets)):
@@ -188,12 +191,12 @@ def build_again(tree, targets, source, commit):
 
 
 def build_environment():
-    """Returns the environment of a build. The packages are in the clone's own target directory."""
+    """Returns the environment of a build, in which each clone has its own target directory."""
     return {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
 
 
 def check_repository(version, tag):
-    """Refuses a release that cannot be made of the repository as it is. A dry run may contain placeholders."""
+    """Refuses a release if the repository is not ready. A dry run may contain placeholders."""
     changed = output_of("git", "status", "--porcelain")
     if changed:
         raise Refusal(f"these files are not committed; commit or remove them:\n{changed}")
@@ -214,7 +217,7 @@ def prepare(version, once, tag, targets):
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     first = clone("first", ROOT, output_of("git", "rev-parse", "HEAD"))
     change_files(first, version, now)
-    # Cargo would change the lock files otherwise, if another version were missing in them.
+    # Fail here if the lock files do not match the manifests: cargo would otherwise change the lock files during the build.
     run("cargo", "metadata", "--locked", "--format-version", "1", directory=first, stdout=subprocess.DEVNULL)
     identity = {**os.environ, "GIT_AUTHOR_DATE": now.isoformat(), "GIT_COMMITTER_DATE": now.isoformat()}
     run("git", "commit", "--quiet", "--all", "--message", f"Version {version}", directory=first, env=identity)
@@ -241,7 +244,7 @@ def prepare(version, once, tag, targets):
 
 
 def report(version, tag, packages, provenance, notes, left):
-    """Returns what is left to a person."""
+    """Returns the summary of the run, with the steps that a person must take."""
     lines = [
         "",
         f"release: the packages of {version} are in {packages}",
@@ -255,7 +258,7 @@ def report(version, tag, packages, provenance, notes, left):
     return "\n".join(
         [
             *lines,
-            f"release: v{version} is tagged, and nothing was pushed. packaging/README.md says how to publish; first:",
+            f"release: v{version} is tagged, and nothing was pushed. To publish (packaging/README.md), begin with:",
             f"  git push origin HEAD v{version}",
         ]
     )
@@ -266,11 +269,11 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     preparation = commands.add_parser("prepare", help="build, compare and test the packages; with --tag, commit and tag")
     preparation.add_argument("version")
-    preparation.add_argument("--once", action="store_true", help="build once, and compare nothing")
+    preparation.add_argument("--once", action="store_true", help="build once, without a comparison")
     preparation.add_argument("--target", action="append", default=[], help="also build for this Rust target")
     preparation.add_argument("--tag", action="store_true", help="commit and tag")
     commands.add_parser("again", help="build the last commit in a clone, and compare the packages with target/dist")
-    commands.add_parser("notes", help="print what CHANGELOG.md says about a version").add_argument("version")
+    commands.add_parser("notes", help="print the section of CHANGELOG.md about a version").add_argument("version")
     arguments = parser.parse_args()
     try:
         if arguments.command == "notes":
@@ -278,7 +281,7 @@ def main():
         elif arguments.command == "again":
             build_again(ROOT, [], ROOT, output_of("git", "rev-parse", "HEAD"))
         elif arguments.once and arguments.tag:
-            raise Refusal("a release needs two builds that agree: leave --once or --tag out")
+            raise Refusal("a tag requires two equal builds: omit --once or --tag")
         else:
             prepare(arguments.version, arguments.once, arguments.tag, arguments.target)
     except Refusal as refusal:

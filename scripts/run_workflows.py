@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the steps of the workflows on this machine: scripts/run_workflows.py [WORKFLOW[/JOB]...]
 
-Without arguments, all jobs of all workflows. Each job runs in a clone of the last commit below target/workflows, with the
-commands in .github/workflows. Left out are jobs for other kinds of machines, steps that use an action of GitHub, steps with a
-condition that does not hold for a branch, and steps whose names begin with "Install", which prepare a new machine. Needs
-PyYAML, which is among the tools of scripts/packagers.sh (make workflows).
+Without arguments, runs all jobs of all workflows. Each job runs the commands in .github/workflows in a clone of the last
+commit below target/workflows. The script skips jobs for other kinds of machines, steps that use an action of GitHub, steps
+with a condition that is false for a branch, and steps whose names begin with "Install", which prepare a new machine. Needs
+PyYAML, which scripts/packagers.sh installs (make workflows).
 """
 
 import itertools
@@ -26,12 +26,12 @@ def combinations(job):
     matrix = job.get("strategy", {}).get("matrix", {})
     unsupported = {"include", "exclude"} & matrix.keys()
     if unsupported:
-        sys.exit(f"workflows: a matrix with {', '.join(sorted(unsupported))} is not understood")
+        sys.exit(f"workflows: a matrix with {', '.join(sorted(unsupported))} is not supported")
     return [dict(zip(matrix, values)) for values in itertools.product(*matrix.values())]
 
 
 def substitute(text, values):
-    """Returns a command with the values of the matrix in the places of the expressions that name them."""
+    """Returns a command in which the expressions that name values of the matrix are replaced by these values."""
 
     def value(match):
         name = match[1]
@@ -50,36 +50,38 @@ def machine(runner):
 
 
 def holds(condition):
-    """Returns whether a condition holds in the workflow of a branch."""
+    """Returns true if the condition is true in the workflow of a branch."""
     if condition not in BRANCH:
-        sys.exit(f"workflows: the condition {condition} is not understood")
+        sys.exit(f"workflows: the condition {condition} is not supported")
     return BRANCH[condition]
 
 
 def plan(job, values, here):
-    """Returns what to do for a job with these values of its matrix: pairs of a reason and a command, one of them None."""
+    """Returns the steps of a job with these values of its matrix, as pairs: None and a command, or the reason to skip the
+    step and None."""
     values = {f"matrix.{name}": value for name, value in values.items()}
     runner = substitute(job["runs-on"], values)
     if machine(runner) != here:
-        return [(f"it needs {runner}", None)]
+        return [(f"needs a machine of the kind {runner}", None)]
     if "if" in job and not holds(job["if"]):
         return [(f"only if {job['if']}", None)]
     steps = []
     for step in job["steps"]:
         name = step.get("name", "")
         if "uses" in step:
-            steps.append((f"{step['uses'].split('@')[0]} is GitHub's", None))
+            steps.append((f"{step['uses'].split('@')[0]} is an action of GitHub", None))
         elif "if" in step and not holds(step["if"]):
             steps.append((f"{name or step['run']}: only if {step['if']}", None))
         elif name.startswith("Install"):
-            steps.append((f"{name}: for a new machine", None))
+            steps.append((f"{name}: prepares a new machine", None))
         else:
             steps.append((None, substitute(step["run"], values)))
     return steps
 
 
 def shim_sudo(directory):
-    """Returns a directory for the PATH with a program sudo for root on a machine without sudo; None if it is not needed."""
+    """Returns a directory for the PATH with a program `sudo`, if this process runs as root on a machine without sudo; otherwise
+    None."""
     if shutil.which("sudo") or os.geteuid() != 0:
         return None
     directory.mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ def run_job(name, steps, variables):
     """Runs the steps of a job in a fresh clone. Returns the command that failed, or None."""
     if all(command is None for _, command in steps):
         for reason, _ in steps:
-            print(f"workflows: {name}: left out: {reason}", flush=True)
+            print(f"workflows: {name}: skipped: {reason}", flush=True)
         return None
     tree = WORK / re.sub(r"[^\w.-]+", "-", name)
     shutil.rmtree(tree, ignore_errors=True)
@@ -106,7 +108,7 @@ def run_job(name, steps, variables):
     environment.update({key: str(value) for key, value in variables.items()})
     for reason, command in steps:
         if command is None:
-            print(f"workflows: {name}: left out: {reason}", flush=True)
+            print(f"workflows: {name}: skipped: {reason}", flush=True)
             continue
         print(f"workflows: {name}: $ {command.strip()}", flush=True)
         # GitHub's default shell.
@@ -133,7 +135,7 @@ def main():
         print(f"workflows: failed: {line}")
     if failed:
         sys.exit(1)
-    print("workflows: every step that runs here passed")
+    print("workflows: all steps that run on this machine passed")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 sanitizer=${1:-}
 case $sanitizer in
     address) tests=() ;;
-    # The thread that owns a queue, and those that fill it. ThreadSanitizer does not know fences, so no test that relies on one.
+    # Tests in which several threads use a queue. ThreadSanitizer does not support fences, so no test that relies on a fence.
     thread) tests=(os:: rpc:: session:: image::message_buffer) ;;
     *)
         echo "usage: scripts/sanitize.sh address|thread" >&2
@@ -16,7 +16,7 @@ case $sanitizer in
         ;;
 esac
 host=$(rustc --version --verbose | sed -n 's/^host: //p')
-# The standard library is built with the sanitizer, too. With --target, build scripts are built without it.
+# The standard library is built with the sanitizer, too. Because of --target, build scripts are built without the sanitizer.
 RUSTFLAGS=-Zsanitizer=$sanitizer RUST_TEST_THREADS=$(nproc) \
     cargo +nightly test -Zbuild-std --target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/sanitize-$sanitizer" \
     --package sbcl-mcp --package lisp-syntax --lib -- "${tests[@]}"

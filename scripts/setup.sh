@@ -122,7 +122,7 @@ find_missing_arm64_tools() {
         add_missing "strip for aarch64" binutils-aarch64-linux-gnu binutils-aarch64-linux-gnu \
             aarch64-linux-gnu-binutils ""
     has qemu-aarch64-static || has qemu-aarch64 ||
-        add_missing "QEMU for programs of aarch64" qemu-user-static qemu-user-static-aarch64 qemu-user-static ""
+        add_missing "QEMU for aarch64 programs" qemu-user-static qemu-user-static-aarch64 qemu-user-static ""
     { has unshare && has mount; } || add_missing "unshare and mount" "util-linux mount" util-linux util-linux ""
     # Programs are linked with the C library of an old Debian, which needs root.
     [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || add_missing debootstrap debootstrap "" "" ""

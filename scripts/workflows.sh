@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # scripts/workflows.sh [WORKFLOW[/JOB]...]
-# Checks GitHub's workflows with actionlint, then runs the steps of the named workflows or jobs (default: all) on this machine.
+# Checks GitHub's workflows with actionlint, then runs the steps of the named workflows or jobs (default: all jobs) on this
+# machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

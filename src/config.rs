@@ -20,13 +20,13 @@ pub struct ImageConfig {
     /// A directory with an `sbcl.core` to use instead of the core in this program. A `libsbcl.so` in the directory must be
     /// the library that the program was built with. On systems other than Linux the library is required.
     pub core_dir: Option<PathBuf>,
-    /// A core file that an image of this program has saved. It is booted instead of the plain core.
+    /// A core file that an image of this program has saved, to boot instead of the plain core.
     pub image: Option<PathBuf>,
     /// True to load the user's `~/.sbclrc` after the boot.
     pub user_init: bool,
     /// A directory that serves as the home directory if the user has no home directory, and that receives ASDF's compiled
-    /// files if the user's cache directory is not writable. It need not exist; the caller removes it. `None` for no such
-    /// directory.
+    /// files if the user's cache directory is not writable. The directory need not exist; the caller removes it. `None`
+    /// for no such directory.
     pub scratch: Option<PathBuf>,
 }
 

@@ -34,7 +34,7 @@ pub mod values {
     //! let none: Option<f64> = lisp.eval("nil")?;
     //! assert_eq!((quotient, remainder, names.len(), ages["ada"], none), (3, 2, 2, 36, None));
     //!
-    //! // What is something else is an error that says what was expected, what came, and where.
+    //! // An element of another type is an error that says what was expected, what was found, and where.
     //! let error = lisp.eval::<Vec<i8>>("(list 1 2 300)").unwrap_err();
     //! assert_eq!(error.to_string(), "expected an integer from -128 to 127, but found 300 (in element 2)");
     //! # Ok::<(), sbcl::Error>(())
@@ -75,7 +75,7 @@ pub mod functions {
     //! )?;
     //! assert_eq!(lisp.call::<i64>("guide:price", (21, keyword("rate"), 3))?, 63);
     //!
-    //! // Looked up once; it follows its redefinition, also while other threads call it.
+    //! // A function is looked up once and follows its redefinition, even while other threads call it.
     //! let price = lisp.function("guide:price")?;
     //! assert_eq!(price.call::<i64>((21,))?, 42);
     //! lisp.load_str("(in-package :guide) (defun price (n) n)")?;
@@ -319,9 +319,9 @@ pub mod safety {
     //! panics with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
     //! There is one exception. Crates such as `stacker` and `corosensei` switch stacks in safe functions: do not use them
-    //! on a Lisp thread, that is in a function that Lisp calls or in the closure of [`enter`](crate::Lisp::enter). The
+    //! on a Lisp thread, that is, in a function that Lisp calls or in the closure of [`enter`](crate::Lisp::enter). The
     //! garbage collector scans only the thread's own stack, and usually [ends the
-    //! process](crate::guide::what_ends_the_process) if the thread runs on another one. There, a call through
+    //! process](crate::guide::what_ends_the_process) if the thread runs on another stack. On such a stack, a call through
     //! [`Lisp`](crate::Lisp) runs on another Lisp thread, and a call through a [`Cx`](crate::Cx) fails with
     //! [`Error::CannotCall`](crate::Error::CannotCall).
     //!
@@ -356,8 +356,8 @@ pub mod what_ends_the_process {
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
-    //! | a Rust function calls Lisp when less than 16 KiB of the stack besides its guard pages is left | [`Error::CannotCall`](crate::Error::CannotCall) |
-    //! | code on a Lisp thread runs on another stack than the thread's own, as in a coroutine of `corosensei` or the closure of `stacker::grow`, while garbage is collected | SBCL ends the process with status 86 |
+    //! | a Rust function calls Lisp when less than 16 KiB of the stack are left, not counting the guard pages | [`Error::CannotCall`](crate::Error::CannotCall) |
+    //! | garbage is collected while code on a Lisp thread runs on another stack, as in a coroutine of `corosensei` or the closure of `stacker::grow` | SBCL ends the process with status 86 |
     //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |

@@ -163,7 +163,7 @@ fn segfault_in_a_host_thread_kills_the_process_with_sigsegv() {
         assert_eq!(value("(+ 1 2)"), "3");
         // SAFETY: none. The fault is what this test provokes; it ends this process.
         unsafe { std::hint::black_box(std::ptr::without_provenance_mut::<u8>(8)).write_volatile(1) };
-        unreachable!("a fault does not go on");
+        unreachable!("a fault does not return");
     }
     assert_eq!(run_in_child(name).signal(), Some(libc::SIGSEGV));
 }
@@ -622,7 +622,7 @@ fn calls_that_start_too_many_threads_get_an_error() {
     assert!(error.to_string().contains("Thread limit reached: 256 threads."), "{error}");
     // The program's own threads do not count: one ends itself, and another replaces it.
     assert!(lisp.eval::<()>("(sb-thread:abort-thread)").is_err());
-    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("Lisp still works"), 3);
 }
 
 #[test]
@@ -666,7 +666,7 @@ fn exhausting_the_binding_or_alien_stack_again_in_a_handler_ends_only_the_call()
             lisp.eval::<()>(&format!("(again #'{function})")).expect_err("endless");
             lisp.eval::<()>(&format!("(unwind-protect (again #'{function}) (again #'{function}))"))
                 .expect_err("endless");
-            assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc) *bound*)").expect("it goes on"), 0);
+            assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc) *bound*)").expect("Lisp still works"), 0);
         }
     }
 }
@@ -688,7 +688,7 @@ fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
     ] {
         let error = lisp.eval::<()>(code).expect_err(code);
         assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{code}: {error}");
-        assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+        assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("Lisp still works"), 3);
     }
     // Within `enter`, and on both threads at once.
     let threads: Vec<_> = (0..2)
@@ -724,7 +724,7 @@ fn heap_exhaustion_by_lists_from_a_host_function_is_a_storage_condition() {
         let outcome = lisp.session().evaluate(Evaluation::new(code));
         let error = outcome.result.as_ref().expect_err(code);
         assert_eq!(error.kind, "HEAP-EXHAUSTED", "{code}");
-        assert_eq!(lisp.eval::<i64>("(length (host:list))").expect("it goes on"), 1000);
+        assert_eq!(lisp.eval::<i64>("(length (host:list))").expect("Lisp still works"), 1000);
     }
 }
 
@@ -853,8 +853,8 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
         }
     };
     touch();
-    lisp.define("host:touch", "Fault, and go on.", touch).expect("it is defined");
-    lisp.eval::<()>("(host:touch)").expect("it goes on");
+    lisp.define("host:touch", "Cause a fault and continue.", touch).expect("it is defined");
+    lisp.eval::<()>("(host:touch)").expect("Lisp still works");
     assert_eq!(FAULTS.load(Ordering::SeqCst), 2);
     // Lisp handles a fault in Lisp code.
     let fault = lisp.eval::<()>("(sb-sys:sap-ref-8 (sb-sys:int-sap 0) 0)").expect_err("an error");
@@ -909,11 +909,11 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
     while SAMPLES.load(Ordering::SeqCst) < before + 50 && Instant::now() < end {
         let sum = lisp.eval::<i64>("(loop for list = (loop for n below 10000 collect n) repeat 20 sum (length list))");
         assert_eq!(sum.expect("a sum"), 200_000);
-        lisp.eval::<()>("(sb-ext:gc)").expect("it goes on");
+        lisp.eval::<()>("(sb-ext:gc)").expect("Lisp still works");
     }
     sample_every(Duration::ZERO);
     assert!(SAMPLES.load(Ordering::SeqCst) >= before + 50, "{} samples", SAMPLES.load(Ordering::SeqCst) - before);
-    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("Lisp still works"), 3);
 }
 
 /// The first access to a library's thread local may allocate, and the thread that the signal interrupts may be inside
@@ -997,7 +997,7 @@ fn stop_signal_that_the_program_raises_on_a_lisp_thread_is_ignored() {
         sender.send(statuses.expect("the closure returns"))
     });
     assert_eq!(raised.recv_timeout(Duration::from_secs(60)).expect("the thread is not stopped"), [0; 3]);
-    assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc :full t) 3)").expect("it goes on"), 3);
+    assert_eq!(lisp.eval::<i64>("(progn (sb-ext:gc :full t) 3)").expect("Lisp still works"), 3);
 }
 
 /// A reply runs on the thread of a held evaluation, within a host function's call of Lisp. A crate such as `scoped-tls` can
@@ -1228,7 +1228,7 @@ fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
     }
     AT_EXIT.set(core.with_extension("core.at-exit")).expect("once");
-    // SAFETY: the handlers are plain functions, which live for ever.
+    // SAFETY: the handlers are plain functions, which live forever.
     unsafe {
         libc::atexit(at_exit);
         // The host's SIGCHLD handler reaps every child, including the one that saves.

@@ -441,7 +441,7 @@ fn session_within_its_own_evaluation() {
     assert_eq!(session_value(&lisp, "(host:nested)"), "\"DEADLOCK\"");
     assert_eq!(session_value(&lisp.clone(), "(+ 1 2)"), "3");
     assert!(lisp.session().last_error().is_none());
-    // An evaluation of another connection would wait for ever as well.
+    // An evaluation of another connection would wait forever as well.
     let other = lisp.session().connect();
     lisp.define("host:other", "Evaluate.", move || other.evaluate(Evaluation::new("1")).is_error()).unwrap();
     assert_eq!(session_value(&lisp, "(host:other)"), "T");
@@ -530,7 +530,7 @@ fn session_within_every_background_evaluation() {
         kind_of(&inner.session().evaluate(evaluation))
     })
     .unwrap();
-    // Only the last of them would wait for ever.
+    // Only the last of them would wait forever.
     let receiver = fill_background(&lisp, "(host:more)", 3 * SOON);
     assert_eq!(count_evaluated(&receiver), MOST_IN_BACKGROUND - 1);
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
@@ -661,7 +661,7 @@ fn boot_after_a_failed_boot_uses_its_own_thread_count() {
 
 // ---- Program code that blocks
 
-/// A value that blocks for ever when it is dropped or called as a waker.
+/// A value that blocks forever when it is dropped or called as a waker.
 struct Blocking;
 
 impl Blocking {

@@ -600,7 +600,7 @@ fn handler_may_call_rust_while_an_answer_is_read() {
                                     (continue condition))))
                     (values-list (rest (soundness:pair))))"#;
     for _ in 0..20 {
-        let (tail, kept): (String, Vec<String>) = lisp.eval(code).expect("it goes on");
+        let (tail, kept): (String, Vec<String>) = lisp.eval(code).expect("Lisp still works");
         assert_eq!((tail.as_str(), kept), ("tail", vec!["kept".to_owned()]));
         // New objects would reuse the handles of objects that were released too early.
         drop((0..50).map(|n| lisp.value(vec![n])).collect::<Vec<_>>());
@@ -613,7 +613,7 @@ fn handler_may_call_rust_while_an_answer_is_read() {
             condition.is("package-error").then(|| Restart::named("continue"))
         })
     };
-    assert_eq!(unlocking.eval::<String>("(second (soundness:pair))").expect("it goes on"), "tail");
+    assert_eq!(unlocking.eval::<String>("(second (soundness:pair))").expect("Lisp still works"), "tail");
     forget_symbol(&lisp);
     assert_eq!(lisp.eval::<i64>("sbcl-host/embedding::*answers-being-read*").expect("a number"), 0);
 }

@@ -41,7 +41,7 @@ fn sbcl_host_system_passes_its_asdf_tests_in_stock_sbcl() {
 
 #[test]
 fn embedding_core_loads_without_debugger_tools_and_testing() {
-    // Nothing that is loaded calls what is not there, or the compiler would warn.
+    // The compiler would warn if loaded code called an undefined function.
     let load = "(progn (handler-bind ((warning #'error))
                          (asdf:load-system \"sbcl-host/embedding\" :force '(\"sbcl-host/core\" \"sbcl-host/embedding\")))
                        (format t \"~&loaded: ~{~A~^, ~}~%\"

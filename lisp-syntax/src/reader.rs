@@ -1,4 +1,4 @@
-//! Checks of balanced text. They find text that the reader would refuse, as far as this can be known without evaluating
+//! Checks of balanced text. The checks find text that the reader would refuse, as far as this can be known without evaluating
 //! the text.
 
 use std::collections::HashSet;

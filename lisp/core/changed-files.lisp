@@ -78,7 +78,7 @@ file a later date, but no longer than some 20 ms."
 ;;; Source files as this image loaded them
 
 (defglobal **loaded-file-states** (make-hash-table :test 'equal :synchronized t)
-  "A table from the native namestrings of source files that were compiled or loaded to FILE-STATEs. The state is that of
+  "A table from the native namestrings of source files that were compiled or loaded to FILE-STATEs. The state is the state of
 the source file when it was last compiled or loaded; or, if its fasl was loaded, when the fasl was made.")
 
 (defun note-loaded-file-state (namestring state)

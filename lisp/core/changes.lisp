@@ -1,5 +1,5 @@
 ;;;; The changes that a form makes: the names of the definitions that SBCL makes or removes while it evaluates the form.
-;;;; They are reported with the form's role and the modules that its symbols belong to. The host records the changes
+;;;; The changes are reported with the form's role and the modules that its symbols belong to. The host records the changes
 ;;;; with the form, to determine later which forms replace others.
 
 (in-package "SBCL-HOST")

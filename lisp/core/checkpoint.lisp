@@ -125,7 +125,7 @@ be interrupted. Interrupts must be off."
         (return (values process obstacle threads))))))
 
 (defconstant +pause-milliseconds+ 2000
-  "The maximum duration of a pause. It must be smaller than SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c.")
+  "The maximum duration of a pause, which must be smaller than SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c.")
 
 (defun fork-paused-image (mutexes wait-for-c threads)
   "Fork as FORK-IMAGE does, and return its first two values. Meanwhile THREADS pause, each at a point where an
@@ -160,7 +160,7 @@ that stays in C code; then cut the thread off there."
         (end-pause)))))
 
 (defun process-sleeping-p (process)
-  "Return true when the kernel reports the child PROCESS as sleeping; false also when the state cannot be read."
+  "Return true when the kernel reports the child PROCESS as sleeping, and false otherwise or when the state cannot be read."
   (handler-case
       (with-open-file (file (sb-ext:parse-native-namestring (format nil "/proc/~D/stat" process)))
         ;; The program's name, in parentheses, precedes the state and may itself contain parentheses.

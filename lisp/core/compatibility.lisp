@@ -49,7 +49,7 @@
 
 (defun compile-and-call (form lexenv source-info toplevel-form-number ephemeral)
   "Compile FORM in LEXENV, then call the compiled code. The other parameters are those of COMPILE-IN-LEXENV."
-  ;; A declaration is no form, and must be refused.
+  ;; A declaration is not a form, and must be refused.
   (let ((lambda `(lambda () ,(if (typep form '(cons (eql declare))) `(progn ,form) form))))
     (funcall (the function
                   (handler-bind ((sb-ext:compiler-note #'muffle-warning))

@@ -89,8 +89,8 @@ environment, even if other threads change the global policy."
   "True in a thread whose warnings are pushed to the host.")
 
 (defvar *last-recorded-condition* nil
-  "The warning or compiler error that was recorded last. It is not recorded again if it is signalled again, for example
-by a handler.")
+  "The warning or compiler error that was recorded last. The same condition is not recorded again if it is signalled again,
+for example by a handler.")
 
 (defvar *condition-from-warn* nil
   "The condition that SIGNAL-RECORDED-WARNING is signalling.")

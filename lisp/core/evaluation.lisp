@@ -5,7 +5,7 @@
 (declaim (inline make-evaluation))
 (defstruct (evaluation (:copier nil) (:predicate nil))
   "The state of one evaluation, shared by its threads."
-  ;; The host's number for the evaluation. It is recorded with the functions that the evaluation defines.
+  ;; The host's number for the evaluation, which is recorded with the functions that the evaluation defines.
   (number 0 :type sb-ext:word)
   ;; The number of changes that the evaluation has made: definitions, removals, and others such as exports.
   (change-count 0 :type sb-ext:word)

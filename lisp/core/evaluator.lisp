@@ -352,8 +352,8 @@ the connection, or as the global values if this thread has no connection."
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*restart-answers* '())
         (*saved-tty* nil)
-        ;; This variable may be set to a stream with input for a restart. It is bound here, so that only this evaluation
-        ;; reads that input.
+        ;; This variable may be set to a stream with input for a restart. The variable is bound here, so that only this
+        ;; evaluation reads that input.
         (sb-sys:*tty* sb-sys:*tty*)
         (tty sb-sys:*tty*))
     (labels ((evaluate ()

@@ -3,7 +3,7 @@
 (in-package "SBCL-HOST")
 
 (defglobal **error-details** '()
-  "The names of the functions that push further details of an error report, in the order of the details. Each function is
+  "The names of the functions that push additional details of an error report, in the order of the details. Each function is
 called with the condition.")
 
 (defun add-error-details (function)
@@ -11,7 +11,7 @@ called with the condition.")
   (setf **error-details** (append (remove function **error-details**) (list function))))
 
 (defun push-error-details (condition)
-  "Push the further details of the report of CONDITION."
+  "Push the additional details of the report of CONDITION."
   (dolist (function **error-details**)
     (funcall (the symbol function) condition)))
 

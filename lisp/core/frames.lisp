@@ -1,4 +1,4 @@
-;;;; Describing an error: the condition, its restarts and its frames. They are captured before the stack unwinds.
+;;;; Describing an error: the condition, its restarts and its frames, all captured before the stack unwinds.
 
 (in-package "SBCL-HOST")
 
@@ -430,8 +430,9 @@ reader\", and CALL is inside the innermost frame of this machinery."
                         (reported-frame-name call))))))
 
 (defun mark-signal-handling-frames (calls)
-  "Mark further frames in CALLS as signal handling: the foreign frames in which the C runtime handles a signal. They lie
-just outside SBCL's own frames that are marked so already, and end with a frame without a name, which the kernel called."
+  "Mark further frames in CALLS as signal handling: the foreign frames in which the C runtime handles a signal. These
+frames lie just outside SBCL's own frames that are marked so already, and end with a frame without a name, which the kernel
+called."
   (loop with within = nil
         for call in calls
         for name = (reported-frame-name call)

@@ -16,8 +16,8 @@ than frequent collections.")
   "SBCL's default number of bytes between two collections, a twentieth of the heap.")
 
 (defun limit-nursery ()
-  "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or its default if that is less. ADAPT-NURSERY may change
-this after each collection."
+  "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or after its default number of bytes, if less.
+ADAPT-NURSERY may change this after each collection."
   (setf **default-nursery-size** (sb-ext:bytes-consed-between-gcs)
         **nursery-size** (min +small-nursery-size+ **default-nursery-size**)
         (sb-ext:bytes-consed-between-gcs) **nursery-size**))
@@ -92,8 +92,8 @@ such a collection needs room to copy everything that the session keeps."
   (ceiling bytes 1000000))
 
 (defglobal **ending-threads** '()
-  "The threads that END-THREADS-FOR-HEAP has interrupted. They may still be unwinding, or their garbage may still be in the
-heap.")
+  "The threads that END-THREADS-FOR-HEAP has interrupted. These threads may still be unwinding, or their garbage may still
+be in the heap.")
 
 (defglobal **collected-ending-threads** '()
   "The value of **ENDING-THREADS** for which COLLECT-AFTER-THREADS last ran, so that it runs once for each value.")
@@ -180,7 +180,7 @@ the evaluation that filled the heap, a string, or NIL."
 
 (defvar *end-part-for-heap* nil
   "A function that ends the current part of the evaluation, such as a test, when the heap is nearly full. Its argument is
-its caller's frame pointer. It returns only if the part is already being ended. NIL if a full heap ends the whole
+its caller's frame pointer. The function returns only if the part is already being ended. NIL if a full heap ends the whole
 evaluation.")
 
 (defvar *ended-part* nil

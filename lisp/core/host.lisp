@@ -53,8 +53,7 @@
   "The reason in an :INTERRUPT job when the heap is nearly full.")
 
 (defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
-  "The flag that is added to the job number of an event about an error that was signalled and that the code may still
-handle.")
+  "The flag added to the job number of an event about a signalled error that the code may still handle.")
 
 (defparameter *exported-functions* (exported-functions)
   "The names of the functions that a core exports to the host. start.lisp defines the functions.")

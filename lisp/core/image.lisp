@@ -39,7 +39,7 @@ must have been called before."
   (hide-packages)
   (when sb-impl::*finalizer-thread*
     (sb-impl::finalizer-thread-stop))
-  ;; SBCL would stop the finalizer thread, which no longer runs. Nor has build.lisp let it run.
+  ;; SBCL would stop the finalizer thread when it saves. The thread is already stopped: here, or by build.lisp.
   (let ((*saving-image* t))
     (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)
                               :callable-exports *exported-functions*)))

@@ -1,6 +1,6 @@
-;;;; The facts about the processor on which the Lisp side relies. Each kind of processor has a section, and all sections
-;;;; define the same names. No other file contains code for a particular processor. src/image/machine.rs has the facts on
-;;;; which the host relies, and ffi/shim.c those that concern SBCL's C runtime.
+;;;; The processor-specific code of the Lisp side. Each kind of processor has a section, and all sections define the same
+;;;; names. No other file of the Lisp side contains code for a particular processor. The host's processor-specific code is in
+;;;; src/image/machine.rs, and ffi/shim.c contains the code for SBCL's C runtime.
 
 (in-package "SBCL-HOST")
 
@@ -9,7 +9,7 @@
   (error "lisp/core/machine.lisp has no section for this kind of processor."))
 
 (defun saved-interrupt-context ()
-  "Return the newest context that SBCL has saved of interrupted code in this thread, or NIL."
+  "Return the interrupt context that SBCL saved last in this thread, or NIL."
   (and (plusp sb-kernel:*free-interrupt-context-index*)
        (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*))))
 
@@ -100,8 +100,8 @@ frame pointer (a SAP), may belong to another frame."
     (ignore-errors (sb-di::find-interrupted-frame)))
 
   (defun pausable-p ()
-    "Return false when this thread was interrupted in C code, and so must not pause for a fork. Here, sbcl_host_pause of
-ffi/shim.c finds that out."
+    "Return false when this thread was interrupted in C code, and so must not pause for a fork. On this processor,
+sbcl_host_pause in ffi/shim.c makes this check."
     t)
 
   ;; Full calls
@@ -202,7 +202,7 @@ line to *ERROR-OUTPUT*."
   #+linux
   (defun in-system-call-context-p (context)
     "Return true when the code interrupted in CONTEXT, an interrupt context, waited in a system call, or when the interruption
-was pending until the code unblocked signals, as SBCL's runtime does after a collection. The kernel stops a call that waits
+was pending until the code unblocked signals, as SBCL's runtime does after a collection. The kernel ends a waiting call
 with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCALL."
     (flet ((syscall-at-p (address)
              (and (eql #x0f (sap-ref-8 (int-sap address) 0)) (eql #x05 (sap-ref-8 (int-sap address) 1)))))
@@ -215,8 +215,8 @@ with EINTR, or makes the thread repeat the call. 0F 05 is the instruction SYSCAL
             (member rax '(0 1 2 7 23 35 42 43 44 45 46 47 61 73 128 130 202 230 232 247 257 270 271 281 288))
             ;; The memory before the code may be unmapped, so a register is tested first: SYSCALL sets RCX to the address of
             ;; the next instruction. After EINTR, RAX is -4. After rt_sigprocmask, the first argument is at most 2 and the
-            ;; fourth is 8; the first argument of other calls, such as those of malloc, is an address or a descriptor. A call
-            ;; of getdents64, which reads a directory, takes long but is never stopped. B8 is MOV, which sets EAX.
+            ;; fourth is 8; the first argument of other calls, such as malloc's calls, is an address or a descriptor. A call of
+            ;; getdents64, which reads a directory, may take long but is never interrupted. B8 is MOV, which sets EAX.
             (and (eql pc (context-word context sb-vm::rcx-offset))
                  (syscall-at-p (- pc 2))
                  (or (eql rax (ldb (byte 64 0) -4))
@@ -258,8 +258,8 @@ that booted the image is elsewhere: in this thread, return the size of an alien 
     "True when C code that Lisp calls runs on the alien stack, and false when it runs on the control stack.")
 
   (defconstant +recycled-stacks-cleared+ t
-    "True when SBCL overwrites the whole control stack of a thread that has ended before another thread uses it. That takes
-long, and makes the whole stack resident.")
+    "True when SBCL overwrites the whole control stack of a thread that has ended before another thread uses it. Overwriting
+takes long, and makes the whole stack resident.")
 
   (defun clear-unused-stack ()
     "Overwrite the 64 KiB above the stack pointer, so that stale references in them do not keep garbage alive."
@@ -396,7 +396,7 @@ single value.")
             collect (sap-ref-lispobj start (* 8 index)))))
 
   (defun unwind-with-arguments (next sb-int:&more start count)
-    "Unwind to the block NEXT with the other arguments as values. They are on the stack, from START on."
+    "Unwind to the block NEXT with the other arguments as values. The values are on the stack, from START on."
     (sb-c::%unwind next start count))
 
   (defun resume-exit (next count values)
@@ -471,7 +471,7 @@ a line to *ERROR-OUTPUT*."
   #+linux
   (defun in-system-call-context-p (context)
     "Return true when the code interrupted in CONTEXT, an interrupt context, waited in a system call, or when the interruption
-was pending until the code unblocked signals, as SBCL's runtime does after a collection. The kernel stops a call that waits
+was pending until the code unblocked signals, as SBCL's runtime does after a collection. The kernel ends a waiting call
 with EINTR, or makes the thread repeat the call. Register 8 holds the number of the call, and register 0 its result."
     (flet ((svc-at-p (address) (eql #xD4000001 (instruction-at address))))
       (let ((pc (sap-int (sb-vm:context-pc context)))
@@ -482,7 +482,7 @@ with EINTR, or makes the thread repeat the call. Register 8 holds the number of 
             ;; recvmsg, accept4 and wait4.
             (member call '(22 32 56 63 64 72 73 95 98 101 115 133 137 202 203 206 207 211 212 242 260))
             ;; The memory before a page of code may be unmapped. After EINTR, the result is -4. 135 is rt_sigprocmask. 61 is
-            ;; getdents64, which reads a directory: it takes long but is never stopped.
+            ;; getdents64, which reads a directory: the call may take long but is never interrupted.
             (and (logtest #xFFF pc)
                  (svc-at-p (- pc 4))
                  (or (eql (context-word context sb-vm::nl0-offset) (ldb (byte 64 0) -4))

@@ -1,4 +1,4 @@
-;;;; The package SBCL-HOST. It exports symbols, grouped here by file, for the packages that build on it.
+;;;; The package SBCL-HOST. The package exports symbols, grouped here by file, for the packages that build on it.
 ;;;; SAVE-CORE unexports these symbols, because they are not for users of the image.
 
 (defpackage "SBCL-HOST"

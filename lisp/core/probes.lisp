@@ -128,4 +128,4 @@
       (compile nil '(lambda () (list (car 1 2)))))
     (member '(car 1 2) forms :test #'equal)))
 
-;;; The probe of unwinding is in lisp/embedding/patches.lisp. It may corrupt memory if SBCL's behaviour has changed.
+;;; The probe of unwinding, which may corrupt memory if SBCL's behaviour has changed, is in lisp/embedding/patches.lisp.

@@ -346,7 +346,7 @@ the file."
 (declaim (type (or null function) *text-sink*))
 (defvar *text-sink* nil
   "A function that receives the text of this thread's text streams instead of the host; or NIL. Its arguments are a string,
-and the start and end of the text in the string. It returns true when it wants no more text.")
+and the start and end of the text in the string. The function returns true when it wants no more text.")
 
 (defun push-stream-text (stream string start end)
   "Push the characters of STRING from START below END, which were printed to STREAM. If STREAM is limited and the receiver

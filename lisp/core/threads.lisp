@@ -69,8 +69,8 @@ in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
              count **resets-available**))))
 
 (defglobal **thread-start-hooks** '()
-  "Functions without arguments to call before a thread starts. They end work that is only correct while no other thread
-starts, such as a trace with breakpoints.")
+  "Functions without arguments to call before a thread starts. The functions end work that is only correct while no other
+thread starts, such as a trace with breakpoints.")
 
 (defun start-job-thread (start thread function arguments)
   "Start THREAD, which calls FUNCTION with ARGUMENTS. START is SBCL's START-THREAD. A thread that an evaluation starts

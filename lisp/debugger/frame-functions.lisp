@@ -205,8 +205,8 @@ keeps its function object, and only if the function was not called as a local fu
 
 (defun closure-name (debug-fun-closure-name function frame)
   "Return the name of the closure that was called in FRAME, a frame of FUNCTION, or NIL if the closure is unknown.
-DEBUG-FUN-CLOSURE-NAME is SBCL's function for this purpose. It does not check that the word which it reads from the stack
-is the closure, so it is called only when this is certain. Otherwise FRAME-CLOSURE finds the closure."
+DEBUG-FUN-CLOSURE-NAME is SBCL's function for this purpose. SBCL's function does not check that the word which it reads
+from the stack is the closure, so it is called only when this is certain. Otherwise FRAME-CLOSURE finds the closure."
   (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
              (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
              (sb-di::all-args-available-p frame))
@@ -279,8 +279,8 @@ expects the list, and true. Return NIL and NIL if the next methods are unknown."
 
 (defun frame-function (frame number)
   "Return a function and a list of arguments with which FRAME, whose number is NUMBER, can be restarted. The function is
-the current definition of FRAME's function or, if that has no global name, the closure that was called in FRAME. Refuse if
-the function or an argument is unknown."
+the current definition of FRAME's function or, if the function has no global name, the closure that was called in FRAME.
+Refuse if the function or an argument is unknown."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
          (methodp (method-frame-name-p full-name))
          (global (and (not methodp)

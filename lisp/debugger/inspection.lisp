@@ -123,7 +123,7 @@ called NAME if KIND is :PACKAGE."
   (cons (definition-item-code kind) (if (stringp name) name (prin1-to-string name))))
 
 (defun listed-definitions (package)
-  "Return a list of the session's definitions, each a list of kind and name. These are the definitions in PACKAGE or, if
+  "Return a list of the session's definitions, each a list of kind and name: the definitions in PACKAGE or, if
 PACKAGE is NIL, all definitions except those that loading a system made. If PACKAGE is NIL, the second value has an entry for
 each system that made definitions: a list of the system's name, the number of its definitions, and the number of packages
 that contain them."
@@ -294,7 +294,7 @@ definition type of SB-INTROSPECT, such as :MACRO."
   "Maximum number of methods of a generic function, or slots or subclasses of a class, that are listed.")
 
 (defun push-list (label items print)
-  "Push a detail called LABEL. It contains the number of ITEMS, followed by one line for each of the first
+  "Push a detail called LABEL. The detail contains the number of ITEMS, followed by one line for each of the first
 +MAX-LISTED-ITEMS+ items. PRINT, a function of an item and a stream, prints the line for an item."
   (let ((count (length items)))
     (push-detail label
@@ -524,7 +524,7 @@ Return NIL for other values."
            t))))
 
 (defun not-found-text (name package)
-  "Return the text that says that PACKAGE has no symbol NAME. It lists other packages that export a symbol of this name,
+  "Return the text that says that PACKAGE has no symbol NAME. The text lists other packages that export a symbol of this name,
 similar names in PACKAGE, and packages with similar names."
   (let ((near (similar-symbol-names name package #'symbolp))
         (packages (similar-names name (package-names)))

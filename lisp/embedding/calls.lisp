@@ -421,7 +421,7 @@ handler.")
 
 (defconstant +max-handler-depth+ 4
   "Maximum value of *HANDLER-DEPTH*. Without this limit, a handler that itself causes an error of the kind that it
-handles would be called for ever.")
+handles would be called forever.")
 
 (defun ask-handler (report)
   "Pass the condition in REPORT, a list that CONDITION-REPORT returned, to the program's handler, and invoke the restart that

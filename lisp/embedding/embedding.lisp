@@ -321,7 +321,7 @@ the symbol of COMMON-LISP with the same name, if there is one."
                     (if (consp name) (second name) name))))
 
 (defstruct (program-function (:copier nil) (:predicate nil))
-  "A definition of one of the program's functions. NUMBER is the number of the function in the program. It becomes NIL
+  "A definition of one of the program's functions. NUMBER is the number of the function in the program, and becomes NIL
 when the function is redefined, and when an image that contains the definition is booted. FUNCTION is the function that
 Lisp calls."
   (number nil :type (or null (unsigned-byte 62)))
@@ -367,10 +367,10 @@ and export the symbol unless its package is COMMON-LISP-USER. Notify the program
           (compile-program-function symbol lambda-list documentation cell variables shapes name))
     (unless (eq package (find-package "COMMON-LISP-USER"))
       (export symbol package))
-    ;; CALL-PROGRAM needs this room. It must not fail after the function has been replaced.
+    ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
     (check-stack-room 16384)
     ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
-    ;; would wait for ever.
+    ;; would wait forever.
     (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
       (without-interrupts
         (sb-ext:with-locked-hash-table (**program-functions**)
@@ -474,7 +474,7 @@ later calls of the function signal an error."
 
 (defun same-by-test-p (test one other)
   "Return true when ONE and OTHER are the same by TEST, which is EQUAL or EQUALP. Two circular lists, which EQUAL and EQUALP
-would compare for ever, are the same when all their elements are the same."
+would compare forever, are the same when all their elements are the same."
   (declare (type function test))
   (let ((slow-one one)
         (slow-other other))

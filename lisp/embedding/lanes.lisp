@@ -8,7 +8,7 @@
 **EVALUATION-THREADS**.")
 
 (defglobal **boot-thread** nil
-  "The thread that booted the image. It has returned to the host and serves no lane.")
+  "The thread that booted the image, which has returned to the host and serves no lane.")
 
 (defglobal **abandoned-threads** nil
   "Threads that no longer serve a lane because they did not react to an interruption. User code sees them among its own

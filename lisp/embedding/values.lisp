@@ -311,7 +311,7 @@ error if LIST is circular."
 
 (define-condition object-on-stack (error)
   ()
-  (:report "An object with dynamic extent cannot be passed to Rust, as it ends with the form that made it: copy it first.")
+  (:report "An object with dynamic extent cannot be passed to Rust, because its memory is soon reused: copy the object first.")
   (:documentation "The error that is signalled when a handle for an object on a control stack is required."))
 
 (defun put-handle (buffer object)
@@ -421,7 +421,7 @@ characters are written in full whatever the shape."
     (setf (buffer-fill buffer) 0)
     (finish-message buffer)))
 
-;;; The decoder checks each read against the end of the message. It signals an error for malformed words.
+;;; The decoder checks each read against the end of the message, and signals an error for malformed words.
 
 (define-condition malformed-message (error)
   ()

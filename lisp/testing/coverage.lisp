@@ -88,8 +88,8 @@ directory SCRATCH. Return the systems under test."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))
-         ;; OWN also contains the systems that depend on a marked system. They are loaded after the marked systems: if such a
-         ;; system were loaded first, ASDF would load the marked system without marks.
+         ;; OWN also contains the systems that depend on a marked system. These systems are loaded after the marked
+         ;; systems: if such a system were loaded first, ASDF would load the marked system without marks.
          (own (remove-if-not (lambda (system)
                                (or (system-in-directory-p system root) (intersection marked (needed-systems system))))
                              needed)))

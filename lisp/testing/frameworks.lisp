@@ -23,8 +23,8 @@
   ;; The name of a function that takes a predicate on names. The function returns the tests of the groups, such as suites or
   ;; tags, whose names satisfy the predicate.
   (groups nil :type symbol :read-only t)
-  ;; The name of a function that runs a list of tests by CALL-AS-TEST and RECORD-VERDICT. It returns the values that the
-  ;; framework's own function would return.
+  ;; The name of a function that runs a list of tests by CALL-AS-TEST and RECORD-VERDICT. The function returns the values
+  ;; that the framework's own function would return.
   (runner nil :type symbol :read-only t))
 
 (defglobal **frameworks** '()

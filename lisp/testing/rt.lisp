@@ -130,8 +130,8 @@ report.")
                         (:constructor make-kept-output (target))
                         (:copier nil)
                         (:predicate nil))
-  "A stream that forwards its output to TARGET, but holds back the end of the output. It is not a Gray stream, because the
-methods of a Gray stream would show in SBCL's descriptions of the generic functions for streams."
+  "A stream that forwards its output to TARGET, but holds back the end of the output. The stream is not a Gray stream,
+because the methods of a Gray stream would show in SBCL's descriptions of the generic functions for streams."
   (target nil :type stream :read-only t)
   ;; TEXT holds the output that is held back, and COUNT is the number of its characters.
   (text (make-string-output-stream) :type stream :read-only t)

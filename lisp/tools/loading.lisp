@@ -426,7 +426,7 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
       (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
-             "Check the system's name. A missing system is fetched through the loaded Quicklisp or OCICL when it is loaded.")
+             "Check the system's name. Quicklisp or OCICL, which is loaded in this image, can fetch missing systems.")
             ((or quicklisp ocicl)
              (with-server-syntax ()
                (format nil "To fetch the system, evaluate (load ~S), which loads ~:[OCICL~;Quicklisp~], ~

@@ -13,8 +13,8 @@
                          (:constructor make-short-stream (limit &aux (buffer (make-string limit))))
                          (:copier nil)
                          (:predicate nil))
-  "A character output stream of limited capacity. It throws to the tag SHORT when it is full, and turns line breaks into
-spaces."
+  "A character output stream of limited capacity. The stream throws to the tag SHORT when it is full, and turns line breaks
+into spaces."
   (buffer "" :type text)
   (fill 0 :type index))
 
@@ -209,7 +209,8 @@ the call."
 KEPT-VALUES, or the text of the error that ended CALL, which may be empty."
   (declare (type (unsigned-byte 62) now))
   (setf (traced-call-nanoseconds call) (max 0 (- now (traced-call-start call) (traced-call-overhead call))))
-  ;; The evaluation's thread may read the call meanwhile. It must see RESULT's elements before the slot, and the slot before END.
+  ;; The evaluation's thread may read the call meanwhile, and must see RESULT's elements before the slot, and the slot
+  ;; before END.
   (sb-thread:barrier (:write))
   (setf (traced-call-result call) result)
   (sb-thread:barrier (:write))

@@ -67,7 +67,7 @@ pub(crate) fn build(
     let stage = sbcl.platform.stage("core");
     let directory = cache.get_or_build(&stage, &key, progress, |context| {
         progress.say(format_args!("saving the core; log: {}", context.log.path().display()));
-        // SBCL puts objects at addresses that depend on the lengths of paths, so a core made of the sources in the checkout
+        // SBCL puts objects at addresses that depend on the lengths of paths, so a core made from the sources in the checkout
         // would depend on the checkout's path.
         files::copy(lisp, &context.scratch.join("lisp"), &sources)?;
         files::copy(include, &context.scratch.join("ffi"), &header)?;
@@ -95,7 +95,7 @@ fn save_core(sbcl: &Sbcl, context: &StageContext<'_>) -> Result<(), Error> {
     command.arg("--load").arg(context.scratch.join("lisp").join(BUILD_FILE)).current_dir(&context.scratch);
     // With the real home directory, the user's own Lisp configuration would get into the core.
     command.env("HOME", &home);
-    // SBCL records this date for each compiled file, instead of the date at which the file was checked out.
+    // SBCL records this date for each compiled file, instead of the time at which the file was checked out.
     command.env("SOURCE_DATE_EPOCH", "0");
     command.env(CORE_OUTPUT_VARIABLE, &output).env(HOST_OUTPUT_VARIABLE, &host).env(FASL_DIR_VARIABLE, &fasls);
     context.log.run(step, &mut command, context.progress)?;

@@ -1,9 +1,9 @@
 #!/bin/sh
-# emulate.sh COMMAND...: runs COMMAND where the kernel starts programs for aarch64 Linux. On an aarch64 machine, and on
-# a machine that is set up for such programs, COMMAND simply runs. Elsewhere COMMAND runs in namespaces of its own, in
-# which the kernel starts QEMU for these programs (Linux 6.7 or newer), and the directory of libraries has those of
-# aarch64, too; nothing outside changes. The C library is that of the directory SBCL_MCP_SYSROOT (default:
-# /usr/aarch64-linux-gnu).
+# emulate.sh COMMAND...: runs COMMAND in an environment in which programs for aarch64 Linux can be started. On an aarch64
+# machine, or if the machine is already set up for such programs, the script only runs COMMAND. Otherwise COMMAND runs in new
+# namespaces, in which the kernel starts QEMU for these programs (Linux 6.7 or newer), and the library directory also contains
+# the aarch64 libraries in the directory SBCL_MCP_SYSROOT (default: /usr/aarch64-linux-gnu). Nothing changes outside these
+# namespaces.
 set -eu
 
 fail() {
@@ -43,14 +43,14 @@ fail() {
 qemu=$1 sysroot=$2
 shift 2
 if [ -n "$qemu" ]; then
-    # The flag F opens QEMU now, so that it also starts in a chroot; P keeps the name that a program is started by.
+    # With the flag F, the kernel opens QEMU now, so that QEMU also starts in a chroot. With P, a program keeps its argv[0].
     mount -t binfmt_misc none /proc/sys/fs/binfmt_misc &&
         printf "%s%s%s%s" ":qemu-aarch64:M:" \
             ":\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00" \
             ":\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff" \
             ":$qemu:PF" >/proc/sys/fs/binfmt_misc/register ||
-        fail "the kernel does not start QEMU for a single command, which needs Linux 6.7. To have it start QEMU" \
-            "always, install qemu-user-binfmt (before Debian 13: qemu-user-static and binfmt-support)"
+        fail "the kernel cannot start QEMU for a single command, which needs Linux 6.7. To start QEMU for all" \
+            "commands, install qemu-user-binfmt (before Debian 13: qemu-user-static and binfmt-support)"
 fi
 if [ -n "$sysroot" ]; then
     libraries=$(readlink -f /lib)
@@ -65,8 +65,8 @@ if [ "$(id -u)" != 0 ]; then
     exec unshare --user --map-root-user --mount sh -c "$inside" sh "$qemu" "$sysroot" "$@"
 fi
 
-# Root keeps all users, for chroots and for programs that change the user. Only a process outside of the new namespace
-# may map them.
+# Root maps all users into the namespace, for chroots and for programs that change their user. Only a process outside the new
+# namespace may do so.
 identity_map() { while read -r first _ count; do echo "$first $first $count"; done <"/proc/self/$1"; }
 users=$(identity_map uid_map) groups=$(identity_map gid_map)
 namespace=$(readlink /proc/self/ns/user)
@@ -82,7 +82,7 @@ exec unshare --user --mount sh -c '
 tries=0
 until [ "$(id -u)" = 0 ]; do
     tries=$((tries + 1))
-    [ $tries -lt 500 ] || { echo "emulate: the users cannot be mapped to a namespace" >&2 && exit 125; }
+    [ $tries -lt 500 ] || { echo "emulate: the users cannot be mapped into a namespace" >&2 && exit 125; }
     sleep 0.01
 done
 exec sh -c "$0" sh "$@"' "$inside" "$qemu" "$sysroot" "$@"

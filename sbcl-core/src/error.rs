@@ -42,7 +42,7 @@ pub enum Error {
         library: &'static str,
     },
 
-    /// SBCL for the requested platform cannot be built on this machine. SBCL's build runs the new SBCL, so it needs a
+    /// SBCL for the requested platform cannot be built on this machine. SBCL's build runs the new SBCL, so the build needs a
     /// machine of this platform, or an emulator.
     #[error(
         "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to a directory \
@@ -84,7 +84,7 @@ pub enum Error {
     BrokenEmulator {
         /// The requested platform.
         target: String,
-        /// The output of the emulator, or of the program that was to run, with advice.
+        /// The output of the emulator or of the emulated program, with advice.
         output: String,
     },
 

@@ -26,8 +26,8 @@
 //!
 //! SBCL's build runs the new SBCL, so a machine builds for its own platform. On Linux, it also builds for aarch64 Linux
 //! (`--target aarch64-unknown-linux-gnu`): the bootstrapping Lisp and a cross compiler run on the machine itself, and the
-//! new SBCL in QEMU's user mode. The script `emulate.sh` tells the kernel to start QEMU for programs of aarch64, in
-//! namespaces of the build alone.
+//! new SBCL in QEMU's user mode. The script `emulate.sh` tells the kernel to start QEMU for aarch64 programs, only in
+//! the build's own namespaces.
 //!
 //! # Environment variables
 //!
@@ -39,7 +39,7 @@
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
 //! | `CC_aarch64_unknown_linux_gnu` | the C compiler for aarch64 Linux on other machines (default `aarch64-linux-gnu-gcc`) |
-//! | `SBCL_MCP_SYSROOT` | the directory of a system for aarch64 Linux, with the C library for programs that run in QEMU (default `/usr/aarch64-linux-gnu`) |
+//! | `SBCL_MCP_SYSROOT` | the directory with an aarch64 Linux system, whose C library programs in QEMU use (default `/usr/aarch64-linux-gnu`) |
 //! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
 //!
 //! An empty environment variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own
@@ -48,7 +48,7 @@
 //! # In the build script
 //!
 //! The main crate's `build.rs` runs the recipe again when one of [`Recipe::inputs`] or of [`settings::VARIABLES`] has
-//! changed, or when a file that it embedded is no longer in the cache. It declares `links = "sbcl"`, so the build
+//! changed, or when a file that it embedded is no longer in the cache. `build.rs` declares `links = "sbcl"`, so the build
 //! script of a direct dependant receives paths in `DEP_SBCL_…`, from which the crate `sbcl-build` makes an
 //! application's own core. If `DOCS_RS` is set, `build.rs` does not run the recipe, so it needs neither network nor SBCL.
 //! `cargo run -p sbcl-core` does the same work beforehand, with progress on standard error.

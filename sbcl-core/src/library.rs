@@ -27,7 +27,7 @@ pub(crate) struct Shim<'a> {
 }
 
 /// Returns the library from the cache, or links it. The library has no debugging symbols; a copy with symbols is in the
-/// directory `debug/` beside it.
+/// directory `debug/` next to the library.
 pub(crate) fn build(
     cache: &Cache,
     sbcl: &Sbcl,

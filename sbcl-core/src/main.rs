@@ -1,5 +1,5 @@
 //! `cargo run -p sbcl-core` builds the shared library and the core, with visible progress, and prints their paths. A
-//! later build of the main crate finds these files in the cache. With `-- --target aarch64-unknown-linux-gnu` they are for
+//! later build of the main crate finds these files in the cache. `-- --target aarch64-unknown-linux-gnu` builds them for
 //! another machine. `cargo run -p sbcl-core internals` writes `lisp/build/sbcl-internals.sexp` instead, using SBCL alone.
 
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn run() -> Result<(), String> {
 struct Options {
     /// The platform to build for.
     target: Platform,
-    /// True if the table of internal names is to be written.
+    /// True if the program writes the table of internal names instead of building.
     writes_internals: bool,
 }
 
@@ -54,10 +54,9 @@ impl Options {
                 }
                 None => None,
             };
-            let target = target.ok_or_else(|| format!("{argument:?} is not understood; {USAGE}"))?;
-            options.target = Platform::from_target(&target).ok_or_else(|| {
-                format!("{target:?} is not a target of this build; an example is aarch64-unknown-linux-gnu")
-            })?;
+            let target = target.ok_or_else(|| format!("unknown argument {argument:?}; {USAGE}"))?;
+            options.target = Platform::from_target(&target)
+                .ok_or_else(|| format!("{target:?} is not a supported target, such as aarch64-unknown-linux-gnu"))?;
         }
         Ok(options)
     }

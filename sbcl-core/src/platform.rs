@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::process::Command;
 
-/// The script that runs a command where the kernel starts programs for aarch64 Linux.
+/// The script that runs a command in an environment in which programs for aarch64 Linux can be started.
 const EMULATE: &str = include_str!("emulate.sh");
 
 /// A processor and an operating system, as Rust names them.
@@ -43,16 +43,16 @@ impl Platform {
         *self == Self::host()
     }
 
-    /// Returns true if SBCL for this platform can be built on a machine of the platform `host`: on the platform itself, and
-    /// on any Linux for aarch64 Linux, whose programs QEMU runs.
+    /// Returns true if SBCL for this platform can be built on a machine of the platform `host`. Each platform can build for
+    /// itself, and any Linux can build for aarch64 Linux with the help of QEMU.
     #[must_use]
     pub fn is_built_on(&self, host: &Self) -> bool {
         self == host || (self.arch == "aarch64" && self.os == "linux" && host.os == "linux")
     }
 
-    /// Returns a command that runs `program` where the system starts this platform's programs: on this machine, or else
-    /// with QEMU. The program may itself be of either platform. An environment variable for the emulation,
-    /// [`SYSROOT`](crate::settings::SYSROOT), is read when the command starts.
+    /// Returns a command that runs `program` in an environment in which this platform's programs can be started, with QEMU
+    /// if necessary. `program` itself may belong to this platform or to the machine's platform. The emulation reads the
+    /// environment variable [`SYSROOT`](crate::settings::SYSROOT) when the command starts.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         if self.is_host() {
@@ -73,8 +73,8 @@ impl Platform {
         if self.arch == "aarch64" { "arm64".to_owned() } else { self.arch.replace('_', "-") }
     }
 
-    /// Returns the name of a stage in the cache. Stages for other machines have names of their own, so that they do not
-    /// displace this machine's stages, of which the cache keeps only the latest.
+    /// Returns the name of a stage in the cache. The names of stages for other machines differ, because the cache keeps only
+    /// the latest stages of each name.
     pub(crate) fn stage(&self, name: &str) -> String {
         if self.is_host() { name.to_owned() } else { format!("{self}-{name}") }
     }

@@ -18,7 +18,7 @@ impl Progress {
         Self { terminal: None, stderr: true }
     }
 
-    /// Returns a display that writes to the terminal, if there is one, and to standard error. It is meant for build
+    /// Returns a display that writes to the terminal, if there is one, and to standard error. The display is meant for build
     /// scripts, whose standard error cargo shows only if the script fails.
     #[must_use]
     pub fn terminal() -> Self {

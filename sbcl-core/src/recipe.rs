@@ -101,7 +101,7 @@ impl Recipe {
         Ok(Some(self.build_sbcl(&cache, &toolchain)?.bare()))
     }
 
-    /// Returns the tools that build for the target, if this machine can.
+    /// Returns the tools that build for the target. Fails if this machine cannot build for the target.
     fn toolchain(&self) -> Result<Toolchain, Error> {
         let host = Platform::host();
         if !self.target.is_built_on(&host) {

@@ -28,7 +28,7 @@ const CFLAGS: &str = "-ftls-model=initial-exec";
 /// Contribs that the core does not need.
 const EXCLUDED_CONTRIBS: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
 
-/// Heap size, in megabytes, of the SBCL that saves a core. It is the largest heap that a core is expected to run with,
+/// Heap size, in megabytes, of the SBCL that saves a core: the largest heap that a core is expected to run with,
 /// because booting with a larger heap patches every function for a wider card table, which costs time and memory.
 pub(crate) const HEAP_MEGABYTES: &str = "8192";
 
@@ -88,7 +88,7 @@ pub struct BareSbcl {
     pub core: PathBuf,
     /// The value for `SBCL_HOME`, the directory that contains the contribs.
     pub home: PathBuf,
-    /// The platform that SBCL runs on. On other machines it runs with an emulator.
+    /// The platform that SBCL runs on. On machines of other platforms, an emulator runs SBCL.
     pub platform: Platform,
 }
 
@@ -178,16 +178,16 @@ fn compile_sbcl(
     Ok(())
 }
 
-/// Returns a command that runs a script of SBCL's build. On another machine the script starts programs of both: the
-/// bootstrapping Lisp and the C compiler run on this machine, the new SBCL and small test programs with the emulator.
+/// Returns a command that runs a script of SBCL's build. In a cross build, the script starts programs of two platforms: the
+/// bootstrapping Lisp and the C compiler run on this machine, and the emulator runs the new SBCL and small test programs.
 fn script_command(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
     let mut command = process::cleaned(toolchain.platform.command("sh"));
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
     command.env("SBCL_CONTRIB_BLOCKLIST", EXCLUDED_CONTRIBS);
-    // This date makes SBCL's build identifier independent of machine and user, but different for each key. SBCL also records it
-    // as the date of each source file that is newer, so of all of them: some are generated or copied during the build.
+    // This date makes SBCL's build identifier independent of machine and user, but different for each key. SBCL also records
+    // this date for each source file that is newer. All source files are newer, because the date is before 1988.
     command.env("SOURCE_DATE_EPOCH", key.as_timestamp().to_string());
     command
 }

@@ -15,11 +15,11 @@ pub const NEXT: &str = "SBCL_MCP_NEXT";
 pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
 /// The environment variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
-/// The environment variable with the command of the C compiler for aarch64 Linux on other machines. It has the name that
-/// build scripts with the crate `cc` use.
+/// The environment variable with the command of the C compiler for aarch64 Linux on other machines. Build scripts that use
+/// the crate `cc` read the same variable.
 pub const CROSS_COMPILER: &str = "CC_aarch64_unknown_linux_gnu";
-/// The environment variable that names a directory with a system for aarch64 Linux, whose C library is used to run programs
-/// on other machines.
+/// The environment variable that names a directory with an aarch64 Linux system. Programs in QEMU use the C library of this
+/// system.
 pub const SYSROOT: &str = "SBCL_MCP_SYSROOT";
 
 /// The environment variables whose change requires another run of the recipe.
@@ -33,7 +33,7 @@ pub struct Settings {
     pub prebuilt: Option<PathBuf>,
     /// The path of SBCL's source, if the user named a path.
     pub source: Option<PathBuf>,
-    /// The directory of the source of another SBCL than the pinned one, if the user named a directory.
+    /// The directory with the source of an SBCL other than the pinned SBCL, if the user named a directory.
     pub next: Option<PathBuf>,
     /// The command that starts the bootstrapping Lisp.
     pub bootstrap: String,

@@ -1,4 +1,4 @@
-//! The programs that a build needs. They are found and tested before any stage is built.
+//! The programs that a build needs. The programs are found and tested before any stage is built.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,12 +34,12 @@ struct Tool {
     packages: [&'static str; 4],
 }
 
-/// The tools of this machine that build for a platform.
+/// The tools on this machine that build for a platform.
 #[derive(Debug, Clone)]
 pub(crate) struct Toolchain {
     /// The platform to build for.
     pub(crate) platform: Platform,
-    /// The command of the C compiler, split at spaces. On another machine it compiles for the platform.
+    /// The command of the C compiler for the platform, split at spaces.
     pub(crate) compiler: Vec<String>,
     /// The command that starts the bootstrapping Lisp.
     pub(crate) bootstrap: String,
@@ -79,7 +79,7 @@ impl Toolchain {
         Ok(format!("{:?} {} {}", self.compiler, ask("--version")?, ask("-dumpmachine")?))
     }
 
-    /// Checks that all tools of a build exist, and that the compiler works and, for another machine, the emulator.
+    /// Checks that all tools of a build exist, that the compiler works, and, for another machine, that the emulator works.
     /// `scratch` is a directory for the compiler's output. If tools are missing, the error names all of them and the
     /// commands that install them.
     pub(crate) fn check(&self, scratch: &Path) -> Result<(), Error> {
@@ -157,7 +157,7 @@ impl Toolchain {
                 ["binutils-aarch64-linux-gnu", "binutils-aarch64-linux-gnu", "aarch64-linux-gnu-binutils", ""];
             let qemu = ["qemu-user-static", "qemu-user-static-aarch64", "qemu-user-static", ""];
             tools.push(tool("strip for aarch64", &[&self.strip()], binutils));
-            tools.push(tool("QEMU for programs of aarch64", &["qemu-aarch64-static", "qemu-aarch64"], qemu));
+            tools.push(tool("QEMU for aarch64 programs", &["qemu-aarch64-static", "qemu-aarch64"], qemu));
             tools.push(tool("unshare", &["unshare"], ["util-linux", "util-linux", "util-linux", ""]));
         }
         tools
@@ -278,7 +278,7 @@ mod tests {
         let toolchain = Toolchain { platform: foreign(), ..toolchain() };
         let message = check_tools(&toolchain.tools(), |_| false).unwrap_err().to_string();
         for part in
-            ["a C compiler for aarch64", "QEMU for programs of aarch64", "binutils-aarch64-linux-gnu qemu-user-static"]
+            ["a C compiler for aarch64", "QEMU for aarch64 programs", "binutils-aarch64-linux-gnu qemu-user-static"]
         {
             assert!(message.contains(part), "{part:?} is not in {message:?}");
         }

@@ -47,7 +47,7 @@ const SBCL_OPTIONS: [&str; 22] = [
 /// The id of the option with the time limit of an evaluation.
 const TIMEOUT_OPTION: &str = "timeout";
 
-/// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
+/// A long-running Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
 #[command(name = "sbcl-mcp", version = version(), styles = Styles::plain(), args_conflicts_with_subcommands = true)]
 pub(super) struct Cli {

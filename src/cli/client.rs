@@ -1,4 +1,4 @@
-//! An MCP client for the commands that a person types. It sends one request at a time, as an agent would.
+//! An MCP client for the commands that a person types. The client sends one request at a time, as an agent would.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -3,7 +3,7 @@
 use crate::image::heap::{EXIT_HEAP_EXHAUSTED, EXIT_IMAGE_LOST};
 use crate::mcp::EXIT_STUCK;
 
-/// Status of a command that did what was asked.
+/// Status of a command that succeeded.
 pub(super) const SUCCEEDED: i32 = 0;
 /// Status for errors in the code, files, tests or answers, and for a server that could not start.
 pub(super) const FAILED: i32 = 1;

@@ -444,7 +444,7 @@ impl Repl {
             let RequestReply::Answer(answer) = &reply else { return self.finish_evaluation(reply) };
             let (read, is_error) = (answer.content["read"].as_u64(), answer.is_error);
             let Some(read) = read.and_then(|read| usize::try_from(read).ok()) else {
-                // `read` is the number of characters up to the end of the form. It is missing if the code could not be
+                // `read` is the number of characters up to the end of the form. The number is missing if the code could not be
                 // read or contained no further form.
                 return if is_error { self.finish_evaluation(reply) } else { self.show_notices(&answer.content) };
             };

@@ -199,7 +199,7 @@ fn exit_status_of(request: &ToolRequest, answer: &ToolAnswer) -> i32 {
     }
 }
 
-/// Returns the number of tests that failed or ended with an error; 0 if the content is not that of a test run.
+/// Returns the number of tests that failed or ended with an error; 0 if the content does not belong to a test run.
 pub(super) fn test_failures(content: &Value) -> u64 {
     if content.get("tests").is_none() {
         return 0;

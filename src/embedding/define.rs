@@ -43,7 +43,7 @@ struct DefinedFunction {
     closure: Arc<HostClosure>,
     /// True once Lisp has installed the function under its name.
     is_installed: bool,
-    /// The closures that this definition replaced. They are kept until the defining call has left Lisp, because their
+    /// The closures that this definition replaced. The closures are kept until the defining call has left Lisp, because their
     /// destructors may call Lisp.
     replaced: Vec<Arc<HostClosure>>,
 }

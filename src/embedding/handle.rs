@@ -153,7 +153,7 @@ impl Builder {
         self
     }
 
-    /// Sets the destination of `*standard-output*`, by default this process' standard output.
+    /// Sets the destination of `*standard-output*`, by default this process's standard output.
     ///
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
     /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
@@ -171,7 +171,7 @@ impl Builder {
         self
     }
 
-    /// Sets the destination of `*error-output*`, by default this process' standard error.
+    /// Sets the destination of `*error-output*`, by default this process's standard error.
     ///
     /// Output is written as described for [`stdout`](Self::stdout).
     pub fn stderr(mut self, stream: impl Write + Send + 'static) -> Self {
@@ -451,7 +451,7 @@ impl Lisp {
     /// Returns [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the file name is empty
     /// or not UTF-8.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        // A relative name refers to this process' current directory; Lisp would use the directory that it was booted in.
+        // A relative name refers to this process's current directory; Lisp would use the directory that it was booted in.
         let path = std::path::absolute(path.as_ref())?;
         let name = path.to_str().ok_or_else(|| {
             let text = format!("the path {} is not valid UTF-8", path.display());
@@ -466,7 +466,7 @@ impl Lisp {
     /// call the function on any thread, on multiple threads at once. While the function runs, neither garbage collection
     /// nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
     ///
-    /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`. But for an [`Error::Condition`],
+    /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
     /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.
     ///
     /// ```

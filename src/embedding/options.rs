@@ -10,7 +10,8 @@ use super::error::Condition;
 use super::value::Value;
 use crate::os::panics::PanicSafeDrop;
 
-/// A function that is called where an error is signalled, if nothing in Lisp handles the error. It may choose a restart.
+/// A function that is called where an error is signalled, if nothing in Lisp handles the error. The function may choose a
+/// restart.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
 
 #[derive(Clone, Default)]
@@ -75,7 +76,7 @@ pub struct Restart {
     arguments: Vec<RestartArgument>,
 }
 
-/// A restart's argument of any type. It is converted when the restart is sent to Lisp.
+/// A restart's argument of any type. The argument is converted when the restart is sent to Lisp.
 struct RestartArgument(PanicSafeDrop<Box<dyn IntoLisp + Send>>);
 
 impl fmt::Debug for RestartArgument {

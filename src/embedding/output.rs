@@ -71,7 +71,7 @@ impl Write for TracingWriter {
 
 /// The threads that serve the program's streams.
 ///
-/// Lisp threads do not call the streams themselves. They wait for these threads, because a wait can be interrupted, while a
+/// Lisp threads do not call the streams themselves, but wait for these threads, because a wait can be interrupted, while a
 /// stream that blocks cannot. The threads end if this value is dropped before it is installed.
 pub(super) struct StreamThreads {
     output: Arc<OutputQueue>,

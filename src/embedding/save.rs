@@ -21,10 +21,10 @@ use crate::error::BootError;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::poll_set::PollSet;
 
-/// The time after which this process kills the copy that saves the image. It is slightly longer than the time limit that
-/// the copy sets for itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
+/// The time after which this process kills the copy that saves the image. This time is slightly longer than the time limit
+/// that the copy sets for itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
-/// Maximum size of the saving process' message, in bytes.
+/// Maximum size of the saving process's message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
 /// The last eight bytes of a saved core. The eight bytes before them have the length of the trailer.
 const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
@@ -84,7 +84,7 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
     let trailer = CoreTrailer::read(&mut file).map_err(|error| unusable(error.to_string()))?;
     let trailer =
-        trailer.ok_or_else(|| unusable("the file was not made by Lisp::save, or is incomplete".to_owned()))?;
+        trailer.ok_or_else(|| unusable("the file was not written by Lisp::save, or is incomplete".to_owned()))?;
     let this = crate::build_id();
     if trailer.build != this {
         return Err(BootError::OtherBuild { path: path.to_owned(), saved_by: trailer.build, this });
@@ -168,7 +168,7 @@ impl Lisp {
     /// thread, waits until the file is complete. This function works on Linux only.
     ///
     /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions and
-    /// closures, tables, classes and instances, loaded systems. It does not contain threads, open files and sockets,
+    /// closures, tables, classes and instances, loaded systems. The core does not contain threads, open files and sockets,
     /// foreign memory, timers, or objects that only Rust kept alive. A [`Value`](super::Value) or a
     /// [`Function`](super::Function) has no meaning in another process, so keep objects that the other process needs in
     /// Lisp variables.
@@ -198,7 +198,7 @@ impl Lisp {
     /// core boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
     ///
     /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the process.
-    /// Neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive that. If the system
+    /// Neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive such a save. If the system
     /// refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this function fails and
     /// changes nothing.
     ///
@@ -246,7 +246,7 @@ impl Lisp {
     }
 }
 
-/// Waits for the report of the Lisp function `save-and-report`: the saving process' message and exit status. If the report
+/// Waits for the report of the Lisp function `save-and-report`: the saving process's message and exit status. If the report
 /// is not complete within [`SAVE_TIMEOUT`], kills `process`, which sends the report. If the image was not saved, returns
 /// the reason, worded as a clause.
 fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {

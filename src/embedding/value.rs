@@ -15,7 +15,7 @@ use crate::image::message::{self, Handle, Token};
 /// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
 /// converting it is an error.
 ///
-/// The methods of a `Value` may be called from any thread. They have no time limit, and may run for ever if a
+/// The methods of a `Value` may be called from any thread. The calls have no time limit, and may run forever if a
 /// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
 ///
 /// ```
@@ -194,7 +194,7 @@ impl Value {
     ///
     /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a string is
     /// never found in a property list: use a [`keyword`](crate::keyword) or another [`Symbol`](crate::Symbol). A
-    /// non-negative integer is an index of any list, also of an association or property list, and never a key.
+    /// non-negative integer is an index of any list, even of an association or property list, and never a key.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

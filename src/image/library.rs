@@ -255,8 +255,8 @@ fn embedded_library_bytes() -> &'static [u8] {
     }
 }
 
-/// Returns the path of the libsbcl to use with the core in `directory`. A libsbcl in `directory` must be the one that this
-/// program was built with. On Linux, `directory` need not contain a libsbcl.
+/// Returns the path of the libsbcl to use with the core in `directory`. A libsbcl in `directory` must be the libsbcl that
+/// this program was built with. On Linux, `directory` need not contain a libsbcl.
 fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     let path = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };

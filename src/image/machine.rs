@@ -1,6 +1,6 @@
-//! The facts about the processor on which the host relies. Each kind of processor has a section, and all sections define the
-//! same names. `lisp/core/machine.lisp` has the facts on which the Lisp side relies, and `ffi/shim.c` those that concern
-//! SBCL's C runtime.
+//! The host's processor-specific code. Each kind of processor has a section, and all sections define the same names. The
+//! Lisp side's processor-specific code is in `lisp/core/machine.lisp`, and `ffi/shim.c` contains the code for SBCL's C
+//! runtime.
 #![allow(unsafe_code)]
 
 pub(super) use processor::{FloatControl, HEAP_PAGE_BYTES};

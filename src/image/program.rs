@@ -79,7 +79,7 @@ pub(crate) struct CallContext {
 /// call of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 3 * HEAP_PAGE_BYTES + 96 * 1024;
 
-/// Bytes of stack, including SBCL's three guard pages, that must be left when Lisp is called: the frames up to the one in
+/// Bytes of stack, including SBCL's three guard pages, that must be left when Lisp is called: the frames up to the frame in
 /// which `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. SBCL would unwind past the caller's Rust
 /// frames.
 const MIN_CALL_ROOM: usize = 3 * HEAP_PAGE_BYTES + 16 * 1024;
@@ -505,8 +505,8 @@ pub(crate) fn submit_and_wait<'a, E: 'static>(task: impl Task<E> + 'a, submit: i
     let signal = Arc::new(DropSignal::default());
     let task = Box::new(NotifyingTask { task, _notify: NotifyOnDrop(signal.clone()) });
     let wait = WaitGuard(signal);
-    // SAFETY: this function neither returns nor unwinds before the task has been dropped. It waits for `signal`, which
-    // only NotifyOnDrop's destructor sets, and the task has been dropped by then.
+    // SAFETY: this function neither returns nor unwinds before the task has been dropped. The function waits for `signal`,
+    // which only NotifyOnDrop's destructor sets, and the task has been dropped by then.
     submit(unsafe { erase_lifetime(task) });
     drop(wait);
 }

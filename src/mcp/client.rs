@@ -16,7 +16,7 @@ pub(crate) const PACKAGE_KEY: &str = "sbcl-mcp/package";
 pub(super) struct Client {
     pub(super) version: ProtocolVersion,
     pub(super) meta: RequestMetaObject,
-    /// The capabilities from the handshake, for requests that carry none.
+    /// The capabilities from the handshake, for requests without capabilities.
     pub(super) capabilities: Option<ClientCapabilities>,
 }
 

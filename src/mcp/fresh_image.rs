@@ -1,5 +1,5 @@
 //! Test runs in a fresh image: a child process of this program loads the files, runs the tests, writes the outcome to
-//! stdout, and exits. It also exits when this process does.
+//! stdout, and exits. The child also exits when this process does.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};

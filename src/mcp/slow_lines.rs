@@ -20,7 +20,7 @@ const MIN_SLOW_LINE: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct SlowLines(Mutex<Option<Waiting>>);
 
-/// Waiting lines. They exist until the thread has handled all of them.
+/// Waiting lines. The lines exist until the thread has handled all of them.
 #[derive(Debug, Default)]
 struct Waiting {
     lines: VecDeque<WaitingLine>,

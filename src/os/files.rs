@@ -21,7 +21,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 /// Returns an error if `path` cannot be read, is not a regular file, or has more than `max` bytes.
 pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // The size of the file is not asked for, since the file may grow.
+    // The file may grow, so its size at this time is not a bound.
     open(path)?.take(max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }
 }
@@ -57,9 +57,9 @@ pub(crate) fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result
 
 /// Opens a file without waiting, and refuses it unless it is regular. `flags` are further flags of open(2).
 fn open_checked(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
-    let not_regular = || io::Error::other("it is not a regular file");
+    let not_regular = || io::Error::other("not a regular file");
     let opened = options.custom_flags(libc::O_NONBLOCK | flags).open(path);
-    // To open a FIFO for writing fails while nobody reads it.
+    // Opening a FIFO for writing fails while no process reads it.
     let file = opened.map_err(|error| if error.raw_os_error() == Some(libc::ENXIO) { not_regular() } else { error })?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
@@ -88,11 +88,11 @@ mod tests {
         assert_eq!(update(&plain), [true, true]);
         assert!(open(&link).is_err());
         assert_eq!(update(&link), [false, true]);
-        assert_eq!(open(&fifo).unwrap_err().to_string(), "it is not a regular file");
+        assert_eq!(open(&fifo).unwrap_err().to_string(), "not a regular file");
         assert_eq!(update(&fifo), [false, false]);
-        // Writing to a FIFO that nobody reads would wait.
+        // Writing to a FIFO that no process reads would block.
         let written = open_regular(OpenOptions::new().write(true), &fifo);
-        assert_eq!(written.unwrap_err().to_string(), "it is not a regular file");
+        assert_eq!(written.unwrap_err().to_string(), "not a regular file");
         for path in [&link, &fifo] {
             let created = create(path).unwrap().metadata().unwrap();
             assert!(created.is_file() && created.permissions().mode() & 0o777 == 0o600);

@@ -370,7 +370,7 @@ pub(crate) struct Changes {
     pub(crate) line: usize,
 }
 
-/// The role of a form in a session. It determines whether the form can be replayed, and whether an exported source file
+/// The role of a form in a session. The role determines whether the form can be replayed, and whether an exported source file
 /// may omit the form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -416,7 +416,7 @@ impl Changes {
         changes
     }
 
-    /// Returns the names that are missing without the form.
+    /// Returns the names that are missing if the form is not replayed.
     #[cfg(feature = "mcp")]
     pub(crate) fn made(&self) -> impl Iterator<Item = &String> {
         self.defined.iter().chain(&self.methods)

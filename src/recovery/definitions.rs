@@ -104,7 +104,7 @@ impl Definition {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnrestoredForm {
     pub(crate) form: DefiningForm,
-    /// The names that are missing without the form: those of [`Changes::made`].
+    /// The names that are missing without the form ([`Changes::made`]).
     #[serde(default)]
     pub(super) missing: Vec<String>,
     /// The reason why the form could not be restored, as one line.

@@ -521,7 +521,7 @@ mod tests {
         }
         std::fs::remove_file(&log.path).unwrap();
         std::fs::create_dir(&log.path).unwrap();
-        assert!(load(&directory).unwrap_err().starts_with("its log cannot be read (it is not a regular file"));
+        assert!(load(&directory).unwrap_err().starts_with("its log cannot be read (not a regular file"));
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -15,7 +15,7 @@ use crate::tool_names;
 const MIN_MESSAGE: usize = 2_000;
 /// Number of frames that are always shown.
 const MIN_FRAMES: usize = 10;
-/// Number of restarts that are always shown: RETRY and ABORT, which the server itself establishes. They are the outermost.
+/// Number of restarts that are always shown: RETRY and ABORT, which the server itself establishes, as the outermost restarts.
 const OWN_RESTART_COUNT: usize = 2;
 /// Maximum length of the marker that replaces cut text, in characters.
 const MAX_MARKER: usize = 130;
@@ -318,7 +318,7 @@ fn cut_values(values: &[Clipped], keep: usize, omitted: Omission) -> Vec<Clipped
     if total <= keep {
         return values.to_vec();
     }
-    // The characters of `text` between these indices are replaced. They may belong to several values.
+    // The characters of `text` between these indices are replaced. The characters may belong to several values.
     let (begin, end) = (keep.div_ceil(2), total - keep / 2);
     let (mut shown, mut at): (Vec<Clipped>, usize) = (Vec::new(), 0);
     let mut open: Option<String> = None;

@@ -1,7 +1,7 @@
 //! The structured content of results, as JSON, and its schemas. Structured content has the same meaning as the text.
 //!
 //! Strings are as Lisp printed them, without the text format's escapes: in JSON no string can be mistaken for a marker.
-//! Truncated strings end as in the text, with the number of omitted characters. Properties without a value are missing.
+//! Truncated strings end as in the text, with the number of omitted characters. Properties without a value are omitted.
 //!
 //! Content that only one tool has is defined in that tool's file.
 
@@ -28,7 +28,7 @@ pub(crate) fn json(content: &impl Serialize) -> Value {
     serde_json::to_value(content).unwrap_or_default()
 }
 
-/// Structured content of a refused call. It replaces all other content.
+/// Structured content of a refused call, in place of all other content.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Refusal<'a> {
     #[schemars(extend("says" = "Reason for the refusal; all other fields are absent."))]

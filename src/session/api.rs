@@ -79,7 +79,7 @@ pub struct Evaluation {
     /// copies are not written back. At most 16 evaluations are in the background. A further background evaluation waits
     /// until one of the 16 ends, and so do the evaluations queued behind it.
     pub background: Background,
-    /// True to record also the errors that the code handles, where they are signalled. Of the errors of one kind at one
+    /// True to also record the errors that the code handles, where they are signalled. Of the errors of one kind at one
     /// place, only the first is recorded.
     pub record_errors: bool,
 }
@@ -114,7 +114,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Boots SBCL in this process and starts a session with it. This takes 10 to 30 ms.
+    /// Boots SBCL in this process and starts a session with it, which takes 10 to 30 ms.
     ///
     /// # Errors
     /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted or tried to

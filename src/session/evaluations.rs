@@ -68,7 +68,7 @@ struct Waiter {
 
 /// The consequences of the end of an evaluation.
 pub(super) struct EndedEvaluation {
-    /// The outcome for the call. It covers the evaluation from its beginning, or from its last resumption.
+    /// The outcome for the call. The outcome covers the evaluation from its beginning, or from its last resumption.
     pub(super) outcome: Arc<Outcome>,
     /// The answers to the clients that waited for the end.
     pub(super) waiters: Vec<AnswerFn>,

@@ -137,7 +137,7 @@ impl Session {
 
     /// Reads the current values of the local variables in `count` frames of the held evaluation, but at most 50
     /// frames, from frame number `from` on. The reply gets fewer frames if the stack ends earlier. The values are read
-    /// at once, also while another connection's evaluation runs.
+    /// at once, even while another connection's evaluation runs.
     pub fn held_locals(
         &self,
         from: u64,

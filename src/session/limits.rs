@@ -154,7 +154,7 @@ impl Inner {
     }
 
     /// Interrupts the jobs that exceed their time limit or the heap limit, abandons or reports a job that is stuck, and
-    /// ends cancelled evaluations whose post-processing goes on. Returns the time of the next check.
+    /// ends cancelled evaluations whose post-processing continues. Returns the time of the next check.
     pub(super) fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
         let mut scheduler = self.scheduler.lock();
         let mut next = Vec::new();

@@ -74,8 +74,8 @@ fn bind_reply<T: Send + 'static>(reply: Reply<T>, value: T) -> AnswerFn {
 struct Inner {
     /// The scheduler state. Lock order: this lock is taken before all others.
     scheduler: CachePadded<Mutex<SchedulerState>>,
-    /// The event counts, one per lane, on which the lane's threads wait for work. They poll the count briefly before they
-    /// sleep.
+    /// The event counts, one per lane, on which the lane's threads wait for work. The threads poll the count briefly
+    /// before they sleep.
     changed: [CachePadded<EventCount>; Lane::COUNT],
     /// The condition variable on which threads wait until no evaluation runs, unwinds or is held.
     idle: Condvar,

@@ -51,7 +51,7 @@ pub(crate) trait Observer: Send + Sync {
     fn stuck(&self, _outcome: Option<Outcome>, _why: StuckReason) {}
 }
 
-/// An observer that reports an evaluation's outcome when Lisp cannot be interrupted. It is for a process that runs a
+/// An observer that reports an evaluation's outcome when Lisp cannot be interrupted, for a process that runs a
 /// single evaluation, which no other image can continue.
 pub(crate) struct StuckReporter<F>(F);
 

@@ -59,7 +59,7 @@ impl From<Vec<Operation>> for Argument {
     }
 }
 
-/// A query, or an operation that replaces the plain evaluation of code, with its arguments. It is displayed in Lisp
+/// A query, or an operation that replaces the plain evaluation of code, with its arguments. The operation is displayed in Lisp
 /// syntax.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Operation {

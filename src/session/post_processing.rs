@@ -73,7 +73,7 @@ pub(super) struct FinishingEvaluation {
     reply: Reply<Arc<Outcome>>,
     /// The function that cancels the work; `None` once the evaluation is cancelled.
     cancel: Option<Box<dyn FnOnce() + Send>>,
-    /// The time at which a cancelled evaluation ends even if its work goes on; `None` until the evaluation is
+    /// The time at which a cancelled evaluation ends even if its work continues; `None` until the evaluation is
     /// cancelled.
     ends_at: Option<Instant>,
     wait: ExternalWait,
@@ -115,7 +115,7 @@ impl BoundPostProcessing {
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
             if let Err(error) = thread {
-                let reason = format!("Cannot start a thread to process the result: {error}.");
+                let reason = format!("A thread to process the result could not be started: {error}.");
                 fallback.inner.end_post_processing(job, Err(reason));
             }
         })
@@ -134,7 +134,7 @@ impl FinishingEvaluation {
         }
     }
 
-    /// Returns the time at which a cancelled evaluation ends even if its work goes on; `None` for an evaluation that is
+    /// Returns the time at which a cancelled evaluation ends even if its work continues; `None` for an evaluation that is
     /// not cancelled.
     pub(super) fn ends_at(&self) -> Option<Instant> {
         self.ends_at
@@ -161,14 +161,14 @@ impl Inner {
         self.deliver([answer]);
     }
 
-    /// Ends the cancelled evaluations whose work has gone on for too long. Returns their answers.
+    /// Ends the cancelled evaluations whose work has continued for too long. Returns their answers.
     pub(super) fn end_overdue_post_processing(&self, scheduler: &mut SchedulerState, now: Instant) -> Vec<AnswerFn> {
         let is_overdue = |finishing: &mut FinishingEvaluation| finishing.ends_at.is_some_and(|end| end <= now);
         let overdue: Vec<_> = scheduler.finishing.extract_if(.., is_overdue).collect();
         overdue.into_iter().map(|finishing| self.finish_post_processing(scheduler, finishing, None)).collect()
     }
 
-    /// Ends an evaluation whose post-processing has returned `result`; `None` if the work goes on although the
+    /// Ends an evaluation whose post-processing has returned `result`; `None` if the work continues although the
     /// evaluation was cancelled. Returns the function that sends the answer.
     fn finish_post_processing(
         &self,
@@ -216,7 +216,7 @@ mod tests {
         Session { connection: inner.own_connection.clone(), inner }
     }
 
-    /// Begins post-processing for job 1 that goes on until the returned sender is dropped, whatever `cancel` does. Also
+    /// Begins post-processing for job 1 that continues until the returned sender is dropped, whatever `cancel` does. Also
     /// returns the receiver of the outcome.
     fn begin_endless(
         session: &Session,

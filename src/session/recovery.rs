@@ -276,7 +276,7 @@ impl Session {
 }
 
 /// A question to the user about the held evaluation. The question ends when this value is dropped. A choice of the user
-/// is refused with [`HoldError::NothingHeld`] if the hold has ended before, also if another evaluation is held by then.
+/// is refused with [`HoldError::NothingHeld`] if the hold has ended before, even if another evaluation is held by then.
 #[derive(Debug)]
 pub(crate) struct UserQuestion {
     session: Session,

@@ -147,7 +147,7 @@ pub(super) struct RunningJob {
     pub(super) delayed_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
     pub(super) error_queries: Vec<ErrorQuery>,
-    /// The flag that cancels the search for hints. It is `Some` while unbalanced texts are being searched, after
+    /// The flag that cancels the search for hints: `Some` while unbalanced texts are being searched, after
     /// Lisp has done its part.
     pub(super) hint_search_cancelled: Option<Arc<AtomicBool>>,
     /// The last wait of the job's thread in `Session::evaluate`; the wait may be over already.
@@ -771,12 +771,12 @@ impl SchedulerState {
         self.holds.iter().chain(in_use)
     }
 
-    /// Returns true while this evaluation is held, also while code runs in one of its frames.
+    /// Returns true while this evaluation is held, even while code runs in one of its frames.
     pub(super) fn is_held(&self, evaluation: u64) -> bool {
         self.kept_holds().any(|hold| hold.builder.evaluation() == evaluation)
     }
 
-    /// Returns the evaluation that a connection holds, also while code runs in one of its frames.
+    /// Returns the evaluation that a connection holds, even while code runs in one of its frames.
     pub(super) fn held_by(&self, connection: u64) -> Option<u64> {
         let hold = self.kept_holds().find(|hold| hold.connection.id == connection);
         hold.map(|hold| hold.builder.evaluation())

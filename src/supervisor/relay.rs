@@ -297,7 +297,7 @@ impl Relay {
     fn handle_event(&mut self, id: WorkerId, event: WorkerEvent) -> StepResult {
         let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
         let Worker { process: Some(process), recovery, has_served, .. } = worker else { return Ok(()) };
-        // The supervisor writes beside this file, and reads it, so the name must not lead elsewhere.
+        // The supervisor reads this file and writes next to it, so the name must not lead to another directory.
         let is_core_elsewhere = event.core_file().is_some_and(|file| !is_core_name(file));
         match event {
             WorkerEvent::Ready if !process.ready => {

@@ -259,7 +259,7 @@ impl Requests {
         self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
     }
 
-    /// Makes waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
+    /// Turns waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
     /// a new worker gets the lines: the lost worker might not have handled the cancellation.
     pub(super) fn apply_cancellations(&mut self) {
         self.cancelled.clear();

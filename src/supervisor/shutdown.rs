@@ -46,7 +46,7 @@ impl Shutdown {
 
     /// Answers the open requests of all clients with errors, and waits until the client of stdin has read `output` and the
     /// `attached` clients have read their answers. The wait ends at the deadline, or after [`FINAL_READ_TIME`] if that is
-    /// later. So do the answers to attached clients, because long requests take time to parse. `worker` is the exit status
+    /// later. Answers to attached clients also stop then, because long requests take time to parse. `worker` is the exit status
     /// that the worker announced. Returns the exit status of the server: the status of the shutdown or, if that status is 0
     /// and the worker announced one, `worker`.
     pub(super) fn finish(

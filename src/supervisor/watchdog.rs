@@ -85,7 +85,7 @@ impl Watchdog {
         let is_stopped = processes::is_stopped(worker.pid);
         let is_overdue = running && deadline != 0 && deadline < monotonic_nanoseconds();
         let timeout = || failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
-        // A stopped worker cannot end the evaluation. It may continue soon.
+        // A stopped worker cannot end the evaluation, but may continue soon.
         if count(&mut self.overdue, is_overdue && !is_stopped) >= OVERDUE_LIMIT {
             return Some(Crash::new("could not be interrupted and was terminated").with_outcome(timeout()));
         }

@@ -289,7 +289,7 @@ fn blocking_host_function_does_not_delay_garbage_collection() {
     let (entered, receiver) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
     let finished = Mutex::new(finished);
-    lisp.define("host:wait", "Wait until it may go on.", move || {
+    lisp.define("host:wait", "Wait until the test continues.", move || {
         entered.send(()).unwrap();
         finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).is_ok()
     })

@@ -363,7 +363,7 @@ fn interrupt_waits_for_a_blocking_host_function_to_return() {
     let finished = Mutex::new(finished);
     let returned = Arc::new(AtomicBool::new(false));
     let is_returned = returned.clone();
-    lisp.define("host:block", "Wait until it may go on.", move || {
+    lisp.define("host:block", "Wait until the test continues.", move || {
         began.send(()).unwrap();
         finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
         is_returned.store(true, Ordering::SeqCst);
@@ -487,7 +487,7 @@ fn mcp_spawn_serves_multiple_clients_on_the_program_image() {
     let (began, receiver) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
     let finished = Mutex::new(finished);
-    lisp.define("host:agent-waits", "Wait until it may go on.", move || {
+    lisp.define("host:agent-waits", "Wait until the test continues.", move || {
         began.send(()).unwrap();
         finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).is_ok()
     })

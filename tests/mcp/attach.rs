@@ -847,7 +847,7 @@ fn editor_on_swank_shares_the_image_with_the_mcp_client(mode: Mode) {
     let mut editor = Editor(stream);
     editor.ask("(swank:connection-info)", "t", 1);
     assert!(editor.message("(:return", " 1)").contains(":ok"));
-    // Each side calls functions that the other defined, also while the agent evaluates.
+    // Each side calls functions that the other side defined, even while the agent evaluates.
     let busy = server.post_running("", "(sleep 1) :agent", 30.0);
     editor.ask("(swank:interactive-eval \"(defun from-editor () 7)\")", "t", 2);
     assert!(editor.message("(:return", " 2)").contains(":ok"));

@@ -271,7 +271,7 @@ fn readable(directory: &Path) -> Vec<String> {
                       (declare (ignore argument))
                       (unread-char quote stream)
                       (read stream t nil t)))
-           ;; What the repair of `#+((sbcl)` comes to is balanced, if no feature.
+           ;; The repaired text of `#+((sbcl)` is balanced, but not a feature expression.
            (flet ((skip-two (stream sign argument)
                     (declare (ignore sign argument))
                     (read stream t nil t)

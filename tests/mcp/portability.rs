@@ -264,7 +264,7 @@ fn load_app(server: &mut Server, installation: &Installation) {
     assert_eq!(server.evaluate(&code), "=> T");
 }
 
-/// Compiles and loads a system that depends on contribs, and compiles a file beside its source.
+/// Compiles and loads a system that depends on contribs, and compiles a file in the directory of its source.
 fn check_system(server: &mut Server, installation: &Installation) {
     load_app(server, installation);
     let user = server.evaluate("(app:user)");

@@ -237,9 +237,9 @@ fn record_option_overwrites_only_earlier_recordings(mode: Mode) {
     assert_eq!(std::fs::read_to_string(&recording.file).unwrap(), "(defun precious ())\n");
     std::fs::remove_file(&recording.file).unwrap();
     assert!(Command::new("mkfifo").arg(&recording.file).status().unwrap().success());
-    refused(recording.path(), "it is not a regular file");
+    refused(recording.path(), "not a regular file");
     std::fs::remove_file(&recording.file).unwrap();
-    refused("/dev/full", "it is not a regular file");
+    refused("/dev/full", "not a regular file");
     refused("/nonexistent/file", "No such file");
     // An earlier recording is replaced, and its mode excludes other users.
     for _ in 0..2 {

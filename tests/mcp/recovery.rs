@@ -527,7 +527,7 @@ fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
     }
 }
 
-/// The supervisor, which no sandbox confines, writes the definitions that a core contains beside the core.
+/// The supervisor, which no sandbox confines, writes the definitions that a core contains next to the core.
 #[test]
 fn forged_report_of_a_save_writes_no_file_elsewhere() {
     let mut server = Server::ready();

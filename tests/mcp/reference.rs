@@ -160,7 +160,7 @@ const OF_THE_BUILD: [(&str, &str); 9] = [
     ),
     (
         sbcl_core::settings::SYSROOT,
-        "The directory of a system for aarch64 Linux, with the C library for programs that run in QEMU (default \
+        "The directory with an aarch64 Linux system, whose C library programs in QEMU use (default \
          `/usr/aarch64-linux-gnu`).",
     ),
     (

@@ -529,7 +529,7 @@ fn profile_save_to_writes_a_flame_graph() {
     assert!(text.contains(&expected), "{text}");
 }
 
-/// A FIFO that no process reads would block a write for ever.
+/// A FIFO that no process reads would block a write forever.
 #[apply(both_modes)]
 fn profile_save_to_a_fifo_is_refused_and_prevents_no_save(mode: Mode) {
     let mut server = mode.ready();
@@ -537,7 +537,7 @@ fn profile_save_to_a_fifo_is_refused_and_prevents_no_save(mode: Mode) {
     let fifo = server.home().join("flames.svg");
     make_fifo(&fifo);
     let text = call_ok(&mut server, "profile", json!({"code": "(work) 1", "save-to": fifo}));
-    let expected = format!("No flame graph was written to {}: it is not a regular file", fifo.display());
+    let expected = format!("No flame graph was written to {}: not a regular file", fifo.display());
     assert!(text.contains(&expected), "{text}");
     call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "a"}));
 }

@@ -371,7 +371,7 @@ fn consecutive_evaluations_share_the_main_thread_after_holds_and_background_eval
     hold(&agent, "(list (restart-case (error \"held\") (go-on () 1)) (sb-thread:main-thread-p))");
     assert_runs_on_main_thread(&person, "while an evaluation is held that will be resumed");
     let go_on = RestartDesignator::Name("go-on".to_owned());
-    let resumed = wait(|reply| _ = agent.invoke_restart(&go_on, "", reply)).expect("it goes on");
+    let resumed = wait(|reply| _ = agent.invoke_restart(&go_on, "", reply)).expect("the evaluation resumes");
     let Resumed::Outcome(outcome) = resumed else { panic!("{resumed:?}") };
     assert_eq!(outcome.result.as_ref().expect("a value")[0].text, "(1 T)");
     assert_runs_on_main_thread(&person, "after the resumed evaluation");

@@ -1,17 +1,17 @@
-//! The engines in this process: each starts, is given the four programs, and runs them.
+//! The engines that run in this process. Each function starts an engine, loads the four programs, and measures them.
 
 use std::time::Instant;
 
 use peers::{AnyError, PROGRAMS, evaluations, expect_three, measure, report};
 
-/// Measures `engine`. Its start is over with its first answer.
+/// Measures `engine`. The start time ends with the first answer.
 pub fn run(engine: &str) -> Result<(), AnyError> {
     match engine {
         "sbcl" => sbcl(),
         "python" => python(),
         "rhai" => rhai(),
         "steel" => steel(),
-        _ => Err(format!("there is no engine {engine}").into()),
+        _ => Err(format!("unknown engine {engine}").into()),
     }
 }
 
@@ -77,7 +77,7 @@ fn rhai() -> Result<(), AnyError> {
     let mut scope = rhai::Scope::new();
     measure(
         "rhai",
-        // It has no handles of a script's functions.
+        // Rhai has no handles for a script's functions, so they are called by name.
         |program| Ok(format!("run_{program}")),
         |function, argument| {
             Ok(engine.call_fn(&mut scope, &ast, function, (argument,)).map_err(|error| error.to_string())?)

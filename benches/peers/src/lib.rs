@@ -1,4 +1,4 @@
-//! How an engine is measured, whatever program it is in.
+//! Measurements that are the same for all engines and programs.
 
 pub mod samples;
 
@@ -9,24 +9,24 @@ use samples::Samples;
 
 pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The programs, what each is called with, and what it has to return.
+/// The programs, each with its argument and its expected result.
 pub const PROGRAMS: [(&str, i64, i64); 4] = [
     ("fib", 30, 832_040),
     ("mandelbrot", 160, 1_126_475),
     ("table", 200_000, 19_999_900_000),
     ("host", 1_000_000, 499_999_500_000),
 ];
-/// How often each is run after the first time, which warms up.
+/// Number of measured runs of each program, after one run that warms up the engine.
 const RUNS: u32 = 3;
-/// How many evaluations the median of one is of.
+/// Number of evaluations of which the median is reported.
 const EVALUATIONS: usize = 2000;
 
-/// Prints a line of [`Samples`], at once: what an engine has measured counts whatever becomes of it.
+/// Prints a line of [`Samples`] immediately, so that earlier measurements count even if the engine fails later.
 pub fn report(engine: &str, what: &str, value: impl Display) {
     println!("{engine}\t{what}\t{value}");
 }
 
-/// Measures the programs of `engine`, each looked up once by `find` and run by `call`.
+/// Measures the programs of `engine`. `find` looks up each program once, and `call` runs it.
 pub fn measure<F>(
     engine: &str,
     mut find: impl FnMut(&str) -> Result<F, AnyError>,
@@ -41,7 +41,7 @@ pub fn measure<F>(
             if result != expected {
                 return Err(format!("{program} returned {result}, not {expected}").into());
             }
-            // What takes this long has warmed up meanwhile.
+            // A run that takes this long has also warmed up the engine.
             let is_long = seconds > 2.0;
             if run > 0 || is_long {
                 report(engine, program, seconds);
@@ -54,7 +54,7 @@ pub fn measure<F>(
     Ok(())
 }
 
-/// The median time of many evaluations of `(+ 1 2)`.
+/// Returns the median time of many evaluations of `(+ 1 2)`.
 pub fn evaluations(mut evaluate: impl FnMut() -> Result<(), AnyError>) -> Result<f64, AnyError> {
     let mut all = Samples::default();
     for _ in 0..EVALUATIONS {
@@ -65,7 +65,7 @@ pub fn evaluations(mut evaluate: impl FnMut() -> Result<(), AnyError>) -> Result
     all.median("", "").ok_or_else(|| "no evaluations".into())
 }
 
-/// An error unless it is what `1 + 2` is.
+/// Returns an error unless `value` is 3.
 pub fn expect_three(value: i64) -> Result<(), AnyError> {
     if value == 3 { Ok(()) } else { Err(format!("1 + 2 is {value}").into()) }
 }

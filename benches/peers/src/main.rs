@@ -1,9 +1,10 @@
-//! The languages that a Rust program can embed, and Lisp in another process, beside this library: the same four programs,
-//! starting, one evaluation. `make bench-peers` measures; `make bench` has `draw` make the table and the plot, too.
+//! Compares this library with other languages that a Rust program can embed, and with Lisp in another process: four
+//! programs, the start, and one evaluation. `make bench-peers` measures; `make bench` also draws the table and the plot
+//! (`draw`).
 //!
-//! Each measurement is a process of its own, which runs everything once to warm up and looks at the results; the engines
-//! take turns, for several rounds, and medians of all samples count. Lua has two implementations, for one of which mlua is
-//! built: so they are two builds of another program, `lua`. One that does not end is ended, and told of.
+//! Each measurement runs in its own process, which runs each program once to warm up, and checks the results. The engines
+//! take turns for several rounds, and the medians of all samples are reported. mlua supports one implementation of Lua for
+//! each build, so the program `lua` is built twice. An engine that does not end in time is killed and reported.
 
 mod engines;
 mod remote;
@@ -16,13 +17,13 @@ use std::time::Duration;
 use peers::AnyError;
 use peers::samples::Samples;
 
-/// Every engine, by the name that it is measured by.
+/// The names of all engines.
 const ENGINES: [&str; 8] = ["sbcl", "luajit", "lua54", "python", "steel", "rhai", "pipes", "swank"];
 
-/// How long one engine may take for a round.
+/// Time limit of an engine in one round.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs an engine and returns what it reports: as far as it came, when it takes longer than it may.
+/// Runs an engine and returns its report, which is incomplete if the engine exceeds its time limit.
 fn run_engine(engine: &str, command: &mut Command) -> Result<String, AnyError> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let mut output = child.stdout.take().ok_or("no pipe")?;
@@ -30,7 +31,7 @@ fn run_engine(engine: &str, command: &mut Command) -> Result<String, AnyError> {
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         let read = output.read_to_string(&mut text);
-        // Nobody waits for it any more, when it comes too late.
+        // The receiver has stopped waiting if the time limit has passed.
         let _ = sender.send(());
         read.map(|_| text)
     });
@@ -41,9 +42,9 @@ fn run_engine(engine: &str, command: &mut Command) -> Result<String, AnyError> {
     let status = child.wait()?;
     let mut text = reader.join().map_err(|_| "reading panicked")??;
     if !in_time {
-        // What it was at comes without its end.
+        // The last line may be incomplete.
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
-        text.push_str(&format!("{engine}\tnote\tnot at its end after {} s\n", LIMIT.as_secs()));
+        text.push_str(&format!("{engine}\tnote\tdid not end within {} s\n", LIMIT.as_secs()));
     } else if !status.success() {
         return Err(format!("{engine}: {status}").into());
     }
@@ -70,11 +71,11 @@ fn run() -> Result<(), AnyError> {
                         _ => own.as_path(),
                     };
                     let mut command = Command::new(program);
-                    // Steel wants a place for its packages.
+                    // Steel needs a directory for its packages.
                     command.args(["engine", engine]).env("STEEL_HOME", own.with_file_name("steel-home"));
                     samples.read(&run_engine(engine, &mut command)?)?;
                 }
-                // What was measured before stays: the rounds of several runs count together.
+                // Earlier samples stay in the file, so that the rounds of several runs count together.
                 samples.append_to(file)?;
                 samples = Samples::default();
             }

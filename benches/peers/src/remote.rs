@@ -1,4 +1,4 @@
-//! One evaluation in another process: a child `sbcl` over pipes, and one with Swank over TCP.
+//! One evaluation in another process: in a child `sbcl` over pipes, and in Swank over TCP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -7,23 +7,23 @@ use std::time::Instant;
 
 use peers::{AnyError, evaluations, report};
 
-/// A child that ends with this.
+/// A child process that is killed when this guard is dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The child may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The `sbcl` that the variable SBCL names, or that is in the path.
+/// Returns the program that the environment variable `SBCL` names, or `sbcl`.
 fn sbcl() -> String {
     std::env::var("SBCL").unwrap_or_else(|_| "sbcl".to_owned())
 }
 
-/// Starts one that evaluates `code`.
+/// Starts an `sbcl` that evaluates `code`.
 fn start(code: &str) -> Result<Killed, AnyError> {
     let child = Command::new(sbcl())
         .args(["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--eval", code])
@@ -35,7 +35,7 @@ fn start(code: &str) -> Result<Killed, AnyError> {
     Ok(Killed(child))
 }
 
-/// Measures `engine`. Its start is over with its first answer.
+/// Measures `engine`. The start time ends with the first answer.
 pub fn run(engine: &str) -> Result<(), AnyError> {
     let version = Command::new(sbcl()).arg("--version").output()?;
     report(engine, "version", String::from_utf8_lossy(&version.stdout).trim());
@@ -59,11 +59,11 @@ fn pipes() -> Result<(), AnyError> {
     Ok(())
 }
 
-/// Swank is loaded from where the variable SWANK names its loader, or where Debian has it.
+/// Measures Swank. The environment variable `SWANK` names Swank's loader; the default is the loader of Debian's package.
 fn swank() -> Result<(), AnyError> {
     let loader =
         std::env::var("SWANK").unwrap_or_else(|_| "/usr/share/common-lisp/source/slime/swank-loader.lisp".to_owned());
-    // Symbols of packages that are not there yet.
+    // READ-FROM-STRING reads symbols whose packages do not exist before the loader has run.
     let code = format!(
         "(progn
            (let ((*standard-output* (make-broadcast-stream)))
@@ -93,7 +93,7 @@ fn swank() -> Result<(), AnyError> {
             stream.read_exact(&mut length)?;
             let mut message = vec![0; usize::from_str_radix(std::str::from_utf8(&length)?, 16)?];
             stream.read_exact(&mut message)?;
-            // Others are of what Swank does besides.
+            // Skip Swank's other messages.
             if message.starts_with(b"(:return") {
                 let answer = String::from_utf8_lossy(&message);
                 let expected = format!("(:return (:ok (\"\" \"3\")) {number})");

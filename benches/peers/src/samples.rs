@@ -1,4 +1,4 @@
-//! What was measured.
+//! The results of measurements.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use crate::AnyError;
 
-/// Seconds by engine and benchmark, what the engines call themselves, and why there is no more of one. As text a line a
-/// sample: engine, benchmark and seconds, or engine, "version" or "note" and that, between tabs.
+/// The measured seconds for each engine and benchmark, the engines' versions, and notes on engines that did not end. In text
+/// form, each line has an engine, a benchmark and seconds, or an engine, the word "version" or "note" and its text, separated
+/// by tabs.
 #[derive(Default)]
 pub struct Samples {
     times: BTreeMap<(String, String), Vec<f64>>,
@@ -24,17 +25,17 @@ impl Samples {
         self.times.entry((engine.to_owned(), benchmark.to_owned())).or_default().push(seconds);
     }
 
-    /// What an engine calls itself.
+    /// Returns the version that an engine reports.
     pub fn version(&self, engine: &str) -> &str {
         self.versions.get(engine).map_or("", String::as_str)
     }
 
-    /// Engines that did not come to their end, and why.
+    /// Returns the engines that did not end, each with its note.
     pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.notes.iter().map(|(engine, note)| (engine.as_str(), note.as_str()))
     }
 
-    /// The median of a benchmark's samples, in seconds.
+    /// Returns the median of a benchmark's samples, in seconds.
     pub fn median(&self, engine: &str, benchmark: &str) -> Option<f64> {
         let mut times = self.times.get(&(engine.to_owned(), benchmark.to_owned()))?.clone();
         times.sort_by(f64::total_cmp);
@@ -49,7 +50,7 @@ impl Samples {
                 [engine, "version", version] => _ = self.versions.insert(engine.to_owned(), version.to_owned()),
                 [engine, "note", note] => _ = self.notes.insert(engine.to_owned(), note.to_owned()),
                 [engine, benchmark, seconds] => self.push(engine, benchmark, seconds.parse()?),
-                _ => return Err(format!("no sample: {line}").into()),
+                _ => return Err(format!("not a sample: {line}").into()),
             }
         }
         Ok(())
@@ -59,7 +60,7 @@ impl Samples {
         Ok(write!(OpenOptions::new().create(true).append(true).open(file)?, "{self}")?)
     }
 
-    /// Adds criterion's medians, from where it keeps them, as of the engine "criterion".
+    /// Adds the medians in criterion's directory, as samples of the engine "criterion".
     pub fn read_criterion(&mut self, directory: &Path) -> Result<(), AnyError> {
         for entry in std::fs::read_dir(directory).map_err(|error| format!("{}: {error}", directory.display()))? {
             let newest = entry?.path().join("new");

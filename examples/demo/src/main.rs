@@ -33,43 +33,53 @@ fn steps() -> Vec<Step> {
     let ask = |why, tool, arguments, expected| Step { why, tool, arguments, fails: false, expected };
     vec![
         evaluate(
-            "A definition. It stays for the whole session.",
+            "Define a function. The definition stays for the whole session.",
             "(defun average (numbers)\n  \"The arithmetic mean.\"\n  (/ (reduce #'+ numbers) (length numbers)))",
             false,
             &["=> AVERAGE"],
         ),
         evaluate(
-            "A use, with output and a value.",
+            "Call the function. The answer contains its output and its value.",
             "(format t \"Averaging...~%\")\n(average '(1 2 3 4))",
             false,
             &["[stdout]\nAveraging...\n", "=> 5/2"],
         ),
-        ask("What the session knows by now.", "list-definitions", json!({}), &["[Functions]\n- AVERAGE (NUMBERS)"]),
+        ask(
+            "List the definitions of the session.",
+            "list-definitions",
+            json!({}),
+            &["[Functions]\n- AVERAGE (NUMBERS)"],
+        ),
         evaluate(
-            "A mistake.",
+            "Make a mistake.",
             "(defun averages (samples)\n  (mapcar #'average samples))\n(averages '((1 2 3) ()))",
             true,
             &["[ERROR] DIVISION-BY-ZERO\n", "[Backtrace]\n0: ", "(AVERAGE NIL)", "(AVERAGES ((1 2 3) NIL))"],
         ),
         ask(
-            "What happened, and what could have been done.",
+            "Describe the error and the available restarts.",
             "describe-last-error",
             json!({}),
             &["Error: DIVISION-BY-ZERO\n", "Available Restarts:\n", "Backtrace (top 5 frames):\n"],
         ),
         ask(
-            "Who called whom, with what.",
+            "Show the call stack with the arguments.",
             "get-backtrace",
             json!({ "max-frames": 4 }),
             &["Backtrace for DIVISION-BY-ZERO (4 of ", "(AVERAGE NIL)", " more frames; pass max-frames "],
         ),
         evaluate(
-            "A repair, in the same living image.",
+            "Repair the function in the same image.",
             "(defun average (numbers)\n  (if numbers (/ (reduce #'+ numbers) (length numbers)) 0))\n(averages '((1 2 3) ()))",
             false,
             &["=> (2 0)"],
         ),
-        ask("The error is over.", "describe-last-error", json!({}), &["No error information available."]),
+        ask(
+            "The next successful evaluation has cleared the error.",
+            "describe-last-error",
+            json!({}),
+            &["No error information available."],
+        ),
     ]
 }
 
@@ -125,7 +135,7 @@ fn print_after(first: &str, text: &str) {
 
 fn perform(client: &mut Client, step: &Step) -> Result<()> {
     println!("\n; {}", step.why);
-    // Code is easier to read as it is than as JSON.
+    // Code is easier to read as plain text than as JSON.
     match step.arguments["code"].as_str() {
         Some(code) => print_after(&format!("→ {} ", step.tool), code),
         None => println!("→ {} {}", step.tool, step.arguments),

@@ -10,7 +10,7 @@ let program;
 try {
   program = require.resolve(`${name}/bin/sbcl-mcp`);
 } catch {
-  console.error(`sbcl-mcp: the package ${name} is not installed. Either there is none for this platform, or optional ` +
+  console.error(`sbcl-mcp: the package ${name} is not installed. Either this platform is not supported, or optional ` +
     "dependencies were left out (npm install --include=optional).");
   process.exit(1);
 }

@@ -17,7 +17,7 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time limit for a git command that does not use the network.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Environment variables that make git use another repository. They are set, for instance, if a git hook runs this
+/// Environment variables that make git use another repository. The variables are set, for instance, if a git hook runs this
 /// program.
 const REPOSITORY_VARIABLES: [&str; 6] = [
     "GIT_DIR",

@@ -20,7 +20,7 @@ pub(super) struct Arguments {
     /// Kind of definition to list.
     #[serde(default, rename = "type")]
     filter: DefinitionFilter,
-    /// Only definitions in this package, also those of loaded systems.
+    /// Only definitions in this package, even from loaded systems.
     package: Option<Text>,
     /// Maximum number of definitions.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Names and arguments of tools in version 0.1. They are not listed, and work for one more release.
+//! Names and arguments of tools in version 0.1, which are not listed, and work for one more release.
 
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
@@ -47,8 +47,8 @@ pub(in crate::mcp) fn translate_former_call(name: String, mut arguments: JsonObj
                 (GetBacktrace::NAME, extend_arguments(arguments, shown))
             }
         },
-        // Without `code`, the translated call would have no `return` and so restart the frame. It gets the unknown argument
-        // `code` instead, and is refused.
+        // Without `code`, the translated call would have no `return` and so restart the frame. The call gets the unknown
+        // argument `code` instead, and is refused.
         "return-from-frame" => match take_argument(arguments, "code") {
             None => {
                 return (ResumeFromFrame::NAME.to_owned(), extend_arguments(arguments, [("code", Some(Value::Null))]));

@@ -73,7 +73,7 @@ impl Force {
 
 /// Structured content: the result of the evaluation, and a report about the loaded system or file.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "the type only describes the schema: the content is that of any evaluation")]
+#[allow(dead_code, reason = "the type only describes the schema: the content is made as for any evaluation")]
 pub(super) struct Content {
     #[schemars(flatten)]
     evaluation: schema::Evaluation,

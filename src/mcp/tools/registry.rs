@@ -1,4 +1,4 @@
-//! The tools that a process offers. They may change while clients are connected.
+//! The tools that a process offers. The tools may change while clients are connected.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

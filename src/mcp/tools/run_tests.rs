@@ -27,7 +27,7 @@ use crate::{Limits, Outcome, report};
 /// The notice if a test operation failed: its single verdict allows no comparison.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation counts as one test, and its output names no \
     passing test to compare with.";
-/// The end of the notice if coverage marked no code of the tested systems. It follows "There are no suspects: " and the
+/// The end of the notice if coverage marked no code of the tested systems. This end follows "There are no suspects: " and the
 /// failed tests.
 const NOTHING_MARKED: &str = "ran no code from the files of the tested systems, apart from the tests themselves.";
 /// Maximum number of test names in a notice.

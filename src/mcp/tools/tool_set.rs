@@ -28,7 +28,7 @@ const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
 /// A sentence of the instructions, and its replacement if the image is embedded in a program.
 const EMBEDDED_WORDING: (&str, &str) = (
-    "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates the definitions again; values assigned\n\
+    "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and evaluates the definitions again; values assigned\n\
      later are lost.",
     "This\nimage is part of a running program: definitions take effect in it at once, and code that ends the process ends\n\
      the program.",

@@ -23,9 +23,9 @@ use crate::{InspectError, Session};
 /// Maximum time that the save at the end of the server waits until running evaluations have ended.
 pub(crate) const UNWINDING_WAIT: Duration = Duration::from_secs(14);
 
-/// Maximum time that the save at the end of the server waits until Lisp has forked. It is longer than the maximum time of the
-/// operation `save-image` (lisp/core/checkpoint.lisp): 5 seconds for finalizers, 5 seconds for attempts to fork, and 7 seconds
-/// for the last attempt.
+/// Maximum time that the save at the end of the server waits until Lisp has forked. This time is longer than the maximum
+/// time of the operation `save-image` (lisp/core/checkpoint.lisp): 5 seconds for finalizers, 5 seconds for attempts to
+/// fork, and 7 seconds for the last attempt.
 pub(crate) const FORK_WAIT: Duration = Duration::from_secs(18);
 
 /// A new checkpoint, with the report of its save.
@@ -241,7 +241,7 @@ impl Saver {
         let errors = files::create(&at_end.errors)
             .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
         let not_within = |obstacle: &str, wait: Duration| format!("{obstacle} within {} seconds", wait.as_secs());
-        // The evaluations have been interrupted before, but some may still unwind, also in the background.
+        // All evaluations have been interrupted, but some of them, including background evaluations, may still unwind.
         if !self.session.unwind_all(Instant::now() + UNWINDING_WAIT) {
             return Err(not_within("an evaluation did not end", UNWINDING_WAIT));
         }

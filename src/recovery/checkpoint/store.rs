@@ -1,6 +1,6 @@
 //! Checkpoints as files: a core that an image of this program saved, and a manifest that describes the core.
 //!
-//! The manifest is written last, so a core that a crash left incomplete is no checkpoint. A core may contain anything
+//! The manifest is written last, so a core that a crash left incomplete is not a checkpoint. A core may contain anything
 //! that was in memory, so only the owner may read the directory. When the server ends, only a persistent session keeps
 //! its directory.
 
@@ -82,8 +82,9 @@ impl Checkpoint {
     }
 }
 
-/// Returns the directory for persistent files. It is below the directory that XDG_STATE_HOME names or, if XDG_STATE_HOME is
-/// not an absolute path, below `~/.local/state`, and need not exist. Returns `None` if there is no home directory either.
+/// Returns the directory for persistent files. The directory is below the directory that XDG_STATE_HOME names or, if
+/// XDG_STATE_HOME is not an absolute path, below `~/.local/state`, and need not exist. Returns `None` if there is no home
+/// directory either.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os(crate::environment::STATE_HOME)
         .filter(|path| Path::new(path).is_absolute())
@@ -234,7 +235,7 @@ impl Checkpoints {
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
         let manifest = core.with_extension("json");
-        // The manifest is removed first: without it the core is no checkpoint, even if the other files stay.
+        // The manifest is removed first: a core without a manifest is not a checkpoint, even if the other files stay.
         fs::remove_file(&manifest)?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
         let removed = fs::remove_file(core);

@@ -56,7 +56,7 @@ impl Display for Holder {
     }
 }
 
-/// A session's lock. It is held until this descriptor and all inherited copies are closed.
+/// A session's lock. The lock is held until this descriptor and all inherited copies are closed.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 

@@ -14,7 +14,7 @@ pub(crate) struct TextPosition {
     pub(crate) line_breaks: usize,
 }
 
-/// The code of an evaluation. Its forms are mostly looked up in order, so each search begins where the last one ended:
+/// The code of an evaluation. Its forms are mostly looked up in order, so each search begins where the last search ended:
 /// long code is not read from its beginning for each form.
 #[derive(Debug, Default)]
 pub(crate) struct Code {

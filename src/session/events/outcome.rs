@@ -134,7 +134,7 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
-    /// Clears the evaluation's number, for an outcome that is not the evaluation's own but that of a debugger operation.
+    /// Clears the evaluation's number, for the outcome of a debugger operation, which is not the evaluation's own outcome.
     pub(crate) fn clear_evaluation(&mut self) {
         (self.evaluation, self.printed_before) = (0, 0);
     }

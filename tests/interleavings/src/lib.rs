@@ -1,7 +1,7 @@
 //! Interleavings of the event loop and the requests in flight, tried by the scheduler of `shuttle`.
 //!
 //! The modules of `src/rpc` are compiled unchanged. The blocking primitives below them, locks and the wait for descriptors,
-//! are replaced by shuttle's. A lost wake-up then blocks a thread for ever, which shuttle reports as a deadlock.
+//! are replaced by shuttle's. A lost wake-up then blocks a thread forever, which shuttle reports as a deadlock.
 
 // The unit tests of the modules run in the library, not here.
 #![cfg(not(test))]

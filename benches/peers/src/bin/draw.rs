@@ -1,5 +1,5 @@
-//! The page of figures and the plot: `draw SAMPLES CRITERION ROOT`, where SAMPLES is what `peers
-//! measure` has written, CRITERION the directory where criterion keeps its figures, ROOT that of the repository.
+//! Writes the page of figures and the plot: `draw SAMPLES CRITERION ROOT`. SAMPLES is the file that `peers measure` has
+//! written, CRITERION is criterion's directory, and ROOT is the repository.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use peers::samples::Samples;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// The engines in the process.
+/// The engines that run in the process, with their names in the plot.
 const ENGINES: [(&str, &str); 6] = [
     ("sbcl", "this crate"),
     ("luajit", "LuaJIT (mlua)"),
@@ -20,7 +20,7 @@ const ENGINES: [(&str, &str); 6] = [
 ];
 const OTHERS: [(&str, &str); 2] = [("pipes", "child sbcl, pipes"), ("swank", "Swank, TCP")];
 
-/// What is measured of each, and what that is called.
+/// The benchmarks of each engine, with their titles.
 const BENCHMARKS: [(&str, &str); 5] = [
     ("fib", "fib(30)"),
     ("mandelbrot", "mandelbrot, 160 × 160"),
@@ -29,11 +29,11 @@ const BENCHMARKS: [(&str, &str); 5] = [
     ("start", "start"),
 ];
 
-/// What criterion measures of `benches/library.rs`, by its names.
+/// A figure from criterion's measurements, with the names in `benches/library.rs`.
 enum Figure {
-    /// Of one of so many calls.
+    /// The time of one call, if the benchmark of this name makes this number of calls.
     Time(&'static str, f64),
-    /// So many times the first one's time to the second one's.
+    /// The factor times the ratio of the first benchmark's time to the second benchmark's time.
     Ratio(f64, &'static str, &'static str),
 }
 
@@ -118,7 +118,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// The version of a dependency of this program.
+/// Returns the version of a dependency of this program.
 fn locked_version(name: &str) -> &str {
     let mut lines = include_str!("../../Cargo.lock").lines();
     let own = format!("name = \"{name}\"");
@@ -126,7 +126,7 @@ fn locked_version(name: &str) -> &str {
     lines.next().and_then(|line| line.split('"').nth(1)).unwrap_or_default()
 }
 
-/// What an engine is, in the page's words.
+/// Returns an engine's name and version, as the page shows them.
 fn version(samples: &Samples, engine: &str) -> String {
     match engine {
         "sbcl" => format!("this crate, SBCL {}", samples.version(engine)),
@@ -137,7 +137,7 @@ fn version(samples: &Samples, engine: &str) -> String {
     }
 }
 
-/// A row an engine, each time with its ratio to this crate's.
+/// Returns a table with a row for each engine. Each time is followed by its ratio to this crate's time.
 fn peers(samples: &Samples) -> String {
     let mut text = String::from("| |");
     for (_, name) in BENCHMARKS {
@@ -197,7 +197,7 @@ fn evaluations(samples: &Samples) -> String {
 
 /// Returns the note that explains the dashes in the tables; an empty text if there are none.
 fn notes(samples: &Samples) -> String {
-    let notes: Vec<String> = samples.notes().map(|(engine, note)| format!("{engine} was {note}")).collect();
+    let notes: Vec<String> = samples.notes().map(|(engine, note)| format!("{engine} {note}")).collect();
     if notes.is_empty() {
         String::new()
     } else {
@@ -276,7 +276,7 @@ const OWN: RGBColor = RGBColor(0xc0, 0x39, 0x2b);
 const PEERS: RGBColor = RGBColor(0x34, 0x6d, 0xa8);
 const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
 
-/// A panel a benchmark: a dot an engine, on a logarithmic scale of time.
+/// Draws a panel for each benchmark, with a dot for each engine on a logarithmic scale of time.
 fn plot(samples: &Samples, file: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
@@ -293,7 +293,7 @@ fn plot(samples: &Samples, file: &Path) -> Result<(), Box<dyn std::error::Error>
             .collect();
         let least = dots.iter().map(|dot| dot.2).fold(f64::INFINITY, f64::min);
         let most = dots.iter().map(|dot| dot.2).fold(0.0, f64::max);
-        // Whole decades.
+        // The axis covers whole powers of ten.
         let (low, high) = (10_f64.powf(least.log10().floor()), 10_f64.powf(most.log10().ceil()));
         let mut chart = ChartBuilder::on(&area)
             .caption(title, (FONT, 15))
@@ -329,7 +329,7 @@ fn plot(samples: &Samples, file: &Path) -> Result<(), Box<dyn std::error::Error>
     Ok(())
 }
 
-/// A power of ten, as a time.
+/// Returns a power of ten seconds as a time with a unit.
 fn scale(seconds: f64) -> String {
     let power = seconds.log10().round() as i32;
     let (unit, power) = match power {

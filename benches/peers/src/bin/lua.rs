@@ -1,11 +1,11 @@
-//! Lua by mlua, in the implementation that this was built for: `lua engine NAME` measures it, as of that name.
+//! Measures the implementation of Lua that mlua was built for, under the given name: `lua engine NAME`.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use peers::{AnyError, expect_three, measure, report};
 
-/// An error of Lua's, which holds what must stay in its thread, as one that need not.
+/// Converts an error of mlua, which may not leave its thread, to an error with the same text.
 fn plain(error: mlua::Error) -> AnyError {
     error.to_string().into()
 }
