@@ -390,16 +390,16 @@ contain the number of frames, which +FRAMES-WITH-LOCALS+ limits."
   "The frame in whose scope code is being evaluated while an evaluation is held, else NIL.")
 
 (defun frames-with-variable (symbol)
-  "Return the numbers of the frames of the held evaluation in which SYMBOL names a local variable with a value. Search only the
-innermost +FRAMES-WITH-LOCALS+ frames."
+  "Return the numbers of the frames of the held evaluation in which SYMBOL names a local variable with a value. Search only
+the innermost +FRAMES-WITH-LOCALS+ frames."
   (loop for (number . frame) in *held-frames*
         repeat +frames-with-locals+
         when (eq :valid (second (assoc symbol (guarded (locals frame) (failure) '()))))
           collect number))
 
 (defun frame-variable-hint (condition)
-  "If CONDITION reports an unbound variable that occurs in the code being evaluated in a frame, return a hint that lists the
-frame's local variables, and other frames with a local variable of this name; else NIL."
+  "If CONDITION reports an unbound variable that occurs in the code being evaluated in a frame, return a hint that lists
+the frame's local variables, and other frames with a local variable of this name; else NIL."
   (let ((symbol (and *code-frame* (typep condition 'unbound-variable) (cell-error-name condition))))
     (when (and symbol (token-position (symbol-name symbol) (coerce *submitted-code* 'source-text)))
       (let* ((locals (ordered-locals *code-frame*))
