@@ -236,16 +236,63 @@ pub enum EvaluationError {
     },
 }
 
+/// The way in which a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldEnd {
+    /// A request resumed the evaluation, which may be held again at its next error.
+    Resumed,
+    /// A request aborted the evaluation.
+    Aborted,
+    /// The hold reached its time limit.
+    TimedOut,
+    /// The session released the evaluation for a later evaluation or a reset. While the user is being asked about the
+    /// evaluation, the next evaluation waits and hence does not release the evaluation.
+    Released,
+    /// Another connection took over the evaluation, which stays held.
+    TakenOver,
+}
+
+/// A hold that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EndedHold {
+    /// The number of the evaluation that was held.
+    pub evaluation: u64,
+    /// The way in which the hold ended.
+    pub end: HoldEnd,
+}
+
+/// Returns the explanation, as the rest of a message, why a connection holds no evaluation. `last` is the connection's
+/// last hold; `None` if there was none.
+fn explain_nothing_held(last: Option<EndedHold>) -> String {
+    let Some(EndedHold { evaluation, end }) = last else {
+        return "an evaluation that fails with on-error \"debug\" is held until it is resumed or aborted, its hold times \
+                out, or the next evaluation begins."
+            .to_owned();
+    };
+    let end = match end {
+        HoldEnd::Resumed => "it was resumed",
+        HoldEnd::Aborted => "it was aborted",
+        HoldEnd::TimedOut => "its hold timed out",
+        HoldEnd::Released => "a later evaluation or a reset ended it",
+        HoldEnd::TakenOver => "another client took it over",
+    };
+    format!(
+        "evaluation {evaluation} was held until {end}. To debug an error, evaluate the code with on-error \"debug\"."
+    )
+}
+
 /// The reason why a request about a held evaluation failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HoldError {
-    /// No evaluation is held.
-    #[error(
-        "No evaluation is held: an evaluation that fails with on-error \"debug\" is held until it is resumed or aborted, \
-         its hold times out, or the next evaluation begins."
-    )]
-    NothingHeld,
+    /// The connection holds no evaluation.
+    #[error("No evaluation is held: {}", explain_nothing_held(*last))]
+    NothingHeld {
+        /// The connection's last hold in this image, if there was one.
+        last: Option<EndedHold>,
+    },
     /// The request was refused. The field is the reason, for instance that the restart or frame does not exist.
     #[error("{0}")]
     Refused(String),

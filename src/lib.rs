@@ -93,7 +93,7 @@ pub use embedding::{
     HostResult, InterruptHandle, IntoLisp, Lisp, LocalFunction, Ratio, Reader, Restart, RestartOffer, Serde, Shape,
     Symbol, Value, Values, Writer, keyword,
 };
-pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError};
+pub use error::{BootError, EndedHold, EvaluationError, HoldEnd, HoldError, InspectError, LimitError};
 #[doc(hidden)]
 pub use image::signals::exit_now;
 pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};

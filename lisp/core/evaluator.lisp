@@ -42,16 +42,17 @@ FORM makes record this evaluation as their source."
      (with-user-code-boundary ()
        (evaluate-in-lexenv form)))))
 
-(defun call-with-form-restarts (function)
-  "Call FUNCTION, which reads and evaluates a form, with exactly two restarts, RETRY and ABORT. The restarts are
-allocated on the heap, because the form may return them as values. The name RETRY is a symbol of this package: bare SBCL
-has no such restart here, so user code that looks for a restart RETRY must not find this one."
-  (declare (type function function))
+(defun call-with-form-restarts (function &optional (retry-report "Evaluate this form again."))
+  "Call FUNCTION, which reads and evaluates a form, with exactly two restarts, RETRY and ABORT. RETRY calls FUNCTION again, and
+its report is the string RETRY-REPORT. The restarts are allocated on the heap, because the form may return them as values. The
+name RETRY is a symbol of this package: bare SBCL has no such restart here, so user code that looks for a restart RETRY must
+not find this one."
+  (declare (type function function) (type string retry-report))
   (loop
     (block retry
       (let* ((retry (sb-kernel::make-restart
                      'retry (lambda () (return-from retry))
-                     (lambda (stream) (write-string "Evaluate this form again." stream))))
+                     (lambda (stream) (write-string retry-report stream))))
              (abort (sb-kernel::make-restart
                      'abort #'abort-evaluation
                      (lambda (stream) (write-string "Return to top level." stream))))
@@ -177,7 +178,8 @@ definitions again."
                                                         (setf evaluated t)
                                                         (evaluate-forms code))
                                                       arguments))
-                                        (resume-failure-unwinding))))
+                                        (resume-failure-unwinding)))
+                                    "Run this call again from the start.")
                (setf done t))
           (unless (or evaluated (eql definitions (evaluation-change-count *evaluation*)))
             (let* ((*package* package)

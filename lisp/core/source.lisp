@@ -840,15 +840,19 @@ NIL when the source location is unknown."
 (defun file-definition-location (namestring number created name method)
   "Return the source location of the definition of NAME, a string, in the file with the native namestring NAMESTRING. If
 METHOD, a value of METHOD-SIGNATURE, is not NIL, prefer the method of NAME with this signature. NUMBER is the number of the
-top-level form, or NIL if unknown. CREATED is the write date of the version that was loaded. If CREATED is NIL, because this
-date is unknown, only a form that defines exactly NAME counts."
+top-level form, or NIL if unknown. If no subform looks like the definition, return the source location of the top-level form,
+such as a call of a macro that made the definition. CREATED is the write date of the version that was loaded. If CREATED is
+NIL, because this date is unknown, only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
         (changed-file-location namestring)
         (let* ((text (and octets number (octets-text octets 0 (length octets))))
                (start (and text (toplevel-start text number)))
                (map (and start (< start (length text)) (form-map text start)))
-               (position (and map (definition-position map text name :exactly (not created) :method method))))
+               (position (and map
+                              (or (definition-position map text name :exactly (not created) :method method)
+                                  ;; The form calls a macro whose name does not begin with DEF.
+                                  (and created (consp map) (not (defines-only-name-p map text)) (first map))))))
           (cond (position
                  (multiple-value-bind (line column) (line-and-column text position)
                    (make-source-location :source-name (shown-path namestring) :line line :column column

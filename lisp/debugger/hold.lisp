@@ -386,6 +386,41 @@ contain the number of frames, which +FRAMES-WITH-LOCALS+ limits."
        (guarded (locals frame) (failure) nil)
        t))
 
+(defvar *code-frame* nil
+  "The frame in whose scope code is being evaluated while an evaluation is held, else NIL.")
+
+(defun frames-with-variable (symbol)
+  "Return the numbers of the frames of the held evaluation in which SYMBOL names a local variable with a value. Search only
+the innermost +FRAMES-WITH-LOCALS+ frames."
+  (loop for (number . frame) in *held-frames*
+        repeat +frames-with-locals+
+        when (eq :valid (second (assoc symbol (guarded (locals frame) (failure) '()))))
+          collect number))
+
+(defun frame-variable-hint (condition)
+  "If CONDITION reports an unbound variable that occurs in the code being evaluated in a frame, return a hint that lists
+the frame's local variables, and other frames with a local variable of this name; else NIL."
+  (let ((symbol (and *code-frame* (typep condition 'unbound-variable) (cell-error-name condition))))
+    (when (and symbol (token-position (symbol-name symbol) (coerce *submitted-code* 'source-text)))
+      (let* ((locals (ordered-locals *code-frame*))
+             (validity (second (assoc symbol locals)))
+             (frames (frames-with-variable symbol)))
+        (unless (or (eq :valid validity) (not (or locals frames)))
+          (format nil "SBCL knows no ~:[~;value of the ~]local variable ~A of frame ~D.~
+                       ~@[ Local variables with values: ~{~A~^, ~}.~]~
+                       ~:[ In code compiled with a debug quality below 3, variables may be missing.~;~
+                       ~:* Frames with a local variable of this name: ~{~D~^, ~}.~]"
+                  validity (symbol-text symbol) (car (rassoc *code-frame* *held-frames*))
+                  (loop for (other other-validity) in locals
+                        when (eq :valid other-validity) collect (symbol-text other))
+                  frames))))))
+
+(defun push-frame-variable-hint (condition)
+  "Push the FRAME-VARIABLE-HINT for CONDITION, if there is one."
+  (let ((hint (guarded (frame-variable-hint condition) (failure) nil)))
+    (when hint
+      (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint)))))
+
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
   "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. After each form, call DEFINED with the
 form, its start and end positions, and the package in which the form was read. Return a list of the values of the last
@@ -403,10 +438,11 @@ form, and true unless a form failed."
                                                              *form-start* end)))
               (setf values
                     (multiple-value-list
-                     (with-user-code-boundary ()
-                       (if (frame-has-variables-p frame)
-                           (sb-di:eval-in-frame frame form)
-                           (evaluate-in-lexenv form)))))
+                     (let ((*code-frame* frame))
+                       (with-user-code-boundary ()
+                         (if (frame-has-variables-p frame)
+                             (sb-di:eval-in-frame frame form)
+                             (evaluate-in-lexenv form))))))
               (funcall defined form *form-start* end package)))))))))
 
 (defun eval-in-frame-command (job)
@@ -473,5 +509,6 @@ the frame, or if the function or an argument is unknown, push the reason and ret
                                                          (declare (optimize (debug 0)))
                                                          (apply (the function function) arguments))))))))))
 
+(add-error-details 'push-frame-variable-hint)
 (provide-hook hold-failed-evaluation #'hold-evaluation)
 (provide-hook hold-interruption #'hold-interrupted-evaluation)

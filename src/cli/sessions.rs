@@ -168,7 +168,9 @@ pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Resu
         .map_err(|error| format!("{NOT_SAVED}the saving process did not inherit the session's lock: {error}."))?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
-    let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };
+    let saved = jiff::Timestamp::now();
+    let (threads, timers) = (Vec::new(), 0);
+    let made = SaveDetails { name, evaluation, saved, automatic: true, at_end: true, threads, timers };
     let checkpoints = draft.checkpoints().clone();
     draft.finish_only_child(made).map_err(|reason| format!("{NOT_SAVED}{reason}."))?;
     checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);

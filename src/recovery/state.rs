@@ -708,6 +708,8 @@ mod tests {
             automatic: false,
             at_end: false,
             defines: String::new(),
+            threads: Vec::new(),
+            timers: 0,
         }
     }
 

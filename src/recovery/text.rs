@@ -79,24 +79,29 @@ pub(crate) fn session_list(all: &[SessionDescription]) -> String {
 /// checkpoint does not contain, and `timers` is the number of timers that it does not contain.
 pub(crate) fn save_report(checkpoint: &Checkpoint, pause_microseconds: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
-    let mut text = format!(
+    let text = format!(
         "Saved {name:?} (evaluation {evaluation}): {}. The session was paused for {} ms.\nNot included: ",
         format_megabytes(*bytes),
         (pause_microseconds + 500) / 1_000
     );
-    for thread in threads {
-        _ = write!(text, "{}, ", escape_markers(&thread.replace('\n', "\\n")));
-    }
-    match timers {
-        0 => {}
-        1 => text += "1 timer, ",
-        _ => _ = write!(text, "{timers} timers, "),
-    }
-    text + "sockets, open files, foreign memory, environment variables and the umask."
+    let mut missing = missing_parts(threads, timers);
+    missing.push("sockets, open files, foreign memory, environment variables and the umask.".to_owned());
+    text + &missing.join(", ")
 }
 
-/// Returns the report of a restore that discarded `forgotten` evaluations. `package` is the name of the current package,
-/// and `notices` are put before the report.
+/// Returns a phrase for each of `threads`, which an image lacks, and one for the number of `timers` that it lacks.
+fn missing_parts(threads: &[String], timers: u64) -> Vec<String> {
+    let timers = match timers {
+        0 => None,
+        1 => Some("1 timer".to_owned()),
+        _ => Some(format!("{timers} timers")),
+    };
+    threads.iter().map(|thread| escape_markers(&thread.replace('\n', "\\n"))).chain(timers).collect()
+}
+
+/// Returns the report of a restore that discarded `forgotten` evaluations. The report names the threads and timers that
+/// existed at the save, if they are known. `package` is the name of the current package, and `notices` are put before the
+/// report.
 pub(crate) fn restore_report(checkpoint: &Checkpoint, forgotten: u64, package: &str, notices: &[String]) -> String {
     let mut sections = Sections::default();
     sections.push_notices(notices);
@@ -106,9 +111,12 @@ pub(crate) fn restore_report(checkpoint: &Checkpoint, forgotten: u64, package: &
         _ => format!("Discarded: the {forgotten} evaluations since then."),
     };
     let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, checkpoint_age(checkpoint));
-    _ = write!(
-        sections.begin(),
-        "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}\nCurrent package: {package}"
-    );
+    let text = sections.begin();
+    _ = write!(text, "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}");
+    let missing = missing_parts(&checkpoint.threads, checkpoint.timers);
+    if !missing.is_empty() {
+        _ = write!(text, "\nNot restored: {}.", missing.join(", "));
+    }
+    _ = write!(text, "\nCurrent package: {package}");
     sections.into_text()
 }

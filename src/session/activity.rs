@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::Reply;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
-use super::hold::{HoldEnd, Resumed};
+use super::hold::Resumed;
 use super::operation::RecordsBuilder;
 use super::post_processing::BoundPostProcessing;
 use super::scheduler::Hold;
 use crate::config::Limits;
-use crate::error::{HoldError, InspectError};
+use crate::error::{HoldEnd, HoldError, InspectError};
 use crate::image::Event;
 use crate::outcome::{Definitions, FrameLocals, Outcome, Record, SymbolDescription};
 

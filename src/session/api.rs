@@ -6,14 +6,13 @@ use std::time::Duration;
 use super::activity::{HandledErrors, Inspection, RequestBody, Submission};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
-use super::hold::HoldEnd;
 use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND};
 use super::scheduler::{JobWait, Request, SchedulerState};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
-use crate::error::{BootError, InspectError};
+use crate::error::{BootError, HoldEnd, InspectError};
 use crate::image::{self, InterruptReason, ItemKind, Job, JobKind, Lane};
 use crate::outcome::{
     DefinitionCount, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Image, Outcome, Record,

@@ -8,10 +8,10 @@ use super::connection::Connection;
 use super::error_state::ErrorState;
 use super::evaluations::EndedEvaluation;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
-use super::hold::{HoldEnd, Resumed};
+use super::hold::Resumed;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, Reply, bind_reply};
-use crate::error::{HoldError, InspectError};
+use crate::error::{HoldEnd, HoldError, InspectError};
 use crate::image::{InterruptReason, Lane};
 use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
@@ -37,6 +37,10 @@ impl Inner {
         if let Some(hold_end) = running.activity.hold_end(end) {
             let question = running.activity.hold_mut().and_then(|hold| hold.question.take());
             self.end_question(scheduler, question, hold_end);
+            // `prepare_release` has recorded the end of a hold that the session releases.
+            if let (HoldEnd::Resumed | HoldEnd::Aborted, Some(hold)) = (hold_end, running.activity.hold_mut()) {
+                running.connection.set_last_hold(hold.builder.evaluation(), hold_end);
+            }
         }
         let time = self.limits.lock().hold;
         if let Some(hold) = running.take_hold(Instant::now().checked_add(time)) {

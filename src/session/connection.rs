@@ -9,9 +9,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::activity::{Inspection, RequestBody};
 use super::error_state::ErrorState;
-use super::hold::HoldEnd;
 use super::scheduler::{Request, RunningJob};
 use super::{INSPECTION_TIMEOUT, Inner, Session};
+use crate::error::{EndedHold, HoldEnd};
 use crate::image::{InterruptReason, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
 
@@ -31,6 +31,8 @@ pub(super) struct Connection {
     state: Mutex<ErrorState>,
     listener: OnceLock<MessageListener>,
     ended: AtomicBool,
+    /// The connection's last hold, once it has ended.
+    last_hold: Mutex<Option<EndedHold>>,
     /// The number of the connection's newest evaluation; 0 before the first evaluation.
     pub(super) newest_evaluation: AtomicU64,
 }
@@ -43,6 +45,7 @@ impl Connection {
             state: Mutex::default(),
             listener: OnceLock::new(),
             ended: AtomicBool::new(false),
+            last_hold: Mutex::default(),
             newest_evaluation: AtomicU64::new(0),
         })
     }
@@ -50,6 +53,16 @@ impl Connection {
     /// Locks the error state, which also contains the messages for the next answer.
     pub(super) fn state(&self) -> MutexGuard<'_, ErrorState> {
         self.state.lock()
+    }
+
+    /// Records that the connection no longer holds this evaluation.
+    pub(super) fn set_last_hold(&self, evaluation: u64, end: HoldEnd) {
+        *self.last_hold.lock() = Some(EndedHold { evaluation, end });
+    }
+
+    /// Returns the hold of this connection that ended last.
+    pub(super) fn last_hold(&self) -> Option<EndedHold> {
+        *self.last_hold.lock()
     }
 
     /// Notifies the client about another connection's action: at once if there is a listener, otherwise with the next

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{OpenQuestion, Request, SchedulerState};
 use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, bind_reply};
-use crate::error::{HoldError, InspectError};
+use crate::error::{HoldEnd, HoldError, InspectError};
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
@@ -16,20 +16,6 @@ use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 const RELEASED_NOTICE: &str = "The evaluation held for debugging was ended.";
 /// The notice that the next answer carries after a hold has reached its time limit.
 const HOLD_TIMED_OUT_NOTICE: &str = "The evaluation held for debugging was ended: the hold timed out.";
-
-/// The way in which a hold ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HoldEnd {
-    /// A request resumed the evaluation, which may be held again at its next error.
-    Resumed,
-    /// A request aborted the evaluation.
-    Aborted,
-    /// The hold reached its time limit.
-    TimedOut,
-    /// The session released the evaluation, for instance for a reset. While the user is being asked about the
-    /// evaluation, the next evaluation waits and hence does not release the evaluation.
-    Released,
-}
 
 /// The restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +60,7 @@ impl Session {
         }
         let held: Vec<_> = scheduler.holds.iter().map(|hold| hold.builder.evaluation()).collect();
         let wanted = match (id, &held[..]) {
-            (_, []) => return Err(HoldError::NothingHeld),
+            (_, []) => return Err(HoldError::NothingHeld { last: None }),
             (None, [one]) => *one,
             (Some(id), all) if all.contains(&id) => id,
             (_, all) => {
@@ -92,6 +78,7 @@ impl Session {
             ));
         };
         inner.unlock_and_notify(scheduler);
+        before.set_last_hold(wanted, HoldEnd::TakenOver);
         let name = connection.describe();
         before.notify(format!("{name} took over evaluation {wanted}, which was held for debugging."));
         let mut state = connection.state();
@@ -263,7 +250,7 @@ fn wrap_outcome_reply(
     Box::new(|result| {
         reply(result.and_then(|resumed| match resumed {
             Resumed::Outcome(outcome) => Ok(outcome),
-            Resumed::Aborted => Err(HoldError::NothingHeld),
+            Resumed::Aborted => Err(HoldError::NothingHeld { last: None }),
         }));
     })
 }
@@ -297,6 +284,9 @@ impl Inner {
     ) -> Request {
         let question = scheduler.take_question_of(connection.id);
         self.end_question(scheduler, question, reason);
+        if let Some(hold) = scheduler.hold_of(connection.id) {
+            connection.set_last_hold(hold.builder.evaluation(), reason);
+        }
         let notice = if reason == HoldEnd::TimedOut { HOLD_TIMED_OUT_NOTICE } else { RELEASED_NOTICE };
         connection.state().add_notice(notice.to_owned());
         let cleanup = self.limits.lock().cleanup;
@@ -311,7 +301,7 @@ impl Inner {
     /// Returns the answer to a request about a held evaluation when no evaluation is held, or to a query that needs an idle
     /// session when the session is not idle.
     pub(super) fn refuse(scheduler: &mut SchedulerState, request: Request) -> AnswerFn {
-        let error = HoldError::NothingHeld;
+        let error = HoldError::NothingHeld { last: request.connection.last_hold() };
         let request = match request.body {
             RequestBody::Held(request) => request,
             RequestBody::Inspect(Inspection::Query(_, reply)) => {

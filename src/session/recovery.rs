@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
-use super::hold::{HoldEnd, Resumed};
+use super::hold::Resumed;
 use super::observer::Observer;
 use super::scheduler::{ErrorQuery, OpenQuestion, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, JobId, Session};
-use crate::error::HoldError;
+use crate::error::{HoldEnd, HoldError};
 use crate::image::{InterruptReason, JobKind, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 

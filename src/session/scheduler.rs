@@ -20,11 +20,10 @@ use super::activity::{Activity, EvaluationActivity, HeldRequest, HoldEffect, Ins
 use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::{JobEnd, OutcomeBuilder, UnbalancedText};
-use super::hold::HoldEnd;
 use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
 use super::{AnswerFn, Reply, bind_reply};
-use crate::error::InspectError;
+use crate::error::{HoldEnd, InspectError};
 use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;

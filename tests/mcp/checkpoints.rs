@@ -90,7 +90,9 @@ fn restore_brings_back_definitions_objects_and_variables() {
 
     let text = restore(&mut server, "all of it");
     assert!(text.starts_with("Restored \"all of it\" (evaluation 1, "), "{text}");
-    assert!(text.ends_with(" ago). Discarded: the 3 evaluations since then.\nCurrent package: APP"), "{text}");
+    let discarded = " ago). Discarded: the 3 evaluations since then.";
+    let expected = format!("{discarded}\nNot restored: thread holder, 1 timer.\nCurrent package: APP");
+    assert!(text.ends_with(&expected), "{text}");
     let text = server.evaluate("(list * *print-base* *count*)");
     assert_eq!(text, "=> (B 10 29)");
     let text = server.evaluate(

@@ -819,6 +819,33 @@ fn describe_symbol_source_shows_method_and_package_text(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn describe_symbol_names_the_macro_call_that_made_a_definition(mode: Mode) {
+    let mut server = mode.ready();
+    let scratch = Scratch::below_target();
+    let path = scratch.join("macros.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n(defgeneric size (x))\n(defmacro with-maker (name class)\n  \
+         `(progn (defun ,(intern (format nil \"MAKE-~a\" name)) () ',name)\n          \
+         (defmethod size ((x ,class)) 1)))\n\n(with-maker box\n  integer)\n",
+    )
+    .unwrap();
+    let place = shown(&path);
+    for code in ["(load {})", "(load (compile-file {}))"] {
+        server.evaluate(&code.replace("{}", &format!("{path:?}")));
+        let text = call_ok(&mut server, "describe-symbol", json!({"name": "make-box", "source": true}));
+        let expected = format!("\n  Source: {place}:7\n  Text:\n    (with-maker box\n      integer)");
+        assert!(text.ends_with(&expected), "{code}: {text}");
+        let text = call_ok(&mut server, "describe-symbol", json!({"name": "size", "source": true}));
+        assert!(text.contains(&format!("\n    (INTEGER)  {place}:7\n  Source: {place}:2\n")), "{code}: {text}");
+    }
+    // If the file changes, the line is unknown.
+    std::fs::write(&path, "(in-package :cl-user)\n").unwrap();
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "make-box", "source": true}));
+    assert!(text.contains("\n  Text: not available"), "{text}");
+}
+
+#[apply(both_modes)]
 fn describe_symbol_source_shows_the_definition_text(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(

@@ -5,7 +5,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::support::{error, fresh};
-use sbcl::{Background, Evaluation, HoldError, Outcome, RestartDesignator, Resumed, Session, report};
+use sbcl::{
+    Background, EndedHold, Evaluation, HoldEnd, HoldError, Outcome, RestartDesignator, Resumed, Session, report,
+};
 
 /// The time after which a missing reply fails the test.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -125,7 +127,7 @@ fn held_evaluation_stays_held_while_other_connections_evaluate() {
         assert_eq!(values(holder, "*"), ["42"]);
         assert!(other.is_held() && other.last_error().is_some() && holder.last_error().is_none());
         assert_eq!(resume(other, "use-value", "2").result.unwrap()[0].text, "7");
-        assert!(matches!(invoke_restart(other, "abort", ""), Err(HoldError::NothingHeld)));
+        assert!(matches!(invoke_restart(other, "abort", ""), Err(HoldError::NothingHeld { .. })));
         // Only the next evaluation of the same connection releases the held one, with a notice.
         hold(holder, "(error \"again\")");
         let text = report::evaluation(&eval(other, "1"));
@@ -170,13 +172,17 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     person.set_name("sbcl-mcp repl");
-    assert!(matches!(person.take_over(None), Err(HoldError::NothingHeld)));
+    assert!(matches!(person.take_over(None), Err(HoldError::NothingHeld { .. })));
     let held = hold(&agent, "(+ 1 (restart-case (error \"mine\") (use-value (v) v)))");
     let taken = person.take_over(None).unwrap();
     assert!(taken.held && taken.evaluation == held.evaluation);
     assert!(person.is_held() && !agent.is_held());
     assert_eq!(person.last_error(), agent.last_error(), "it is both's last error");
-    assert!(matches!(invoke_restart(&agent, "use-value", "1"), Err(HoldError::NothingHeld)));
+    let refused = invoke_restart(&agent, "use-value", "1");
+    let Err(HoldError::NothingHeld { last: Some(EndedHold { evaluation, end, .. }) }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((evaluation, end), (held.evaluation, HoldEnd::TakenOver));
     let text = report::evaluation(&eval(&agent, "1"));
     let number = held.evaluation;
     assert_eq!(

@@ -13,9 +13,8 @@ use super::{Call, CallHandler, Fault, ToolContext, handle_with};
 use crate::mcp::client::Client;
 use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
-use crate::session::HoldEnd;
 use crate::session::recovery::{UserQuestion, failed_outcome};
-use crate::{ErrorRecord, HoldError, Outcome, Resumed, Session};
+use crate::{ErrorRecord, HoldEnd, HoldError, Outcome, Resumed, Session};
 
 /// Key of the question among the inputs of a call.
 const QUESTION_KEY: &str = "restart";
@@ -281,6 +280,7 @@ fn withdrawal_reason(end: HoldEnd) -> &'static str {
         HoldEnd::Aborted => "another request aborted the evaluation",
         HoldEnd::TimedOut => NO_ANSWER_IN_TIME,
         HoldEnd::Released => "the session was reset or restored",
+        HoldEnd::TakenOver => "another client took over the evaluation",
     }
 }
 
@@ -344,7 +344,7 @@ fn apply_choice(
         Some(Choice::Decline) => user_question.abort(move |result| {
             let notice = match result {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
-                Err(HoldError::NothingHeld) => format!("The user chose no restart. {HOLD_HAD_ENDED}"),
+                Err(HoldError::NothingHeld { .. }) => format!("The user chose no restart. {HOLD_HAD_ENDED}"),
                 Err(error) => format!("The user chose no restart. {error}"),
             };
             answer_with_current_outcome(call, before, Some(notice));
@@ -380,7 +380,10 @@ fn continue_after_restart(
             return call.reply(Outcome { held: false, ..before });
         }
         Err(error) => {
-            let reason = if error == HoldError::NothingHeld { HOLD_HAD_ENDED.to_owned() } else { error.to_string() };
+            let reason = match error {
+                HoldError::NothingHeld { .. } => HOLD_HAD_ENDED.to_owned(),
+                error => error.to_string(),
+            };
             let notice = format!("The user chose restart {number}. {reason}");
             return answer_with_current_outcome(call, Arc::new(before), Some(notice));
         }

@@ -199,6 +199,9 @@ impl ToolResult for CheckpointReply {
                 forgotten: Some(*forgotten),
                 package: Some(package.clone()),
                 notices: Some(notices.clone()),
+                // The manifest may not name the threads and timers.
+                threads: (!checkpoint.threads.is_empty()).then(|| checkpoint.threads.clone()),
+                timers: (checkpoint.timers > 0).then_some(checkpoint.timers),
                 ..nothing
             },
             Self::Deleted(name) => Content { deleted: Some(name.clone()), ..nothing },

@@ -221,7 +221,7 @@ fn answer_with_live_frames(
     submit_job(call, move |session, call| {
         session.held_locals(range.from, range.max_frames, move |locals| match locals {
             Ok(locals) => call.reply(LiveBacktrace { error: held.with_locals(locals), range }),
-            Err(HoldError::NothingHeld) => answer_when_settled(call, snapshot),
+            Err(HoldError::NothingHeld { .. }) => answer_when_settled(call, snapshot),
             Err(error) => call.refuse(error),
         })
     });

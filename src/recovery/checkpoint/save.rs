@@ -45,9 +45,13 @@ impl NewCheckpoint {
     fn new(checkpoint: Checkpoint, records: &[Record]) -> Self {
         let (pause_microseconds, timers) =
             of_kind(records).next().map_or((0, 0), |saving: &Saving| (saving.stopped, saving.timers));
-        let threads = of_kind(records).map(|thread: &SavedThread| thread.name.clone()).collect();
-        Self { checkpoint, pause_microseconds, timers, threads }
+        Self { checkpoint, pause_microseconds, timers, threads: thread_names(records) }
     }
+}
+
+/// Returns the names of the threads that the saved image lacks, from the records of the save operation.
+fn thread_names(records: &[Record]) -> Vec<String> {
+    of_kind(records).map(|thread: &SavedThread| thread.name.clone()).collect()
 }
 
 /// Returns the process that saves the image, from the records of the save operation.
@@ -164,7 +168,9 @@ impl Saver {
                 Ok(records) => records,
                 Err(error) => return done(Err(refusal(&error))),
             };
-            let made = SaveDetails { name, evaluation, saved, automatic, at_end: false };
+            let threads = thread_names(&records);
+            let timers = of_kind(&records).next().map_or(0, |saving: &Saving| saving.timers);
+            let made = SaveDetails { name, evaluation, saved, automatic, at_end: false, threads, timers };
             // The save is reported before the next evaluation begins, since the core contains no later definitions.
             let file = draft.file().to_owned();
             let in_progress = reports.as_ref().map(|reports| reports.report_start(&file));

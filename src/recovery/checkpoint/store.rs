@@ -38,6 +38,9 @@ const MAX_CHECKPOINTS: usize = 100;
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// Maximum length of a checkpoint's or session's name, in characters.
 pub(crate) const MAX_NAME_CHARS: usize = 100;
+/// Maximum number of threads that a manifest names, and maximum length of a thread's description, in characters.
+const MAX_NAMED_THREADS: usize = 20;
+const MAX_THREAD_CHARS: usize = 100;
 
 /// The manifest of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +73,13 @@ pub(crate) struct Checkpoint {
     /// A description of the session's definitions.
     #[serde(default)]
     pub(crate) defines: String,
+    /// Descriptions of the threads that existed at the save and that the core does not contain. Empty if the threads are not
+    /// known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) threads: Vec<String>,
+    /// The number of timers that existed at the save and that the core does not contain; 0 if the timers are not known.
+    #[serde(default)]
+    pub(crate) timers: u64,
 }
 
 impl Checkpoint {
@@ -541,7 +551,7 @@ impl Draft {
         let mut core = File::open(&path).map_err(written)?;
         core.sync_all().map_err(written)?;
         let bytes = core.metadata().map_err(written)?.len();
-        let SaveDetails { name, evaluation, saved, automatic, at_end } = made;
+        let SaveDetails { name, evaluation, saved, automatic, at_end, threads, timers } = made;
         let checkpoint = Checkpoint {
             name,
             file: self.file.clone(),
@@ -555,11 +565,25 @@ impl Draft {
             automatic,
             at_end,
             defines,
+            threads: shortened_threads(&threads),
+            timers,
         };
         write_manifest(&path, &checkpoint).map_err(written)?;
         self.finished = true;
         Ok(checkpoint)
     }
+}
+
+/// Returns the descriptions of threads for a manifest: each is cut after [`MAX_THREAD_CHARS`] characters, and threads beyond
+/// the first [`MAX_NAMED_THREADS`] are only counted.
+fn shortened_threads(threads: &[String]) -> Vec<String> {
+    let more = match threads.len().saturating_sub(MAX_NAMED_THREADS) {
+        0 => None,
+        1 => Some("1 more thread".to_owned()),
+        more => Some(format!("{more} more threads")),
+    };
+    let shorten = |thread: &String| thread.chars().take(MAX_THREAD_CHARS).collect::<String>();
+    threads.iter().take(MAX_NAMED_THREADS).map(shorten).chain(more).collect()
 }
 
 /// Returns the reason, worded as a clause, why a save that took too long failed.
@@ -585,6 +609,10 @@ pub(crate) struct SaveDetails {
     pub(crate) saved: jiff::Timestamp,
     pub(crate) automatic: bool,
     pub(crate) at_end: bool,
+    /// Descriptions of the threads that the core does not contain. Empty if the threads are not known.
+    pub(crate) threads: Vec<String>,
+    /// The number of timers that the core does not contain; 0 if the timers are not known.
+    pub(crate) timers: u64,
 }
 
 impl Drop for Draft {
@@ -671,6 +699,8 @@ pub(crate) mod tests {
                 automatic: name.starts_with("auto-"),
                 at_end: false,
                 defines: String::new(),
+                threads: Vec::new(),
+                timers: 0,
             };
             fs::write(self.0.forms_path(draft.file()), "").unwrap();
             draft.release();
@@ -863,6 +893,16 @@ pub(crate) mod tests {
         fs::write(path("0000000000000003.json"), large).unwrap();
         assert_eq!(manifests(&test.0.directory), [checkpoint]);
         assert_eq!(unreadable_manifests(&test.0.directory).len(), 3);
+    }
+
+    #[test]
+    fn a_manifest_names_a_bounded_number_of_threads() {
+        let threads = |count: usize| vec!["thread λ".to_owned(); count];
+        assert_eq!(shortened_threads(&threads(MAX_NAMED_THREADS)), threads(MAX_NAMED_THREADS));
+        let expected = [threads(MAX_NAMED_THREADS), vec!["1 more thread".to_owned()]].concat();
+        assert_eq!(shortened_threads(&threads(MAX_NAMED_THREADS + 1)), expected);
+        assert_eq!(shortened_threads(&threads(MAX_NAMED_THREADS + 2)).last().unwrap(), "2 more threads");
+        assert_eq!(shortened_threads(&["λ".repeat(1000)]), ["λ".repeat(MAX_THREAD_CHARS)]);
     }
 
     #[test]

@@ -79,6 +79,33 @@ fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn unbound_variable_in_eval_in_frame_names_the_variables_of_the_frames(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun outer (a) (declare (optimize debug)) (let ((sum (+ a 1))) (list sum (inner sum))))\n\
+         (defun inner (b) (declare (optimize debug)) (let ((text \"x\")) (cerror \"go\" \"here\") (list b text)))\n\
+         (defun elsewhere () (symbol-value 'nowhere))",
+    );
+    let report = hold(&mut server, "(outer 1)");
+    let (inner, outer) = (frame_of(&report, "(INNER 2)"), frame_of(&report, "(OUTER 1)"));
+    let missing = "In code compiled with a debug quality below 3, variables may be missing.".to_owned();
+    let others = format!("Frames with a local variable of this name: {outer}.");
+    for (name, end) in [("NOWHERE", missing), ("SUM", others)] {
+        let code = format!("(list b {})", name.to_lowercase());
+        let text = call_err(&mut server, "eval-in-frame", json!({"frame": inner, "code": code}));
+        let hint = format!(
+            "\nSBCL knows no local variable {name} of frame {inner}. Local variables with values: B, TEXT. {end}\n\n\
+             [Backtrace]"
+        );
+        assert!(text.contains("[ERROR] UNBOUND-VARIABLE\n") && text.contains(&hint), "{text}");
+    }
+    // The unbound variable of a called function gets no such hint.
+    let text = call_err(&mut server, "eval-in-frame", json!({"frame": inner, "code": "(elsewhere)"}));
+    assert!(text.contains("[ERROR] UNBOUND-VARIABLE\n") && !text.contains("SBCL knows"), "{text}");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> (2 (2 \"x\"))");
+}
+
+#[apply(both_modes)]
 fn get_backtrace_shows_present_values_with_locals_and_the_snapshot_otherwise(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(

@@ -117,7 +117,7 @@ fn hold_option_releases_the_held_evaluation_after_its_time(mode: Mode) {
     while call_ok(&mut server, "check-evaluation", json!({})).contains("held") {
         std::thread::yield_now();
     }
-    assert_nothing_held(&mut server);
+    assert_last_hold(&mut server, 1, "its hold timed out");
     let text = server.evaluate("1");
     let said = "[notice]\nThe evaluation held for debugging was ended: the hold timed out.\n\n=> 1";
     assert_eq!(text, said);
@@ -310,6 +310,33 @@ fn debugger_tools_report_that_no_evaluation_is_held(mode: Mode) {
     }
     assert_eq!(last_error(&mut server), NO_ERROR);
     server.assert_works();
+}
+
+/// Asserts that no evaluation is held, and that the last held evaluation was `evaluation`, until `end`.
+#[track_caller]
+fn assert_last_hold(server: &mut Server, evaluation: u64, end: &str) {
+    let expected = format!(
+        "No evaluation is held: evaluation {evaluation} was held until {end}. To debug an error, evaluate the code with \
+         on-error \"debug\"."
+    );
+    assert_eq!(call_err(server, "abort-evaluation", json!({})), expected);
+}
+
+#[apply(both_modes)]
+fn debugger_tools_report_how_the_last_hold_ended(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> NIL");
+    assert_last_hold(&mut server, 1, "it was resumed");
+    hold(&mut server, "(error \"x\")");
+    assert_eq!(invoke_restart(&mut server, "ABORT"), "Evaluation aborted.");
+    assert_last_hold(&mut server, 2, "it was aborted");
+    hold(&mut server, "(error \"x\")");
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    assert_last_hold(&mut server, 3, "it was aborted");
+    hold(&mut server, "(error \"x\")");
+    server.evaluate("1");
+    assert_last_hold(&mut server, 4, "a later evaluation or a reset ended it");
 }
 
 /// An eval-in-frame that waits for its turn has a number, so a client may wait for its end.
