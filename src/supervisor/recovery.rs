@@ -355,7 +355,9 @@ impl RecoveryRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::{Changes, DefiningForm};
     use crate::recovery::checkpoint::store::tests::TestCheckpoints;
+    use crate::recovery::definitions::Definition;
     use crate::recovery::state::MAX_SAVES_IN_PROGRESS;
 
     /// Returns the record of a session with these checkpoints, and the status page of its worker.
@@ -375,6 +377,12 @@ mod tests {
 
     fn saving(file: impl Into<String>) -> SessionEvent {
         SessionEvent::Saving { file: file.into() }
+    }
+
+    fn defined(code: &str) -> SessionEvent {
+        let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
+        let changes = Changes::default();
+        SessionEvent::Defined(Definition { form, changes, local: false, evaluation: 1, took: 0, too_long: None })
     }
 
     #[test]
@@ -416,6 +424,19 @@ mod tests {
         std::fs::rename(&unfinished, &manifest).expect("it is there");
         recovery.record_finished_saves();
         assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&late)));
+    }
+
+    #[test]
+    fn a_failed_save_leaves_no_file_with_definitions() {
+        let checkpoints = TestCheckpoints::new("failed");
+        let (mut recovery, _) = session(&checkpoints);
+        recovery.record(defined("(f)"));
+        let file = checkpoints.0.new_draft(true).expect("a directory").file().to_owned();
+        let forms = checkpoints.0.forms_path(&file);
+        recovery.record(saving(&*file));
+        assert!(forms.exists());
+        recovery.record(SessionEvent::SaveFailed { file });
+        assert!(!forms.exists());
     }
 
     #[test]

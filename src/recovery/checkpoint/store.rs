@@ -434,14 +434,15 @@ pub(crate) fn remove_directory(directory: &Path) {
     let _ = fs::remove_dir_all(directory);
 }
 
-/// A core that is being saved. Dropping an unfinished draft removes its files.
+/// A core that is being saved. Dropping an unfinished draft removes the core. The supervisor removes the `.forms` file that
+/// it has written, or may be about to write, once it learns that the save has failed.
 #[derive(Debug)]
 pub(crate) struct Draft {
     /// The checkpoints that the draft will belong to.
     checkpoints: Checkpoints,
     /// The name of the core's file.
     file: String,
-    /// True when dropping the draft must not remove its files.
+    /// True when dropping the draft must not remove the core.
     finished: bool,
 }
 
@@ -461,7 +462,7 @@ impl Draft {
         &self.checkpoints
     }
 
-    /// Drops the draft without removing its files, which the [finisher](Self::leak_finisher_command) still needs.
+    /// Drops the draft without removing the core, which the [finisher](Self::leak_finisher_command) still needs.
     pub(crate) fn release(mut self) {
         self.finished = true;
     }
@@ -590,7 +591,6 @@ impl Drop for Draft {
     fn drop(&mut self) {
         if !self.finished {
             let _ = fs::remove_file(self.path());
-            let _ = fs::remove_file(self.checkpoints.forms_path(&self.file));
         }
     }
 }
@@ -812,13 +812,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_unfinished_draft_leaves_no_files_and_named_checkpoints_are_limited() {
+    fn an_unfinished_draft_leaves_no_core_and_named_checkpoints_are_limited() {
         let test = TestCheckpoints::new("draft");
         let draft = test.0.new_draft(false).unwrap();
         let directory = fs::metadata(&test.0.directory).unwrap();
         assert_eq!(directory.permissions().mode() & 0o777, 0o700);
         fs::write(draft.path(), "").unwrap();
-        fs::write(test.0.forms_path(draft.file()), "").unwrap();
         drop(draft);
         assert_eq!(test.files(), 0);
         for number in 0..MAX_CHECKPOINTS {
