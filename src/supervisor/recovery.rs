@@ -172,6 +172,15 @@ impl RecoveryRecord {
     /// Records a change of the session in the state and in the log.
     pub(super) fn record(&mut self, event: SessionEvent) {
         let mut replaced_by = None;
+        // A save that has failed or is forgotten leaves no file with definitions. The worker cannot delete this file, because the
+        // supervisor may write it after the save has failed. Hostile code may also report saves that do not exist as complete.
+        let ended = match &event {
+            SessionEvent::Saving { .. } => self.state.next_forgotten_save(),
+            SessionEvent::SaveFailed { file } => Some(file.as_str()),
+            SessionEvent::Saved(checkpoint) => Some(checkpoint.file.as_str()),
+            _ => None,
+        };
+        ended.into_iter().for_each(|file| self.checkpoints.remove_incomplete_forms(file));
         if let SessionEvent::Saving { file } = &event
             && let Some(content) = self.state.checkpoint_content()
         {
@@ -180,10 +189,6 @@ impl RecoveryRecord {
             if let Err(error) = log::write_checkpoint_forms(&self.checkpoints.forms_path(file), &content) {
                 tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
             }
-        }
-        if let SessionEvent::SaveFailed { file } = &event {
-            // The worker cannot delete this file, because it may not have been written yet when the save failed.
-            let _ = std::fs::remove_file(self.checkpoints.forms_path(file));
         }
         if let SessionEvent::Saved(checkpoint) = &event
             && self.state.files_being_saved().any(|file| file == checkpoint.file)
@@ -437,6 +442,26 @@ mod tests {
         assert!(forms.exists());
         recovery.record(SessionEvent::SaveFailed { file });
         assert!(!forms.exists());
+    }
+
+    #[test]
+    fn saves_that_do_not_exist_leave_a_bounded_number_of_files() {
+        let checkpoints = TestCheckpoints::new("forged");
+        let (mut recovery, _) = session(&checkpoints);
+        recovery.record(defined("(f)"));
+        let saved = checkpoints.add("mine", 1, 10);
+        recovery.record(saving(&*saved.file));
+        for number in 0..2 * MAX_SAVES_IN_PROGRESS {
+            recovery.record(saving(format!("{number:016x}.core")));
+        }
+        // The three files of the checkpoint stay, though its save was forgotten.
+        assert_eq!(checkpoints.file_count(), MAX_SAVES_IN_PROGRESS + 3);
+        for number in 2 * MAX_SAVES_IN_PROGRESS..4 * MAX_SAVES_IN_PROGRESS {
+            let file = format!("{number:016x}.core");
+            recovery.record(saving(&*file));
+            recovery.record(SessionEvent::Saved(Box::new(Checkpoint { file, ..saved.clone() })));
+        }
+        assert!(checkpoints.file_count() <= MAX_SAVES_IN_PROGRESS + 3);
     }
 
     #[test]

@@ -206,6 +206,15 @@ impl Checkpoints {
         self.directory.join(file).with_extension("forms")
     }
 
+    /// Deletes the file with the definitions and unrestored forms of a save to the core `file` that is not complete. Keeps the
+    /// file of a checkpoint.
+    pub(crate) fn remove_incomplete_forms(&self, file: &str) {
+        let forms = self.forms_path(file);
+        if !forms.with_extension("json").exists() {
+            let _ = fs::remove_file(forms);
+        }
+    }
+
     /// Creates the directory if it does not exist, and returns its path.
     pub(crate) fn make_directory(&self) -> io::Result<PathBuf> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
@@ -691,7 +700,7 @@ pub(crate) mod tests {
         }
 
         /// Returns the number of files in the directory.
-        fn files(&self) -> usize {
+        pub(crate) fn file_count(&self) -> usize {
             fs::read_dir(&self.0.directory).unwrap().count()
         }
     }
@@ -761,7 +770,7 @@ pub(crate) mod tests {
         // The newest automatic checkpoint stays, however little space there is.
         test.0.make_room(0);
         assert_eq!(test.names(), ["mine", "auto-3", "yours"]);
-        assert_eq!(test.files(), 3 * 3);
+        assert_eq!(test.file_count(), 3 * 3);
         assert_eq!(test.0.automatic_name(), "auto-4");
     }
 
@@ -805,10 +814,10 @@ pub(crate) mod tests {
             fs::write(test.0.directory.join(other), "").unwrap();
         }
         test.0.remove_incomplete();
-        assert_eq!((test.names().len(), test.files()), (3, 3 * 3 + others.len()));
+        assert_eq!((test.names().len(), test.file_count()), (3, 3 * 3 + others.len()));
         test.0.remove_leftovers(&[known.file]);
         assert_eq!(test.names(), ["auto-1", "mine"]);
-        assert_eq!(test.files(), 2 * 3 + others.len());
+        assert_eq!(test.file_count(), 2 * 3 + others.len());
     }
 
     #[test]
@@ -819,7 +828,7 @@ pub(crate) mod tests {
         assert_eq!(directory.permissions().mode() & 0o777, 0o700);
         fs::write(draft.path(), "").unwrap();
         drop(draft);
-        assert_eq!(test.files(), 0);
+        assert_eq!(test.file_count(), 0);
         for number in 0..MAX_CHECKPOINTS {
             test.add(&number.to_string(), number.try_into().unwrap(), 0);
         }
@@ -843,7 +852,7 @@ pub(crate) mod tests {
         std::os::unix::fs::symlink(&path, draft_path(&path)).unwrap();
         let mut file = write_atomically(&path, b"new").unwrap();
         file.write_all(b"er").unwrap();
-        assert_eq!((fs::read(&path).unwrap(), test.files()), (b"newer".to_vec(), 1));
+        assert_eq!((fs::read(&path).unwrap(), test.file_count()), (b"newer".to_vec(), 1));
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
     }
 
@@ -880,7 +889,7 @@ pub(crate) mod tests {
             written.store(true, Ordering::Relaxed);
             assert!(results.iter().all(Result::is_ok));
         });
-        assert_eq!(test.files(), 3);
+        assert_eq!(test.file_count(), 3);
     }
 
     #[test]
