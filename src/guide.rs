@@ -387,7 +387,8 @@ pub mod what_ends_the_process {
     //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp: calls fail
-    //! with [`Error::Forked`](crate::Error::Forked).
+    //! with [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind
+    //! `FORKED`.
 }
 
 pub mod mistakes {

@@ -15,8 +15,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use sbcl::{
-    BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, RestartDesignator, Session, Symbol, TimeLimit, Value,
-    keyword,
+    BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, Outcome, RestartDesignator, Session, Symbol,
+    TimeLimit, Value, keyword,
 };
 
 static SESSION: LazyLock<Session> =
@@ -411,6 +411,11 @@ fn call_in_a_forked_child_fails_with_error_forked() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = matches!(lisp.eval::<i64>("(+ 1 2)"), Err(Error::Forked));
+        let is_forked = |outcome: &Outcome| outcome.result.as_ref().is_err_and(|error| error.kind == "FORKED");
+        let evaluated = is_forked(&lisp.session().evaluate(Evaluation::new("(+ 1 2)")));
+        let (sender, replied) = mpsc::channel();
+        lisp.session().submit(Evaluation::new("(+ 1 2)"), move |outcome| _ = sender.send(is_forked(&outcome)));
+        let refused = refused && evaluated && replied.try_recv() == Ok(true);
         // SAFETY: _exit(2) takes a number.
         unsafe { libc::_exit(if refused { 42 } else { 1 }) };
     }
