@@ -390,6 +390,12 @@ pub mod what_ends_the_process {
     //! error in Lisp ends the process; while SIGUSR2 is blocked, garbage collections wait; and while SIGURG is blocked, SBCL
     //! may end the process.
     //!
+    //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals unblocked:
+    //! the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP, SIGIO, SIGXCPU,
+    //! SIGXFSZ, SIGVTALRM and SIGWINCH. So a program cannot block one of these signals in all threads and wait for it with
+    //! `sigwait` or `signalfd`: a Lisp thread may receive the signal, and its action applies, which for SIGTERM is by default
+    //! the end of the process. Install a handler, for example with `signal-hook`; it may run on a Lisp thread.
+    //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp: calls fail
     //! with [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind

@@ -977,6 +977,36 @@ fn lisp_handles_faults_after_a_boot_with_all_signals_blocked() {
     lisp.eval::<()>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (gc :full t))))").expect("it ends");
 }
 
+/// SBCL ends the process when only some of its deferrable signals, such as SIGTERM and SIGURG, are blocked in Lisp code.
+#[test]
+fn lisp_threads_have_the_programs_signal_mask_except_for_the_signals_that_sbcl_needs() {
+    let name = "lisp_threads_have_the_programs_signal_mask_except_for_the_signals_that_sbcl_needs";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let signals = [libc::SIGUSR1, libc::SIGTERM, libc::SIGHUP, libc::SIGURG, libc::SIGUSR2];
+    let mut blocked = std::mem::MaybeUninit::uninit();
+    // SAFETY: `blocked` is writable, sigemptyset(3) initialises it, and a null pointer for the old mask is allowed.
+    unsafe {
+        libc::sigemptyset(blocked.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(blocked.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), std::ptr::null_mut());
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let are_blocked = lisp.enter(move |_| {
+        let mut mask = std::mem::MaybeUninit::zeroed();
+        // SAFETY: `mask` is writable, every bit pattern is a valid set, and a null pointer for the new mask is allowed.
+        Ok(unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
+            signals.map(|signal| libc::sigismember(mask.as_ptr(), signal))
+        })
+    });
+    assert_eq!(are_blocked.expect("the closure returns"), [1, 0, 0, 0, 0]);
+}
+
 /// SIGUSR2 stops a Lisp thread until the end of a collection, but a signal from the program announces no collection.
 #[test]
 fn stop_signal_that_the_program_raises_on_a_lisp_thread_is_ignored() {
