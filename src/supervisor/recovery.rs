@@ -181,6 +181,10 @@ impl RecoveryRecord {
             _ => None,
         };
         ended.into_iter().for_each(|file| self.checkpoints.remove_incomplete_forms(file));
+        if matches!(event, SessionEvent::Saving { .. }) && self.log.is_none() {
+            // The directory of a persistent session is locked already.
+            self.checkpoints.lock();
+        }
         if let SessionEvent::Saving { file } = &event
             && let Some(content) = self.state.checkpoint_content()
         {
@@ -454,14 +458,14 @@ mod tests {
         for number in 0..2 * MAX_SAVES_IN_PROGRESS {
             recovery.record(saving(format!("{number:016x}.core")));
         }
-        // The three files of the checkpoint stay, though its save was forgotten.
-        assert_eq!(checkpoints.file_count(), MAX_SAVES_IN_PROGRESS + 3);
+        // The three files of the checkpoint stay, though its save was forgotten. Another file is the lock.
+        assert_eq!(checkpoints.file_count(), MAX_SAVES_IN_PROGRESS + 4);
         for number in 2 * MAX_SAVES_IN_PROGRESS..4 * MAX_SAVES_IN_PROGRESS {
             let file = format!("{number:016x}.core");
             recovery.record(saving(&*file));
             recovery.record(SessionEvent::Saved(Box::new(Checkpoint { file, ..saved.clone() })));
         }
-        assert!(checkpoints.file_count() <= MAX_SAVES_IN_PROGRESS + 3);
+        assert!(checkpoints.file_count() <= MAX_SAVES_IN_PROGRESS + 4);
     }
 
     #[test]

@@ -169,6 +169,10 @@ impl Saver {
             Ok(draft) => draft,
             Err(reason) => return done(Err(reason)),
         };
+        if self.reports.is_none() {
+            // A supervisor locks the directory itself, since it outlives this process.
+            self.checkpoints.lock();
+        }
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let saved = jiff::Timestamp::now();

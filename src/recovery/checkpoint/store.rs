@@ -2,7 +2,7 @@
 //!
 //! The manifest is written last, so a core that a crash left incomplete is no checkpoint. A core may contain anything
 //! that was in memory, so only the owner may read the directory. When the server ends, only a persistent session keeps
-//! its directory.
+//! its directory. If the server and its worker are killed together, the next server removes the directory.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -23,6 +24,7 @@ use crate::build_id;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::files;
 use crate::os::processes::wait_for_child;
+use crate::recovery::persistent::lock::{HolderState, LOCK_FILE, Lock};
 
 /// The number of automatic checkpoints that a persistent session keeps: the last checkpoint, and its predecessor in case
 /// the last checkpoint does not boot.
@@ -36,6 +38,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_CHECKPOINTS: usize = 100;
 /// Maximum size of a manifest, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+/// The beginning of the name of a server's checkpoint directory. A hexadecimal number follows.
+const DIRECTORY_PREFIX: &str = "checkpoints-";
 /// Maximum length of a checkpoint's or session's name, in characters.
 pub(crate) const MAX_NAME_CHARS: usize = 100;
 
@@ -100,12 +104,14 @@ pub(crate) struct Checkpoints {
     heap: u64,
     /// The size of the control stack that images are booted with, in bytes.
     control_stack: u64,
+    /// The lock of the directory, once this process has locked it.
+    lock: Arc<OnceLock<Lock>>,
 }
 
 impl Checkpoints {
     /// Returns the checkpoints in `directory`, for images with this `heap` and `control_stack`.
     pub(crate) fn new(directory: PathBuf, heap: u64, control_stack: u64) -> Self {
-        Self { directory, heap, control_stack }
+        Self { directory, heap, control_stack, lock: Arc::default() }
     }
 
     /// Chooses a directory that no other server uses, in the directory for persistent files or, if there is none, in
@@ -113,7 +119,9 @@ impl Checkpoints {
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
             // The hash is random: the standard library seeds `RandomState` from the system's randomness.
-            Some(state) => state.join(format!("checkpoints-{:016x}", RandomState::new().hash_one(std::process::id()))),
+            Some(state) => {
+                state.join(format!("{DIRECTORY_PREFIX}{:016x}", RandomState::new().hash_one(std::process::id())))
+            }
             None => scratch.join("checkpoints"),
         }
     }
@@ -219,6 +227,17 @@ impl Checkpoints {
     pub(crate) fn make_directory(&self) -> io::Result<PathBuf> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         Ok(self.directory.clone())
+    }
+
+    /// Locks the directory until this process ends, so that no other server [removes](remove_abandoned_directories) it.
+    pub(crate) fn lock(&self) {
+        // Without the lock, the directory stays if all processes of this server are killed.
+        if self.lock.get().is_none()
+            && let Ok(Ok(mut lock)) = Lock::try_acquire(&self.directory)
+        {
+            lock.set_state(HolderState::Serving);
+            let _ = self.lock.set(lock);
+        }
     }
 
     /// Chooses a file for a new checkpoint.
@@ -437,6 +456,25 @@ fn is_number(stem: &str) -> bool {
     stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Deletes the checkpoint directories in `state`, the directory for persistent files, that servers have locked which no longer
+/// exist. Such a server was killed together with its worker.
+pub(crate) fn remove_abandoned_directories(state: &Path) {
+    let entries = fs::read_dir(state).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| {
+        let number = entry.file_name().to_str().and_then(|name| Some(is_number(name.strip_prefix(DIRECTORY_PREFIX)?)));
+        number == Some(true) && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    });
+    for directory in directories.map(|entry| entry.path()) {
+        let Some(_lock) = Lock::take_abandoned(&directory) else { continue };
+        let files = fs::read_dir(&directory).into_iter().flatten().flatten();
+        // The lock's file is deleted last. If this process ends before that, the next server still finds the directory.
+        for file in files.filter(|file| file.file_name() != LOCK_FILE) {
+            let _ = fs::remove_file(file.path());
+        }
+        remove_directory(&directory);
+    }
+}
+
 /// Deletes a directory of checkpoints if it exists.
 pub(crate) fn remove_directory(directory: &Path) {
     // At the end of the server, no client is left to receive an error.
@@ -481,7 +519,7 @@ impl Draft {
     /// child has saved the core, and then turns the draft into a checkpoint. File descriptor 3 of the finisher is the
     /// session's lock.
     pub(crate) fn leak_finisher_command(&self, name: &str, evaluation: u64) -> u64 {
-        let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
+        let Checkpoints { directory, heap, control_stack, .. } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
             "/proc/self/exe".into(),
             "finish-saving".into(),
@@ -818,6 +856,34 @@ pub(crate) mod tests {
         test.0.remove_leftovers(&[known.file]);
         assert_eq!(test.names(), ["auto-1", "mine"]);
         assert_eq!(test.file_count(), 2 * 3 + others.len());
+    }
+
+    #[test]
+    fn only_directories_of_servers_that_no_longer_exist_are_abandoned() {
+        let state = std::env::temp_dir().join(format!("sbcl-mcp-state-{}", std::process::id()));
+        remove_directory(&state);
+        let directory = |name: &str| {
+            let directory = state.join(name);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("0123456789abcdef.core"), "").unwrap();
+            directory
+        };
+        let checkpoints =
+            |number| Checkpoints::new(directory(&format!("checkpoints-{number:016x}")), GIGABYTE, 2 << 20);
+        let (running, killed) = (checkpoints(1), checkpoints(2));
+        running.lock();
+        killed.lock();
+        drop(killed);
+        // Another version of this program locks no directory, and a server that has just begun has not written its id.
+        checkpoints(3);
+        fs::write(directory("checkpoints-0000000000000004").join(LOCK_FILE), "").unwrap();
+        fs::write(directory("checkpoints-mine").join(LOCK_FILE), "1 serving").unwrap();
+        remove_abandoned_directories(&state);
+        let mut left: Vec<_> = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        let expected = ["0000000000000001", "0000000000000003", "0000000000000004", "mine"];
+        assert_eq!(left, expected.map(|name| OsString::from(format!("checkpoints-{name}"))));
+        remove_directory(&state);
     }
 
     #[test]
