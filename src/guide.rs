@@ -385,9 +385,21 @@ pub mod what_ends_the_process {
     //! senders are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot must
     //! call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
+    //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may change
+    //! the thread's signal mask, but must restore it before it calls Lisp or returns. While a fault signal is blocked, any
+    //! error in Lisp ends the process; while SIGUSR2 is blocked, garbage collections wait; and while SIGURG is blocked, SBCL
+    //! may end the process.
+    //!
+    //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals unblocked:
+    //! the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP, SIGIO, SIGXCPU,
+    //! SIGXFSZ, SIGVTALRM and SIGWINCH. So a program cannot block one of these signals in all threads and wait for it with
+    //! `sigwait` or `signalfd`: a Lisp thread may receive the signal, and its action applies, which for SIGTERM is by default
+    //! the end of the process. Install a handler, for example with `signal-hook`; it may run on a Lisp thread.
+    //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp: calls fail
-    //! with [`Error::Forked`](crate::Error::Forked).
+    //! with [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind
+    //! `FORKED`.
 }
 
 pub mod mistakes {

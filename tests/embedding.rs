@@ -15,8 +15,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use sbcl::{
-    BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, RestartDesignator, Session, Symbol, TimeLimit, Value,
-    keyword,
+    BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, Outcome, RestartDesignator, Session, Symbol,
+    TimeLimit, Value, keyword,
 };
 
 static SESSION: LazyLock<Session> =
@@ -419,6 +419,11 @@ fn call_in_a_forked_child_fails_with_error_forked() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = matches!(lisp.eval::<i64>("(+ 1 2)"), Err(Error::Forked));
+        let is_forked = |outcome: &Outcome| outcome.result.as_ref().is_err_and(|error| error.kind == "FORKED");
+        let evaluated = is_forked(&lisp.session().evaluate(Evaluation::new("(+ 1 2)")));
+        let (sender, replied) = mpsc::channel();
+        lisp.session().submit(Evaluation::new("(+ 1 2)"), move |outcome| _ = sender.send(is_forked(&outcome)));
+        let refused = refused && evaluated && replied.try_recv() == Ok(true);
         // SAFETY: _exit(2) takes a number.
         unsafe { libc::_exit(if refused { 42 } else { 1 }) };
     }
@@ -978,6 +983,36 @@ fn lisp_handles_faults_after_a_boot_with_all_signals_blocked() {
         assert_eq!(lisp.eval::<i64>(&in_thread).expect("the thread ends"), 7, "{code}");
     }
     lisp.eval::<()>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (gc :full t))))").expect("it ends");
+}
+
+/// SBCL ends the process when only some of its deferrable signals, such as SIGTERM and SIGURG, are blocked in Lisp code.
+#[test]
+fn lisp_threads_have_the_programs_signal_mask_except_for_the_signals_that_sbcl_needs() {
+    let name = "lisp_threads_have_the_programs_signal_mask_except_for_the_signals_that_sbcl_needs";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let signals = [libc::SIGUSR1, libc::SIGTERM, libc::SIGHUP, libc::SIGURG, libc::SIGUSR2];
+    let mut blocked = std::mem::MaybeUninit::uninit();
+    // SAFETY: `blocked` is writable, sigemptyset(3) initialises it, and a null pointer for the old mask is allowed.
+    unsafe {
+        libc::sigemptyset(blocked.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(blocked.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), std::ptr::null_mut());
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let are_blocked = lisp.enter(move |_| {
+        let mut mask = std::mem::MaybeUninit::zeroed();
+        // SAFETY: `mask` is writable, every bit pattern is a valid set, and a null pointer for the new mask is allowed.
+        Ok(unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
+            signals.map(|signal| libc::sigismember(mask.as_ptr(), signal))
+        })
+    });
+    assert_eq!(are_blocked.expect("the closure returns"), [1, 0, 0, 0, 0]);
 }
 
 /// SIGUSR2 stops a Lisp thread until the end of a collection, but a signal from the program announces no collection.

@@ -91,13 +91,17 @@ recorded."
   "Return a list of the lines that describe the removal of NAME as each of KINDS, a list; NIL when changes are not
 recorded."
   (and (recording-changes-p)
-       (mapcar (lambda (kind) (format-change-line #\- kind (definition-name kind name))) kinds)))
+       (mapcar (lambda (kind) (format-change-line #\- kind name)) kinds)))
 
-(defun note-removal (lines)
-  "Record the removals that LINES, a value of REMOVAL-LINES, describe."
+(defun note-removal (kinds name lines)
+  "Record that NAME was removed as each of KINDS, a list, or was left as it was. LINES, a value of REMOVAL-LINES, describe
+the removals."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-change-count *evaluation*))
-    (mapc #'note-change lines)))
+    (mapc #'note-change lines))
+  (dolist (kind (mapcar #'listed-kind kinds))
+    (unless (existing-definition-p kind name)
+      (remhash (list kind name) **definitions**))))
 
 (defun note-proclamation (form)
   "Record FORM, a declaration specifier that was proclaimed. Variables that it declares count as definitions of the file
@@ -126,6 +130,12 @@ Methods that were replaced or removed can be collected as garbage.")
     (:type (sb-int:info :type :kind name))
     (:package (find-package name))))
 
+(defun existing-definition-p (kind name)
+  "Return true when NAME is still defined as KIND, and its symbol still has a package."
+  (and (let ((symbol (function-name-symbol name)))
+         (or (stringp symbol) (symbol-package symbol)))
+       (defined-p kind name)))
+
 (defun map-definitions (function)
   "Call FUNCTION with the kind, name and system (or NIL) of each definition of the session that still exists."
   (let ((entries '()))
@@ -133,9 +143,7 @@ Methods that were replaced or removed can be collected as garbage.")
     (sb-ext:with-locked-hash-table (**definitions**)
       (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**))
     (loop for (system kind name) in entries
-          when (and (let ((symbol (function-name-symbol name)))
-                      (or (stringp symbol) (symbol-package symbol)))
-                    (defined-p kind name))
+          when (existing-definition-p kind name)
             do (funcall function kind name system))))
 
 ;;; Removing definitions

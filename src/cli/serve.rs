@@ -17,7 +17,9 @@ use crate::os::poll_set::PollSet;
 use crate::os::processes;
 use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::save::{FORK_WAIT, SavePolicy, UNWINDING_WAIT};
-use crate::recovery::checkpoint::store::{Checkpoints, remove_directory};
+use crate::recovery::checkpoint::store::{
+    Checkpoints, remove_abandoned_directories, remove_directory, state_directory,
+};
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::status_page::StatusPage;
 use crate::rpc::attach::Listener;
@@ -119,6 +121,7 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Ok(supervisor) => supervisor,
         Err(reason) => return refuse(stdio, &reason),
     };
+    remove_abandoned_checkpoints();
     let Stdio { input, output, .. } = stdio;
     let status = supervisor
         .serve(input, output)
@@ -128,6 +131,15 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     }
     scratch.remove();
     status
+}
+
+/// Starts a thread that deletes the checkpoint directories of servers that were killed.
+fn remove_abandoned_checkpoints() {
+    if let Some(state) = state_directory() {
+        // If no thread can be started, the next server deletes the directories.
+        let remove = move || remove_abandoned_directories(&state);
+        let _ = std::thread::Builder::new().name("sbcl-mcp-clean".to_owned()).spawn(remove);
+    }
 }
 
 /// Reports, on stderr and to the client, why the server cannot start. Returns the exit status.
@@ -290,6 +302,7 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure>
         Ok(session) => session,
         Err(reason) => return Err((stdio, reason)),
     };
+    remove_abandoned_checkpoints();
     let tool_options = serve.tool_options();
     start_logging(serve.options.log);
     let clean_up = {

@@ -336,6 +336,12 @@ impl RecoveryState {
         self.saving.iter().map(|save| &*save.file)
     }
 
+    /// Returns the file of the oldest save that is not known to be complete, if the state forgets this save when the next
+    /// save begins.
+    pub(crate) fn next_forgotten_save(&self) -> Option<&str> {
+        self.files_being_saved().next().filter(|_| self.saving.len() >= MAX_SAVES_IN_PROGRESS)
+    }
+
     /// Returns the files of all saves, complete or not, ordered by the last definition that they contain.
     pub(crate) fn saved_files(&self) -> Vec<String> {
         let complete = self.restorable.iter().map(|entry| (entry.coverage, &entry.checkpoint.file));

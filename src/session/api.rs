@@ -8,11 +8,12 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
-use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND};
+use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND, FORKED, NO_THREADS};
 use super::scheduler::{JobWait, Request, SchedulerState};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldEnd, InspectError};
+use crate::image::process::is_forked;
 use crate::image::{self, InterruptReason, ItemKind, Job, JobKind, Lane};
 use crate::outcome::{
     DefinitionCount, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Image, Outcome, Record,
@@ -152,6 +153,8 @@ impl Session {
     ///
     /// Only the calling thread is checked. A deadlock through *another* thread, of Rust or Lisp, is not detected: if an
     /// evaluation waits for a thread that itself waits for this function, neither ends.
+    ///
+    /// In a child process after `fork`, which has no Lisp threads, the outcome is an error of kind `FORKED`.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
         self.evaluate_with_options(None, evaluation, None)
@@ -165,7 +168,11 @@ impl Session {
         evaluation: Evaluation,
         operation: Option<&Operation>,
     ) -> Arc<Outcome> {
-        let deadlock = |reason: &str| Arc::new(OutcomeBuilder::blank(0).finish_with_error(DEADLOCK, reason.to_owned()));
+        // In a forked process, a lock may be held by a thread that does not exist there.
+        if is_forked() {
+            return refusal(FORKED, NO_THREADS);
+        }
+        let deadlock = |reason| refusal(DEADLOCK, reason);
         match self.background_waiter() {
             Err(reason) => deadlock(reason),
             Ok(None) => wait(|reply| {
@@ -190,7 +197,8 @@ impl Session {
     /// Queues an evaluation behind the evaluations submitted before; `reply` gets its outcome.
     ///
     /// `reply` usually runs on the Lisp thread that did the work. If the evaluation is cancelled before it begins, `reply`
-    /// runs on the thread that cancels it. `reply` must be quick and must not block.
+    /// runs on the thread that cancels it. In a child process after `fork`, `reply` runs before this function returns, with
+    /// an error of kind `FORKED`. `reply` must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Arc<Outcome>) + Send + 'static) -> JobId {
         self.submit_with_options(None, evaluation, None, None, Box::new(reply))
     }
@@ -207,6 +215,10 @@ impl Session {
         post_processing: Option<PostProcessing>,
         reply: Reply<Arc<Outcome>>,
     ) -> JobId {
+        if is_forked() {
+            reply(refusal(FORKED, NO_THREADS));
+            return JobId(self.inner.next_job_id());
+        }
         self.submit_for_waiter(None, source, evaluation, operation, post_processing, reply)
             .expect("without a waiter, the evaluation is always accepted")
     }
@@ -485,6 +497,11 @@ impl Session {
             observer.limits_changed(&limits);
         }
     }
+}
+
+/// Returns the outcome of an evaluation that was not queued, with an error of this kind.
+fn refusal(kind: &str, reason: &str) -> Arc<Outcome> {
+    Arc::new(OutcomeBuilder::blank(0).finish_with_error(kind, reason.to_owned()))
 }
 
 /// Returns the outcome so far of an evaluation, which is empty while the evaluation does not run.

@@ -1,5 +1,5 @@
-//! Detection of deadlocks: `Session::evaluate` returns an error when it is called on a thread that must not wait for the
-//! session's evaluations.
+//! Detection of evaluations that would never end: `Session::evaluate` returns an error when it is called on a thread that
+//! must not wait for the session's evaluations, or in a forked process.
 
 use std::cell::Cell;
 
@@ -17,6 +17,12 @@ pub(super) const DEADLOCK_IN_BACKGROUND: &str = "Session::evaluate was called in
     that cannot begin or end. Queue the code with Session::submit, which replies later.";
 const DEADLOCK_IN_STREAM: &str = "Session::evaluate was called by a Lisp stream or warning hook, which an evaluation may be \
     waiting for. Queue the code with Session::submit, which replies later.";
+
+/// The kind of the error of an evaluation in a forked process.
+pub(super) const FORKED: &str = "FORKED";
+/// The message of the error of an evaluation in a forked process.
+pub(super) const NO_THREADS: &str = "This process is a forked copy of the process that booted Lisp, and has no Lisp threads: \
+    boot after the fork.";
 
 thread_local! {
     static IS_STREAM_THREAD: Cell<bool> = const { Cell::new(false) };

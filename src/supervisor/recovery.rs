@@ -172,6 +172,19 @@ impl RecoveryRecord {
     /// Records a change of the session in the state and in the log.
     pub(super) fn record(&mut self, event: SessionEvent) {
         let mut replaced_by = None;
+        // A save that has failed or is forgotten leaves no file with definitions. The worker cannot delete this file, because the
+        // supervisor may write it after the save has failed. Hostile code may also report saves that do not exist as complete.
+        let ended = match &event {
+            SessionEvent::Saving { .. } => self.state.next_forgotten_save(),
+            SessionEvent::SaveFailed { file } => Some(file.as_str()),
+            SessionEvent::Saved(checkpoint) => Some(checkpoint.file.as_str()),
+            _ => None,
+        };
+        ended.into_iter().for_each(|file| self.checkpoints.remove_incomplete_forms(file));
+        if matches!(event, SessionEvent::Saving { .. }) && self.log.is_none() {
+            // The directory of a persistent session is locked already.
+            self.checkpoints.lock();
+        }
         if let SessionEvent::Saving { file } = &event
             && let Some(content) = self.state.checkpoint_content()
         {
@@ -180,10 +193,6 @@ impl RecoveryRecord {
             if let Err(error) = log::write_checkpoint_forms(&self.checkpoints.forms_path(file), &content) {
                 tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
             }
-        }
-        if let SessionEvent::SaveFailed { file } = &event {
-            // The worker cannot delete this file, because it may not have been written yet when the save failed.
-            let _ = std::fs::remove_file(self.checkpoints.forms_path(file));
         }
         if let SessionEvent::Saved(checkpoint) = &event
             && self.state.files_being_saved().any(|file| file == checkpoint.file)
@@ -355,7 +364,9 @@ impl RecoveryRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::{Changes, DefiningForm};
     use crate::recovery::checkpoint::store::tests::TestCheckpoints;
+    use crate::recovery::definitions::Definition;
     use crate::recovery::state::MAX_SAVES_IN_PROGRESS;
 
     /// Returns the record of a session with these checkpoints, and the status page of its worker.
@@ -375,6 +386,12 @@ mod tests {
 
     fn saving(file: impl Into<String>) -> SessionEvent {
         SessionEvent::Saving { file: file.into() }
+    }
+
+    fn defined(code: &str) -> SessionEvent {
+        let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
+        let changes = Changes::default();
+        SessionEvent::Defined(Definition { form, changes, local: false, evaluation: 1, took: 0, too_long: None })
     }
 
     #[test]
@@ -416,6 +433,39 @@ mod tests {
         std::fs::rename(&unfinished, &manifest).expect("it is there");
         recovery.record_finished_saves();
         assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&late)));
+    }
+
+    #[test]
+    fn a_failed_save_leaves_no_file_with_definitions() {
+        let checkpoints = TestCheckpoints::new("failed");
+        let (mut recovery, _) = session(&checkpoints);
+        recovery.record(defined("(f)"));
+        let file = checkpoints.0.new_draft(true).expect("a directory").file().to_owned();
+        let forms = checkpoints.0.forms_path(&file);
+        recovery.record(saving(&*file));
+        assert!(forms.exists());
+        recovery.record(SessionEvent::SaveFailed { file });
+        assert!(!forms.exists());
+    }
+
+    #[test]
+    fn saves_that_do_not_exist_leave_a_bounded_number_of_files() {
+        let checkpoints = TestCheckpoints::new("forged");
+        let (mut recovery, _) = session(&checkpoints);
+        recovery.record(defined("(f)"));
+        let saved = checkpoints.add("mine", 1, 10);
+        recovery.record(saving(&*saved.file));
+        for number in 0..2 * MAX_SAVES_IN_PROGRESS {
+            recovery.record(saving(format!("{number:016x}.core")));
+        }
+        // The three files of the checkpoint stay, though its save was forgotten. Another file is the lock.
+        assert_eq!(checkpoints.file_count(), MAX_SAVES_IN_PROGRESS + 4);
+        for number in 2 * MAX_SAVES_IN_PROGRESS..4 * MAX_SAVES_IN_PROGRESS {
+            let file = format!("{number:016x}.core");
+            recovery.record(saving(&*file));
+            recovery.record(SessionEvent::Saved(Box::new(Checkpoint { file, ..saved.clone() })));
+        }
+        assert!(checkpoints.file_count() <= MAX_SAVES_IN_PROGRESS + 4);
     }
 
     #[test]

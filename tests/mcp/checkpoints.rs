@@ -37,9 +37,10 @@ impl StateDirectory {
         found.next().expect("a directory").unwrap().path()
     }
 
-    /// Returns the files in the checkpoint directory, optionally only those with an extension.
+    /// Returns the files in the checkpoint directory except its lock, optionally only those with an extension.
     fn files(&self, extension: Option<&str>) -> Vec<PathBuf> {
         let all = std::fs::read_dir(self.checkpoints()).unwrap().map(|entry| entry.unwrap().path());
+        let all = all.filter(|path| !path.ends_with("lock"));
         all.filter(|path| extension.is_none_or(|name| path.extension().is_some_and(|found| found == name))).collect()
     }
 }
@@ -509,6 +510,24 @@ fn checkpoint_directory_is_removed_when_the_supervisor_is_killed() {
     signal(server.pid(), "-KILL");
     wait_until("the worker is gone", || !is_alive(worker));
     assert!(!directory.exists());
+}
+
+#[apply(both_modes)]
+fn checkpoint_directory_of_a_server_whose_processes_were_killed_is_removed_by_the_next_server(mode: Mode) {
+    let state = StateDirectory::new(mode);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "x");
+    let (directory, lisp) = (state.checkpoints(), mode.lisp_process(&server));
+    // A running supervisor would replace its worker.
+    signal(server.pid(), "-STOP");
+    for pid in [lisp, server.pid()] {
+        signal(pid, "-KILL");
+    }
+    wait_until("the processes are gone", || !is_alive(lisp) && !is_alive(server.pid()));
+    assert!(directory.exists());
+    let _next = state.serve(&[]);
+    wait_until("the directory is removed", || !directory.exists());
 }
 
 /// The garbage collector must find no holes in the allocation regions of other threads.

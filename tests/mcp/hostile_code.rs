@@ -201,10 +201,20 @@ fn code_resisting_interrupts_ends_at_the_time_limit() {
     for code in [
         "(sb-sys:without-interrupts (loop))",
         "(sb-sys:without-gcing (loop))",
+        "(let ((sb-thread:*interrupt-handler* #'identity)) (loop))",
         "(loop (block nil (unwind-protect (loop) (return))))",
     ] {
         session.assert_times_out(code, 2.5);
     }
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn interrupt_handler_that_an_evaluation_sets_does_not_affect_later_evaluations(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    session.evaluate("(progn (setf sb-thread:*interrupt-handler* #'identity) 1)", 5.0);
+    let text = session.assert_times_out("(loop)", 0.0);
+    assert!(!text.contains("did not respond"), "{text}");
     session.finish();
 }
 

@@ -247,6 +247,23 @@ fn definitions_by_another_connection_are_announced_in_a_notice() {
 }
 
 #[test]
+fn function_defined_after_fmakunbound_is_announced_as_defined() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    values(&person, "(defun area (w h) (* w h))");
+    values(&agent, "1");
+    values(&person, "(fmakunbound 'area)");
+    values(&person, "(defun area (w h) (+ w h))");
+    insta::assert_snapshot!(report::evaluation(&eval(&agent, "1")), @r"
+    [notice]
+    Another client defined AREA.
+
+    => 1
+    ");
+    person.disconnect();
+}
+
+#[test]
 fn disconnect_cancels_and_releases_only_its_own_evaluations() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());

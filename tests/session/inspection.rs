@@ -316,6 +316,14 @@ fn definitions_removed_by_fmakunbound_or_delete_package_are_not_listed() {
 }
 
 #[test]
+fn slot_accessors_removed_by_fmakunbound_are_not_listed_with_the_class() {
+    let lisp = fresh();
+    lisp.values("(defclass k () ((a :accessor k-a) (b :reader k-b)))");
+    lisp.values("(fmakunbound 'k-a)");
+    assert_eq!(classes(&lisp), ["K (K-B)"]);
+}
+
+#[test]
 fn function_redefined_as_a_macro_is_listed_under_macros() {
     let lisp = fresh();
     lisp.values("(defun chameleon (x) x)");

@@ -88,14 +88,41 @@ pub(crate) struct SaveReporter {
     saved_through: Arc<AtomicU64>,
 }
 
-/// A guard for a save in progress. Until the guard is dropped, the status page counts a pending answer, since a client
-/// may wait for the save.
+/// A save in progress, which counts as failed if it is dropped before its end is reported. Until it is dropped, the status
+/// page counts a pending answer, since a client may wait for the save.
 #[derive(Debug)]
-struct SaveInProgress(StatusPage);
+struct SaveInProgress {
+    reports: SaveReporter,
+    /// The name of the core's file.
+    file: String,
+    /// True once the end of the save is reported.
+    has_ended: bool,
+}
+
+impl SaveInProgress {
+    /// Reports that the save has ended: with the checkpoint `new`, so that the next image may boot from it, or with a
+    /// failure.
+    fn report_end(&mut self, new: Option<&NewCheckpoint>) {
+        self.has_ended = true;
+        let event = match new {
+            Some(new) => {
+                let has_all = new.threads.is_empty() && new.timers == 0;
+                let evaluation = if has_all { new.checkpoint.evaluation } else { u64::MAX };
+                self.reports.saved_through.store(evaluation, Ordering::Relaxed);
+                SessionEvent::Saved(Box::new(new.checkpoint.clone()))
+            }
+            None => SessionEvent::SaveFailed { file: self.file.clone() },
+        };
+        self.reports.reporter.report_change(event);
+    }
+}
 
 impl Drop for SaveInProgress {
     fn drop(&mut self) {
-        self.0.adjust(StatusField::PendingAnswers, false);
+        if !self.has_ended {
+            self.report_end(None);
+        }
+        self.reports.status.adjust(StatusField::PendingAnswers, false);
     }
 }
 
@@ -112,24 +139,11 @@ impl SaveReporter {
         session.newest_evaluation_number() == self.saved_through.load(Ordering::Relaxed)
     }
 
-    /// Reports that a save of the image to `file` has begun. Until the returned guard is dropped, the status page counts
-    /// one more pending answer.
+    /// Reports that a save of the image to `file` has begun.
     fn report_start(&self, file: &str) -> SaveInProgress {
         self.reporter.report_change(SessionEvent::Saving { file: file.to_owned() });
         self.status.adjust(StatusField::PendingAnswers, true);
-        SaveInProgress(self.status)
-    }
-
-    /// Reports that the save to `file` has failed.
-    fn report_failure(&self, file: String) {
-        self.reporter.report_change(SessionEvent::SaveFailed { file });
-    }
-
-    /// Reports that the checkpoint is complete, so that the next image may boot from it.
-    fn report_completion(&self, new: &NewCheckpoint) {
-        let evaluation = if new.threads.is_empty() && new.timers == 0 { new.checkpoint.evaluation } else { u64::MAX };
-        self.saved_through.store(evaluation, Ordering::Relaxed);
-        self.reporter.report_change(SessionEvent::Saved(Box::new(new.checkpoint.clone())));
+        SaveInProgress { reports: self.clone(), file: file.to_owned(), has_ended: false }
     }
 }
 
@@ -159,6 +173,10 @@ impl Saver {
             Ok(draft) => draft,
             Err(reason) => return done(Err(reason)),
         };
+        if self.reports.is_none() {
+            // A supervisor locks the directory itself, since it outlives this process.
+            self.checkpoints.lock();
+        }
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let saved = jiff::Timestamp::now();
@@ -172,18 +190,16 @@ impl Saver {
             let timers = of_kind(&records).next().map_or(0, |saving: &Saving| saving.timers);
             let made = SaveDetails { name, evaluation, saved, automatic, at_end: false, threads, timers };
             // The save is reported before the next evaluation begins, since the core contains no later definitions.
-            let file = draft.file().to_owned();
-            let in_progress = reports.as_ref().map(|reports| reports.report_start(&file));
+            let mut in_progress = reports.as_ref().map(|reports| reports.report_start(draft.file()));
             let Some(child) = saving_process(&records) else {
-                reports.iter().for_each(|reports| reports.report_failure(file.clone()));
+                drop(in_progress);
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
             let finish = move || {
                 let saved = draft.finish(child, made).map(|checkpoint| NewCheckpoint::new(checkpoint, &records));
-                match (&reports, &saved) {
-                    (Some(reports), Ok(new)) => reports.report_completion(new),
+                match (&mut in_progress, &saved) {
+                    (Some(in_progress), _) => in_progress.report_end(saved.as_ref().ok()),
                     (None, Ok(new)) => checkpoints.delete_replaced(&new.checkpoint.name),
-                    (Some(reports), Err(_)) => reports.report_failure(file),
                     (None, Err(_)) => {}
                 }
                 done(saved.map_err(|reason| format!("Nothing was saved: {reason}.")));

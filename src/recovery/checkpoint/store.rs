@@ -2,7 +2,7 @@
 //!
 //! The manifest is written last, so a core that a crash left incomplete is not a checkpoint. A core may contain anything
 //! that was in memory, so only the owner may read the directory. When the server ends, only a persistent session keeps
-//! its directory.
+//! its directory. If the server and its worker are killed together, the next server removes the directory.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -23,6 +24,7 @@ use crate::build_id;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::files;
 use crate::os::processes::wait_for_child;
+use crate::recovery::persistent::lock::{HolderState, LOCK_FILE, Lock};
 
 /// The number of automatic checkpoints that a persistent session keeps: the last checkpoint, and its predecessor in case
 /// the last checkpoint does not boot.
@@ -36,6 +38,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_CHECKPOINTS: usize = 100;
 /// Maximum size of a manifest, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+/// The beginning of the name of a server's checkpoint directory. A hexadecimal number follows.
+const DIRECTORY_PREFIX: &str = "checkpoints-";
 /// Maximum length of a checkpoint's or session's name, in characters.
 pub(crate) const MAX_NAME_CHARS: usize = 100;
 /// Maximum number of threads that a manifest names, and maximum length of a thread's description, in characters.
@@ -111,12 +115,14 @@ pub(crate) struct Checkpoints {
     heap: u64,
     /// The size of the control stack that images are booted with, in bytes.
     control_stack: u64,
+    /// The lock of the directory, once this process has locked it.
+    lock: Arc<OnceLock<Lock>>,
 }
 
 impl Checkpoints {
     /// Returns the checkpoints in `directory`, for images with this `heap` and `control_stack`.
     pub(crate) fn new(directory: PathBuf, heap: u64, control_stack: u64) -> Self {
-        Self { directory, heap, control_stack }
+        Self { directory, heap, control_stack, lock: Arc::default() }
     }
 
     /// Chooses a directory that no other server uses, in the directory for persistent files or, if there is none, in
@@ -124,7 +130,9 @@ impl Checkpoints {
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
             // The hash is random: the standard library seeds `RandomState` from the system's randomness.
-            Some(state) => state.join(format!("checkpoints-{:016x}", RandomState::new().hash_one(std::process::id()))),
+            Some(state) => {
+                state.join(format!("{DIRECTORY_PREFIX}{:016x}", RandomState::new().hash_one(std::process::id())))
+            }
             None => scratch.join("checkpoints"),
         }
     }
@@ -217,10 +225,30 @@ impl Checkpoints {
         self.directory.join(file).with_extension("forms")
     }
 
+    /// Deletes the file with the definitions and unrestored forms of a save to the core `file` that is not complete. Keeps the
+    /// file of a checkpoint.
+    pub(crate) fn remove_incomplete_forms(&self, file: &str) {
+        let forms = self.forms_path(file);
+        if !forms.with_extension("json").exists() {
+            let _ = fs::remove_file(forms);
+        }
+    }
+
     /// Creates the directory if it does not exist, and returns its path.
     pub(crate) fn make_directory(&self) -> io::Result<PathBuf> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         Ok(self.directory.clone())
+    }
+
+    /// Locks the directory until this process ends, so that no other server [removes](remove_abandoned_directories) it.
+    pub(crate) fn lock(&self) {
+        // Without the lock, the directory stays if all processes of this server are killed.
+        if self.lock.get().is_none()
+            && let Ok(Ok(mut lock)) = Lock::try_acquire(&self.directory)
+        {
+            lock.set_state(HolderState::Serving);
+            let _ = self.lock.set(lock);
+        }
     }
 
     /// Chooses a file for a new checkpoint.
@@ -439,20 +467,40 @@ fn is_number(stem: &str) -> bool {
     stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Deletes the checkpoint directories in `state`, the directory for persistent files, that servers have locked which no longer
+/// exist. Such a server was killed together with its worker.
+pub(crate) fn remove_abandoned_directories(state: &Path) {
+    let entries = fs::read_dir(state).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| {
+        let number = entry.file_name().to_str().and_then(|name| Some(is_number(name.strip_prefix(DIRECTORY_PREFIX)?)));
+        number == Some(true) && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    });
+    for directory in directories.map(|entry| entry.path()) {
+        let Some(_lock) = Lock::take_abandoned(&directory) else { continue };
+        let files = fs::read_dir(&directory).into_iter().flatten().flatten();
+        // The lock's file is deleted last. If this process ends before that, the next server still finds the directory.
+        for file in files.filter(|file| file.file_name() != LOCK_FILE) {
+            let _ = fs::remove_file(file.path());
+        }
+        remove_directory(&directory);
+    }
+}
+
 /// Deletes a directory of checkpoints if it exists.
 pub(crate) fn remove_directory(directory: &Path) {
     // At the end of the server, no client is left to receive an error.
     let _ = fs::remove_dir_all(directory);
 }
 
-/// A core that is being saved. Dropping an unfinished draft removes its files.
+/// A core that is being saved. Dropping an unfinished draft removes the core. The supervisor removes the `.forms` file that
+/// it has written, or may be about to write, once it learns that the save has failed.
 #[derive(Debug)]
 pub(crate) struct Draft {
     /// The checkpoints that the draft will belong to.
     checkpoints: Checkpoints,
     /// The name of the core's file.
     file: String,
-    /// True when dropping the draft must not remove its files.
+    /// True when dropping the draft must not remove the core.
     finished: bool,
 }
 
@@ -472,7 +520,7 @@ impl Draft {
         &self.checkpoints
     }
 
-    /// Drops the draft without removing its files, which the [finisher](Self::leak_finisher_command) still needs.
+    /// Drops the draft without removing the core, which the [finisher](Self::leak_finisher_command) still needs.
     pub(crate) fn release(mut self) {
         self.finished = true;
     }
@@ -482,7 +530,7 @@ impl Draft {
     /// child has saved the core, and then turns the draft into a checkpoint. File descriptor 3 of the finisher is the
     /// session's lock.
     pub(crate) fn leak_finisher_command(&self, name: &str, evaluation: u64) -> u64 {
-        let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
+        let Checkpoints { directory, heap, control_stack, .. } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
             "/proc/self/exe".into(),
             "finish-saving".into(),
@@ -619,7 +667,6 @@ impl Drop for Draft {
     fn drop(&mut self) {
         if !self.finished {
             let _ = fs::remove_file(self.path());
-            let _ = fs::remove_file(self.checkpoints.forms_path(&self.file));
         }
     }
 }
@@ -722,7 +769,7 @@ pub(crate) mod tests {
         }
 
         /// Returns the number of files in the directory.
-        fn files(&self) -> usize {
+        pub(crate) fn file_count(&self) -> usize {
             fs::read_dir(&self.0.directory).unwrap().count()
         }
     }
@@ -792,7 +839,7 @@ pub(crate) mod tests {
         // The newest automatic checkpoint stays, however little space there is.
         test.0.make_room(0);
         assert_eq!(test.names(), ["mine", "auto-3", "yours"]);
-        assert_eq!(test.files(), 3 * 3);
+        assert_eq!(test.file_count(), 3 * 3);
         assert_eq!(test.0.automatic_name(), "auto-4");
     }
 
@@ -836,22 +883,49 @@ pub(crate) mod tests {
             fs::write(test.0.directory.join(other), "").unwrap();
         }
         test.0.remove_incomplete();
-        assert_eq!((test.names().len(), test.files()), (3, 3 * 3 + others.len()));
+        assert_eq!((test.names().len(), test.file_count()), (3, 3 * 3 + others.len()));
         test.0.remove_leftovers(&[known.file]);
         assert_eq!(test.names(), ["auto-1", "mine"]);
-        assert_eq!(test.files(), 2 * 3 + others.len());
+        assert_eq!(test.file_count(), 2 * 3 + others.len());
     }
 
     #[test]
-    fn an_unfinished_draft_leaves_no_files_and_named_checkpoints_are_limited() {
+    fn only_directories_of_servers_that_no_longer_exist_are_abandoned() {
+        let state = std::env::temp_dir().join(format!("sbcl-mcp-state-{}", std::process::id()));
+        remove_directory(&state);
+        let directory = |name: &str| {
+            let directory = state.join(name);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("0123456789abcdef.core"), "").unwrap();
+            directory
+        };
+        let checkpoints =
+            |number| Checkpoints::new(directory(&format!("checkpoints-{number:016x}")), GIGABYTE, 2 << 20);
+        let (running, killed) = (checkpoints(1), checkpoints(2));
+        running.lock();
+        killed.lock();
+        drop(killed);
+        // Another version of this program locks no directory, and a server that has just begun has not written its id.
+        checkpoints(3);
+        fs::write(directory("checkpoints-0000000000000004").join(LOCK_FILE), "").unwrap();
+        fs::write(directory("checkpoints-mine").join(LOCK_FILE), "1 serving").unwrap();
+        remove_abandoned_directories(&state);
+        let mut left: Vec<_> = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        let expected = ["0000000000000001", "0000000000000003", "0000000000000004", "mine"];
+        assert_eq!(left, expected.map(|name| OsString::from(format!("checkpoints-{name}"))));
+        remove_directory(&state);
+    }
+
+    #[test]
+    fn an_unfinished_draft_leaves_no_core_and_named_checkpoints_are_limited() {
         let test = TestCheckpoints::new("draft");
         let draft = test.0.new_draft(false).unwrap();
         let directory = fs::metadata(&test.0.directory).unwrap();
         assert_eq!(directory.permissions().mode() & 0o777, 0o700);
         fs::write(draft.path(), "").unwrap();
-        fs::write(test.0.forms_path(draft.file()), "").unwrap();
         drop(draft);
-        assert_eq!(test.files(), 0);
+        assert_eq!(test.file_count(), 0);
         for number in 0..MAX_CHECKPOINTS {
             test.add(&number.to_string(), number.try_into().unwrap(), 0);
         }
@@ -875,7 +949,7 @@ pub(crate) mod tests {
         std::os::unix::fs::symlink(&path, draft_path(&path)).unwrap();
         let mut file = write_atomically(&path, b"new").unwrap();
         file.write_all(b"er").unwrap();
-        assert_eq!((fs::read(&path).unwrap(), test.files()), (b"newer".to_vec(), 1));
+        assert_eq!((fs::read(&path).unwrap(), test.file_count()), (b"newer".to_vec(), 1));
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
     }
 
@@ -922,7 +996,7 @@ pub(crate) mod tests {
             written.store(true, Ordering::Relaxed);
             assert!(results.iter().all(Result::is_ok));
         });
-        assert_eq!(test.files(), 3);
+        assert_eq!(test.file_count(), 3);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The lock of a persistent session, with which only one process at a time serves or saves the session.
+//! The lock of a persistent session, with which only one process at a time serves or saves the session. A server without a
+//! persistent session locks the directory of its checkpoints in the same way.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{File, OpenOptions};
@@ -13,7 +14,7 @@ use crate::os::files;
 
 /// The name of the file that is locked with flock(2). Processes that inherit the descriptor share the lock, which is
 /// released when the last of these processes has closed the descriptor.
-pub(super) const LOCK_FILE: &str = "lock";
+pub(crate) const LOCK_FILE: &str = "lock";
 
 /// The state of the process that holds a session's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,17 @@ impl Lock {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Takes the lock of a process that no longer exists. Returns `None` if no process has ever held the lock in this
+    /// directory, if the holder still exists, or if the file cannot be opened or locked.
+    pub(crate) fn take_abandoned(directory: &Path) -> Option<Self> {
+        let file = files::open(&directory.join(LOCK_FILE)).ok()?;
+        // A process that is about to take the lock has not written its id yet.
+        if read_holder(&file).pid == 0 {
+            return None;
+        }
+        Self::try_acquire(directory).ok()?.ok()
     }
 
     /// Wraps the descriptor of a lock that the parent process acquired and this process inherited.
