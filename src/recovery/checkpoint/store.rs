@@ -717,6 +717,7 @@ pub(crate) mod tests {
 
     use super::*;
 
+    const MEGABYTE: u64 = 1 << 20;
     const GIGABYTE: u64 = 1 << 30;
 
     /// A directory of checkpoints for one test, deleted when dropped.
@@ -830,11 +831,11 @@ pub(crate) mod tests {
     fn the_oldest_automatic_checkpoints_are_deleted_to_free_space() {
         let test = TestCheckpoints::new("room");
         for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "yours"].into_iter().enumerate() {
-            test.add(name, seconds.try_into().unwrap(), GIGABYTE);
+            test.add(name, seconds.try_into().unwrap(), MEGABYTE);
         }
-        test.0.make_room(5 * GIGABYTE);
+        test.0.make_room(5 * MEGABYTE);
         assert_eq!(test.names(), ["auto-1", "mine", "auto-2", "auto-3", "yours"]);
-        test.0.make_room(4 * GIGABYTE);
+        test.0.make_room(4 * MEGABYTE);
         assert_eq!(test.names(), ["mine", "auto-2", "auto-3", "yours"]);
         // The newest automatic checkpoint stays, however little space there is.
         test.0.make_room(0);
