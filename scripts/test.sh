@@ -40,7 +40,7 @@ other_tests() {
     cargo metadata --no-deps --format-version 1 | python3 -c '
 import json, sys
 targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
-print("--lib", "--bins", *("--test=" + t["name"] for t in targets if t["kind"] == ["test"] and t["name"] != "mcp"))'
+print("--lib", "--bins", *("--test=" + t["name"] for t in targets if t["kind"] == ["test"] and t["name"] not in ("bundled", "mcp")))'
 }
 
 # The number of tests that run at the same time in each suite. Most tests spend most of their time waiting.
@@ -48,7 +48,7 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
 # A differing snapshot fails the test and leaves no file.
 export INSTA_UPDATE=no
 # All commands use the same features, so that the library is compiled only once.
-rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint)
+rust=(cargo test --workspace --features sbcl-mcp/num-bigint)
 "${rust[@]}" --no-run || exit 1
 [ "${1:-}" != --no-run ] || exit 0
 
@@ -59,19 +59,21 @@ other_suites() {
     suite "Rust" "${rust[@]}" --no-fail-fast $options
     suite "Documentation" "${rust[@]}" --doc
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
-        suite "Example $example" cargo run --quiet --release --features sbcl-mcp/num-bigint --example "$example"
+        suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
     done
     suite "Feature guarded-messages" \
-        cargo test --release --no-default-features --features core,guarded-messages --test library_soundness
+        cargo test --no-default-features --features core,guarded-messages --test library_soundness
 }
 
 client_suites() {
-    suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
+    suite "Recording" scripts/recording.py --check "$target/debug/sbcl-mcp"
     suite "Python SDK 1.x" scripts/clients.sh python-1
     suite "Python SDK 2.x" scripts/clients.sh python-2
     suite "Agent frameworks" scripts/clients.sh adapters
     suite "TypeScript SDKs" scripts/clients.sh typescript
     suite "Conformance" scripts/clients.sh conformance
+    # This suite is here because it takes as long as the clients: it builds programs outside the workspace.
+    suite "Bundled programs" "${rust[@]}" --test bundled
 }
 
 client_suites >"$client_log" 2>&1 &

@@ -753,7 +753,7 @@ mod tests {
     #[test]
     fn a_message_stays_well_formed_when_writing_fails_or_panics() {
         for seed in 1..if cfg!(miri) { 40 } else { 4000 } {
-            let mut numbers = RandomNumbers(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut numbers = RandomNumbers(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
             let mut writer = MessageWriter::new();
             for _ in 0..4 {
                 let _ = catch_unwind(AssertUnwindSafe(|| write_random_object(&mut writer, &mut numbers, 0)));
@@ -820,7 +820,7 @@ mod tests {
     #[test]
     fn reading_random_words_terminates() {
         for seed in 1..if cfg!(miri) { 200 } else { 20_000 } {
-            let mut numbers = RandomNumbers(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut numbers = RandomNumbers(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
             let words: Vec<u64> = (0..numbers.next_below(12))
                 .map(|_| {
                     let number = numbers.next_below([3, 1 << 20, u64::MAX >> 8][(numbers.0 % 3) as usize]);
