@@ -36,7 +36,7 @@ $(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION))
 wait $$crates
 endef
 
-build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp (TARGET: for another machine)
+build: build-tools ## Build the optimized binary, SBCL included: target/release/sbcl-mcp (TARGET: for another machine)
 	$(call with_sbcl,$(FOR_TARGET) cargo build --release $(TARGET_OPTION))
 
 sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (docs/upgrading-sbcl.md)
@@ -47,8 +47,9 @@ sbcl-next: ## Build with another SBCL, and run every test (SRC: directory of its
 	$(MAKE) test SBCL_MCP_NEXT="$(or $(abspath $(SRC)),$(error SRC must name a directory with SBCL's source))" \
 	  CARGO_TARGET_DIR="$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/next"
 
-demo: build ## Show a session over MCP, as a client sees it
-	cargo run --quiet --release -p demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
+demo: build-tools ## Show a session over MCP, as a client sees it
+	$(call with_sbcl,cargo build)
+	cargo run --quiet -p demo -- "$${CARGO_TARGET_DIR:-target}/debug/sbcl-mcp"
 
 test: setup ## Run every test: unit, integration, end to end with the official MCP SDKs
 	$(call with_sbcl,scripts/test.sh --no-run)
@@ -91,7 +92,7 @@ book: ## Build the book of docs/ in target/book (fetches mdBook, once)
 	scripts/book.sh
 
 reference: sbcl ## Regenerate docs/reference and the answers of the examples in docs
-	SBCL_MCP_UPDATE_REFERENCE=1 cargo test --release --features num-bigint --test mcp -- book:: reference::
+	SBCL_MCP_UPDATE_REFERENCE=1 cargo test --workspace --features sbcl-mcp/num-bigint --test mcp -- book:: reference::
 
 lint-tools:
 	@scripts/setup.sh lint

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test suite with the release profile; with --no-run, only compiles the suites. The end-to-end tests use the binary
-# that cargo test has built. All suites run even if an earlier one fails. Most tests wait for processes, timers and locks most of
+# Runs every test suite; with --no-run, only compiles the suites. The end-to-end tests use the binary that cargo test has
+# built. All suites run even if an earlier one fails. Most tests wait for processes, timers and locks most of
 # the time, so three groups of suites run at the same time: the server's suite, clients of the server, and the rest. The output of
 # the other groups is printed after that of the server's suite. The tests that measure delays run last, one on each processor.
 # The last line has the number of tests in all suites.

@@ -122,7 +122,8 @@ impl Program {
 
     /// Returns a `cargo build` command that does not use the network.
     fn build(&self) -> Command {
-        let mut build = cargo(&self.directory, &["build", "--offline", "--config", "profile.dev.strip=true"]);
+        let mut build = cargo(&self.directory, &["build", "--offline"]);
+        build.args(["--config", "profile.dev.debug=false", "--config", "profile.dev.strip=true"]);
         build.arg("--target-dir").arg(&self.target).args(&self.patches);
         build
     }

@@ -1,5 +1,5 @@
-//! Tests that drive the server's binary, one module per theme. `cargo test --release --test mcp debugger::` runs one
-//! theme, `cargo test --release --test mcp plain` the tests without a supervisor.
+//! Tests that drive the server's binary, one module per theme. `cargo test --test mcp debugger::` runs one
+//! theme, `cargo test --test mcp plain` the tests without a supervisor.
 
 /// The tests run concurrently in one process, and some of them time answers. With glibc's allocator, a thread that
 /// allocates without a pause can keep another thread waiting for the lock of an arena for a second.
