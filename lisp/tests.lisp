@@ -7,10 +7,11 @@
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
                  "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
-  (:import-from "SBCL-HOST/EMBEDDING" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE"
-                 "BUFFER-CAPACITY" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE"
+  (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER"
+                 "BEGIN-MESSAGE" "BUFFER-CAPACITY" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE"
                  "PUT-HANDLE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
-                 "RESIZE-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD" "WITH-HANDLE-TABLE")
+                 "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD"
+                 "WITH-HANDLE-TABLE")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -263,6 +264,16 @@ BEGINNING is the beginning of the assumption's name."
         (sb-int:unencapsulate 'release-handles 'count))
       (expect 1 released))
     (release-message-buffer buffer)))
+
+(define-test a-thread-no-longer-uses-a-message-buffer-that-it-returns
+  (let ((*message-buffer* (acquire-message-buffer))
+        (seen :nothing))
+    (encapsulate 'release-message-buffer 'look (lambda (release buffer)
+                                                 (setf seen (list *message-buffer* *interrupts-enabled*))
+                                                 (funcall (the function release) buffer)))
+    (unwind-protect (return-message-buffer)
+      (sb-int:unencapsulate 'release-message-buffer 'look))
+    (expect '(nil nil) seen)))
 
 (define-test a-deadline-does-not-end-the-wait-for-the-handle-table
   (let* ((locked (sb-thread:make-semaphore))

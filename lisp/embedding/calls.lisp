@@ -362,7 +362,7 @@ MISSING."
       (perform-program-call function write missing)
       (let ((*message-buffer* (acquire-message-buffer)))
         (unwind-protect (perform-program-call function write missing)
-          (release-message-buffer *message-buffer*)))))
+          (return-message-buffer)))))
 
 ;;; From the program to Lisp
 

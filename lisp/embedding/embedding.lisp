@@ -23,7 +23,7 @@
         (sb-thread::*interrupt-handler* #'contain-single-interruption))
     (unwind-protect (funcall function)
       (flush-output)
-      (release-message-buffer *message-buffer*))))
+      (return-message-buffer))))
 
 (defun serve-program (serve number)
   "Let the program use this thread, whose number is NUMBER, until the program no longer needs the thread. SERVE is the

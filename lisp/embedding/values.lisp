@@ -137,6 +137,12 @@ the size of its last message."
     (resize-message-buffer buffer 512))
   (sb-ext:atomic-push buffer **free-message-buffers**))
 
+(defun return-message-buffer ()
+  "Make this thread's message buffer available to other threads, and set *MESSAGE-BUFFER* to NIL. From here on, an interruption
+that calls the program acquires another buffer."
+  (without-interrupts
+    (release-message-buffer (shiftf *message-buffer* nil))))
+
 (define-condition message-too-large (error)
   ()
   (:report "The object is too large to be converted, or contains itself.")
