@@ -7,11 +7,11 @@
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
                  "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
-  (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER"
-                 "BEGIN-MESSAGE" "BUFFER-CAPACITY" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE"
-                 "PUT-HANDLE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
-                 "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD"
-                 "WITH-HANDLE-TABLE")
+  (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE"
+                 "BUFFER-CAPACITY" "CALL-WITH-REPLACEMENT" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE"
+                 "MESSAGE-TOO-LARGE" "PUT-HANDLE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES"
+                 "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS" "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER"
+                 "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD" "WITH-HANDLE-TABLE")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -284,6 +284,18 @@ BEGINNING is the beginning of the assumption's name."
     (sb-thread:wait-on-semaphore locked)
     (release-handles (sb-sys:with-deadline (:seconds 0.01) (make-handle (list 1))))
     (sb-thread:join-thread holder)))
+
+(define-test a-thread-of-the-host-that-is-ended-twice-is-replaced
+  (let ((replacements 0))
+    (flet ((end-twice ()
+             (let ((thread sb-thread:*current-thread*))
+               (call-with-replacement #'sb-thread:abort-thread (vector thread) 0
+                                      (lambda ()
+                                        (sb-thread:join-thread
+                                         (sb-thread:make-thread #'sb-thread:terminate-thread :arguments (list thread)))
+                                        (incf replacements))))))
+      (sb-thread:join-thread (sb-thread:make-thread #'end-twice) :default nil))
+    (expect 1 replacements)))
 
 (defun run-test (function)
   "Call FUNCTION, a test. Return NIL if the test passes, or the error that it signalled."
