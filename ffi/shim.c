@@ -215,33 +215,56 @@ int __wrap_sigaction(int signal, const struct sigaction *action, struct sigactio
 
 #endif
 
-/* A child of fork(3) has one thread. The locks of SBCL's allocator are taken before the fork, so that in the child no lock
- * is held forever by a thread that is missing there. Even a thread that is ending, and that no other thread waits for any
- * more, may hold one of these locks to return unused memory. The locks are taken in SBCL's order (alloc.c), and with signals
- * blocked, because a thread that holds such a lock must not be stopped for a collection. */
+/* A child of fork(3) has one thread. SBCL's locks are taken before the fork, so that in the child no lock is held forever by a
+ * thread that is missing there. Even a thread that is ending, and that no other thread waits for any more, may hold one of
+ * the allocator's locks to return unused memory. */
 
 extern pthread_mutex_t code_allocator_lock;
 
-static sigset_t signals_before_fork;
-
-static void take_allocator(void) {
+/* Blocks all signals and returns the previous mask. */
+static sigset_t block_signals(void) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  return before;
+}
+
+/* Takes the locks in SBCL's order (alloc.c). Signals must be blocked, because a thread that holds such a lock must not be
+ * stopped for a collection. */
+static void take_allocator(void) {
   pthread_mutex_lock(&code_allocator_lock);
   acquire_gc_page_table_lock();
+}
+
+static void release_allocator(void) {
+  release_gc_page_table_lock();
+  pthread_mutex_unlock(&code_allocator_lock);
+}
+
+static sigset_t signals_before_fork;
+
+/* Called before fork(3), which then waits for the locks of malloc(3). A thread that was stopped for a collection may hold one
+ * of those locks, so no thread may be stopped from here on: whoever stops the threads holds all_threads_lock until they may
+ * continue. This thread can itself be stopped while it waits, but no interruption may unwind it. */
+static void begin_fork(void) {
+  sigset_t before;
+  block_deferrable_signals(&before);
+  pthread_mutex_lock(&all_threads_lock);
+  block_signals();
+  take_allocator();
   /* Store the mask while the locks are held, so that another forking thread cannot overwrite it. */
   signals_before_fork = before;
 }
 
-static void release_allocator(void) {
+/* Called after fork(3), in both processes. */
+static void end_fork(void) {
   sigset_t before = signals_before_fork;
-  release_gc_page_table_lock();
-  pthread_mutex_unlock(&code_allocator_lock);
+  release_allocator();
+  pthread_mutex_unlock(&all_threads_lock);
   pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
-int32_t sbcl_host_guard_forks(void) { return pthread_atfork(take_allocator, release_allocator, release_allocator); }
+int32_t sbcl_host_guard_forks(void) { return pthread_atfork(begin_fork, end_fork, end_fork); }
 
 #ifdef __linux__
 
@@ -299,12 +322,13 @@ extern void sb_posix_after_fork(void);
  * malloc(3) and stdio(3), which a thread stopped in C code may hold forever, and would run the program's pthread_atfork
  * handlers. */
 int32_t sbcl_host_fork(void) {
-  /* take_allocator waits for any other thread that is forking, whether or not that thread is a Lisp thread. */
+  sigset_t before = block_signals();
   take_allocator();
   /* The order of the arguments after the first depends on the processor, so all of them are 0. */
   long process = syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L);
   int error = errno;
   release_allocator();
+  pthread_sigmask(SIG_SETMASK, &before, 0);
   if (process < 0)
     return -error;
   if (process == 0)

@@ -7,9 +7,11 @@
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
                  "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
-  (:import-from "SBCL-HOST/EMBEDDING" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER" "BUFFER-CAPACITY"
-                 "MESSAGE-TOO-LARGE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
-                 "RESIZE-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD")
+  (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE"
+                 "BUFFER-CAPACITY" "CALL-WITH-REPLACEMENT" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE"
+                 "MESSAGE-TOO-LARGE" "PUT-HANDLE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES"
+                 "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS" "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER"
+                 "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD" "WITH-HANDLE-TABLE")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -226,6 +228,74 @@ BEGINNING is the beginning of the assumption's name."
       (expect t (reserve 7))
       (expect nil (reserve 1)))
     (release-message-buffer buffer)))
+
+(defun failing-call-p (name function)
+  "Return true when FUNCTION signals an error while the function NAME does nothing but signal an error."
+  (encapsulate name 'fail (lambda (&rest arguments) (declare (ignore arguments)) (error "This call fails.")))
+  (unwind-protect (handler-case (progn (funcall (the function function)) nil)
+                    (error () t))
+    (sb-int:unencapsulate name 'fail)))
+
+(define-test a-message-that-fails-releases-no-handle-of-an-earlier-message
+  (let ((buffer (acquire-message-buffer))
+        (object (list 1)))
+    (let ((handle (make-handle object)))
+      (begin-message buffer)
+      (put-word buffer (token-word (tag-number :handle) handle))
+      (finish-message buffer)
+      (begin-message buffer)
+      (expect t (failing-call-p 'make-handle (lambda () (put-handle buffer (list 2)))))
+      (begin-message buffer)
+      (expect t (eq object (handle-object handle)))
+      (release-handles handle))
+    (release-message-buffer buffer)))
+
+(define-test a-handle-is-released-once-although-an-error-ends-the-release
+  (let ((buffer (acquire-message-buffer)))
+    (begin-message buffer)
+    (put-handle buffer (list 1))
+    (put-handle buffer (list 2))
+    (expect t (failing-call-p 'release-handles (lambda () (begin-message buffer))))
+    (let ((released 0))
+      (encapsulate 'release-handles 'count (lambda (release &rest handles)
+                                             (incf released)
+                                             (apply (the function release) handles)))
+      (unwind-protect (begin-message buffer)
+        (sb-int:unencapsulate 'release-handles 'count))
+      (expect 1 released))
+    (release-message-buffer buffer)))
+
+(define-test a-thread-no-longer-uses-a-message-buffer-that-it-returns
+  (let ((*message-buffer* (acquire-message-buffer))
+        (seen :nothing))
+    (encapsulate 'release-message-buffer 'look (lambda (release buffer)
+                                                 (setf seen (list *message-buffer* *interrupts-enabled*))
+                                                 (funcall (the function release) buffer)))
+    (unwind-protect (return-message-buffer)
+      (sb-int:unencapsulate 'release-message-buffer 'look))
+    (expect '(nil nil) seen)))
+
+(define-test a-deadline-does-not-end-the-wait-for-the-handle-table
+  (let* ((locked (sb-thread:make-semaphore))
+         (holder (sb-thread:make-thread (lambda ()
+                                          (with-handle-table ()
+                                            (sb-thread:signal-semaphore locked)
+                                            (sleep 0.2))))))
+    (sb-thread:wait-on-semaphore locked)
+    (release-handles (sb-sys:with-deadline (:seconds 0.01) (make-handle (list 1))))
+    (sb-thread:join-thread holder)))
+
+(define-test a-thread-of-the-host-that-is-ended-twice-is-replaced
+  (let ((replacements 0))
+    (flet ((end-twice ()
+             (let ((thread sb-thread:*current-thread*))
+               (call-with-replacement #'sb-thread:abort-thread (vector thread) 0
+                                      (lambda ()
+                                        (sb-thread:join-thread
+                                         (sb-thread:make-thread #'sb-thread:terminate-thread :arguments (list thread)))
+                                        (incf replacements))))))
+      (sb-thread:join-thread (sb-thread:make-thread #'end-twice) :default nil))
+    (expect 1 replacements)))
 
 (defun run-test (function)
   "Call FUNCTION, a test. Return NIL if the test passes, or the error that it signalled."

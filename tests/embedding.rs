@@ -415,17 +415,42 @@ fn call_in_a_forked_child_fails_with_error_forked() {
     }
     let lisp = Lisp::boot().expect("SBCL boots");
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+    assert!(holds_in_forked_child(|| {
+        let is_forked = |outcome: &Outcome| outcome.result.as_ref().is_err_and(|error| error.kind == "FORKED");
+        let (sender, replied) = mpsc::channel();
+        lisp.session().submit(Evaluation::new("(+ 1 2)"), move |outcome| _ = sender.send(is_forked(&outcome)));
+        matches!(lisp.eval::<i64>("(+ 1 2)"), Err(Error::Forked))
+            && is_forked(&lisp.session().evaluate(Evaluation::new("(+ 1 2)")))
+            && replied.try_recv() == Ok(true)
+    }));
+}
+
+#[test]
+fn lisp_thread_that_forked_cannot_call_lisp_in_the_child() {
+    let name = "lisp_thread_that_forked_cannot_call_lisp_in_the_child";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let refused = lisp.enter(|cx| {
+        Ok(holds_in_forked_child(|| {
+            matches!(cx.eval::<i64>("(+ 1 2)"), Err(Error::Forked))
+                && matches!(lisp.eval::<i64>("(+ 1 2)"), Err(Error::Forked))
+        }))
+    });
+    assert!(refused.expect("the process forks"));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+/// Forks this process, and returns true if `check` returns true in the child within 60 seconds.
+fn holds_in_forked_child(check: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child only calls the library, which makes no use of other threads, and _exit(2).
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = matches!(lisp.eval::<i64>("(+ 1 2)"), Err(Error::Forked));
-        let is_forked = |outcome: &Outcome| outcome.result.as_ref().is_err_and(|error| error.kind == "FORKED");
-        let evaluated = is_forked(&lisp.session().evaluate(Evaluation::new("(+ 1 2)")));
-        let (sender, replied) = mpsc::channel();
-        lisp.session().submit(Evaluation::new("(+ 1 2)"), move |outcome| _ = sender.send(is_forked(&outcome)));
-        let refused = refused && evaluated && replied.try_recv() == Ok(true);
+        let status = if check() { 42 } else { 1 };
         // SAFETY: _exit(2) takes a number.
-        unsafe { libc::_exit(if refused { 42 } else { 1 }) };
+        unsafe { libc::_exit(status) };
     }
     let end = Instant::now() + Duration::from_secs(60);
     let mut status = 0;
@@ -437,7 +462,7 @@ fn call_in_a_forked_child_fails_with_error_forked() {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42, "{status}");
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42
 }
 
 #[test]

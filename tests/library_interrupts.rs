@@ -1681,10 +1681,43 @@ fn definitions_near_the_end_of_the_stack() {
     assert_eq!(lisp.eval::<i64>("(host:answer)").unwrap(), last);
 }
 
+/// Defines a function again and again, with less and less of the binding stack left.
+fn definitions_near_the_end_of_the_binding_stack() {
+    // Calls on other threads might have other numbers of bindings.
+    let lisp = builder().threads(1).boot().unwrap();
+    let inner = lisp.clone();
+    let redefine = move |value: i64| inner.define("host:answer", "Answer.", move || value).is_ok();
+    lisp.define("host:redefine", "Define host:answer.", redefine).unwrap();
+    let defines = |bindings: i64| {
+        let variables = format!("(make-list {bindings} :initial-element '*padding*)");
+        lisp.eval::<bool>(&format!("(progv {variables} '() (host:redefine {bindings}))")).unwrap_or(false)
+    };
+    assert!(defines(0));
+    // The binding stack has 65,536 entries.
+    let (mut most, mut too_many) = (0, 58_500);
+    assert!(!defines(too_many));
+    while too_many - most > 1 {
+        let middle = (most + too_many) / 2;
+        if defines(middle) {
+            most = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    assert!(defines(most));
+    for bindings in too_many..too_many + 40 {
+        assert!(!defines(bindings));
+        assert_eq!(lisp.eval::<i64>("(host:answer)").unwrap(), most, "{bindings} bindings");
+    }
+}
+
 #[test]
 fn definition_that_fails_for_lack_of_stack_keeps_the_old_function() {
     run_probes(
         "definition_that_fails_for_lack_of_stack_keeps_the_old_function",
-        &[("definitions_near_the_end_of_the_stack", definitions_near_the_end_of_the_stack)],
+        &[
+            ("definitions_near_the_end_of_the_stack", definitions_near_the_end_of_the_stack),
+            ("definitions_near_the_end_of_the_binding_stack", definitions_near_the_end_of_the_binding_stack),
+        ],
     );
 }

@@ -792,6 +792,26 @@ fn calling_a_rust_function_in_a_forked_child_is_a_host_error() {
     assert_eq!(status, 42);
 }
 
+#[test]
+fn forks_do_not_stop_threads_that_allocate_in_rust_and_in_lisp() {
+    let lisp = lisp();
+    lisp.define("soundness:text", "Return a text.", || "x".repeat(100_000)).expect("it is defined");
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                lisp.eval::<()>("(loop repeat 300 do (make-list 10000) (soundness:text) finally (return nil))")
+                    .expect("it ends")
+            });
+        }
+        scope.spawn(|| lisp.eval::<()>("(loop repeat 50 do (gc :gen 0) finally (return nil))").expect("it ends"));
+        for _ in 0..50 {
+            // With another PATH, the standard library starts the program with fork(3).
+            let status = std::process::Command::new("true").env("PATH", "/usr/bin:/bin").status();
+            assert!(status.expect("the program is started").success());
+        }
+    });
+}
+
 // ---- Definitions
 
 #[test]

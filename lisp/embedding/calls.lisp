@@ -65,15 +65,16 @@ called. SBCL reserves the last three pages of each stack for handling exhaustion
 ffi/shim.c abandons all code that runs in them. This number is one page larger, so that the program is not called there.")
 
 (declaim (inline check-stack-room))
-(defun check-stack-room (&optional (more 0))
+(defun check-stack-room (&optional (more 0) (binding-bytes 0))
   "Signal that a stack is exhausted unless these bytes are free: +PROGRAM-STACK-BYTES+ and MORE of the control stack,
-+PROGRAM-STACK-BYTES+ of the stack on which C code runs, and +PROGRAM-OTHER-STACK-BYTES+ of the other stacks. Calls in both
-directions check this, because Lisp and the program may call each other recursively."
-  (declare (type index more))
++PROGRAM-STACK-BYTES+ of the stack on which C code runs, and +PROGRAM-OTHER-STACK-BYTES+ of the other stacks, plus
+BINDING-BYTES of the binding stack. Calls in both directions check this, because Lisp and the program may call each other
+recursively."
+  (declare (type index more binding-bytes))
   ;; The binding stack grows upwards to the start of the alien stack, which grows downwards.
   (when (< (sap- (sb-vm::current-thread-offset-sap sb-vm::thread-alien-stack-start-slot)
                  (sb-kernel:binding-stack-pointer-sap))
-           +program-other-stack-bytes+)
+           (+ +program-other-stack-bytes+ binding-bytes))
     (error 'sb-kernel::binding-stack-exhausted))
   (if +c-code-on-alien-stack+
       ;; For the user, the frames of C code are on the control stack.
@@ -362,7 +363,7 @@ MISSING."
       (perform-program-call function write missing)
       (let ((*message-buffer* (acquire-message-buffer)))
         (unwind-protect (perform-program-call function write missing)
-          (release-message-buffer *message-buffer*)))))
+          (return-message-buffer)))))
 
 ;;; From the program to Lisp
 

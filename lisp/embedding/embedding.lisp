@@ -23,7 +23,7 @@
         (sb-thread::*interrupt-handler* #'contain-single-interruption))
     (unwind-protect (funcall function)
       (flush-output)
-      (release-message-buffer *message-buffer*))))
+      (return-message-buffer))))
 
 (defun serve-program (serve number)
   "Let the program use this thread, whose number is NUMBER, until the program no longer needs the thread. SERVE is the
@@ -368,7 +368,7 @@ and export the symbol unless its package is COMMON-LISP-USER. Notify the program
     (unless (eq package (find-package "COMMON-LISP-USER"))
       (export symbol package))
     ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
-    (check-stack-room 16384)
+    (check-stack-room 16384 16384)
     ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
     ;; would wait forever.
     (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")

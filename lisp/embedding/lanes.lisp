@@ -240,20 +240,22 @@ of timers that were made for no particular thread run in this thread. Never retu
 (defun call-with-replacement (function threads number replace)
   "Call FUNCTION, the work of this thread, which is element NUMBER of the vector THREADS. If user code ends the thread
 before FUNCTION has returned, call REPLACE, which starts another thread for the work. If no thread can be started, this
-thread does not end, but calls FUNCTION again."
+thread does not end, but calls FUNCTION again. Interrupts are off outside FUNCTION: a second interruption that ends the thread
+must not keep REPLACE from starting the other thread."
   (declare (type function function replace) (type simple-vector threads) (type index number))
-  (loop
-    (block work
-      (let ((finished nil))
-        (unwind-protect
-             (progn (funcall function)
-                    (setf finished t))
-          (unless finished
-            (guarded (funcall replace)
-                (failure)
-              (setf (svref threads number) sb-thread:*current-thread*)
-              (return-from work)))))
-      (return))))
+  (without-interrupts
+    (loop
+      (block work
+        (let ((finished nil))
+          (unwind-protect
+               (progn (with-local-interrupts (funcall function))
+                      (setf finished t))
+            (unless finished
+              (guarded (funcall replace)
+                  (failure)
+                (setf (svref threads number) sb-thread:*current-thread*)
+                (return-from work)))))
+        (return)))))
 
 (defun run-lane-thread (lane)
   "Serve LANE in this thread, which START-LANE started. If user code ends the thread, start another thread for LANE; but

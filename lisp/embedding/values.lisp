@@ -15,26 +15,38 @@
 (defglobal **handle-table-lock** (sb-thread:make-mutex :name "values of the host")
   "The mutex that is held while **HANDLE-TABLE** and **FREE-HANDLE** change. Reading the object of a handle needs no lock.")
 
+(defmacro with-handle-table (() &body body)
+  "Evaluate BODY while no other thread can change the handle table. No deadline of user code ends the wait for the table: an
+error there would lose handles, and the deadline is for the user's own code."
+  `(let ((sb-impl::*deadline* nil))
+     (sb-thread::with-system-mutex (**handle-table-lock**)
+       ,@body)))
+
 (defun grow-handle-table ()
-  "Double the size of the handle table, and return the first new handle. Existing handles stay valid."
+  "Double the size of the handle table, unless it has a free entry by now. Existing handles stay valid."
+  ;; The heap may be exhausted here. Handlers of the error may need handles, so the table is not locked yet.
   (let* ((old **handle-table**)
          (size (length old))
          (new (make-array (max 1024 (* 2 size)) :initial-element nil)))
-    (replace new old)
     (loop for place from size below (1- (length new))
           do (setf (svref new place) (1+ place)))
-    ;; Other threads read the table without the lock, and must not see it before its elements.
-    (sb-thread:barrier (:write))
-    (setf **handle-table** new
-          **free-handle** size)))
+    (with-handle-table ()
+      (unless (or **free-handle** (not (eq old **handle-table**)))
+        (replace new old)
+        ;; Other threads read the table without the lock, and must not see it before its elements.
+        (sb-thread:barrier (:write))
+        (setf **handle-table** new
+              **free-handle** size)))))
 
 (defun make-handle (object)
   "Return a handle that keeps OBJECT alive."
-  (sb-thread::with-system-mutex (**handle-table-lock**)
-    (let ((place (or **free-handle** (grow-handle-table))))
-      (setf **free-handle** (svref **handle-table** place)
-            (svref **handle-table** place) object)
-      place)))
+  (loop thereis (with-handle-table ()
+                  (let ((place **free-handle**))
+                    (when place
+                      (setf **free-handle** (svref **handle-table** place)
+                            (svref **handle-table** place) object))
+                    place))
+        do (grow-handle-table)))
 
 (declaim (inline handle-object))
 (defun handle-object (handle)
@@ -44,7 +56,7 @@
 (defun release-handles (&rest handles)
   "Release HANDLES: their objects may be collected, and their entries reused."
   (declare (dynamic-extent handles))
-  (sb-thread::with-system-mutex (**handle-table-lock**)
+  (with-handle-table ()
     (dolist (handle handles)
       (setf (svref **handle-table** handle) **free-handle**
             **free-handle** handle)))
@@ -124,6 +136,12 @@ the size of its last message."
   (when (> (buffer-capacity buffer) 65536)
     (resize-message-buffer buffer 512))
   (sb-ext:atomic-push buffer **free-message-buffers**))
+
+(defun return-message-buffer ()
+  "Make this thread's message buffer available to other threads, and set *MESSAGE-BUFFER* to NIL. From here on, an interruption
+that calls the program acquires another buffer."
+  (without-interrupts
+    (release-message-buffer (shiftf *message-buffer* nil))))
 
 (define-condition message-too-large (error)
   ()
@@ -323,7 +341,9 @@ error if LIST is circular."
   (when (> (incf (buffer-handles buffer)) +max-message-handles+)
     (signal-message-too-large buffer))
   (let ((place (reserve-words buffer 1)))
-    (setf (sap-ref-64 place 0) (token-word (tag-number :handle) (make-handle object)))))
+    ;; MAKE-HANDLE may signal an error. DISCARD-MESSAGE must not find a word of an earlier message here.
+    (setf (sap-ref-64 place 0) (token-word (tag-number :nil))
+          (sap-ref-64 place 0) (token-word (tag-number :handle) (make-handle object)))))
 
 (defun put-container (buffer object shape)
   "Write OBJECT into BUFFER in SHAPE, whose depth is not 0. An object that is not a list, vector or hash table becomes a
@@ -412,6 +432,8 @@ characters are written in full whatever the shape."
                         (declare (dynamic-extent tags))
                         (member (ldb (byte 8 0) word) tags)))
                  (when (tag-p (tag-number :handle))
+                   ;; If an error ends this function, the next call must not release the handle again.
+                   (setf (sap-ref-64 (int-sap address) 0) (token-word (tag-number :nil)))
                    (release-handles number))
                  (incf address (* 8 (cond ((tag-p (tag-number :integer) (tag-number :double)) 2)
                                           ((tag-p (tag-number :bignum) (tag-number :doubles)) (1+ number))

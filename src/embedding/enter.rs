@@ -12,8 +12,15 @@ use super::value::{self, Value};
 use crate::image::borrow::borrow_octets;
 use crate::image::message::{self, Token};
 use crate::image::message_buffer::MessageBuffer;
+use crate::image::process;
 use crate::image::program::{CallContext, CallStatus, sbcl_entry};
 use crate::os::panics;
+
+/// Returns the error for a call that [`CallContext::call`] refused.
+#[cold]
+fn cannot_call() -> Error {
+    if process::is_forked() { Error::Forked } else { Error::CannotCall }
+}
 
 /// Lisp functions that the host calls by number: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
@@ -360,7 +367,7 @@ impl Cx {
     /// Reads the values of a call, or its error, from Lisp's answer; `None` if Lisp could not be called.
     #[inline]
     pub(super) fn read<T: FromLisp>(&self, answer: Option<(CallStatus, MessageBuffer)>) -> Result<T, Error> {
-        let (status, message) = answer.ok_or(Error::CannotCall)?;
+        let (status, message) = answer.ok_or_else(cannot_call)?;
         match status {
             CallStatus::Values => {
                 let mut reader = Reader::new(self, &message);
@@ -384,7 +391,7 @@ impl Cx {
     pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Result<MessageBuffer, Error> {
         let mut message = message::MessageWriter::new();
         value.write_token(&mut message);
-        match self.context.call(Entry::Objects as u64, shape.code(), message.words()).ok_or(Error::CannotCall)? {
+        match self.context.call(Entry::Objects as u64, shape.code(), message.words()).ok_or_else(cannot_call)? {
             (CallStatus::Values, message) => Ok(message),
             (CallStatus::Unwinding, _) => Err(Error::Unwinding),
             (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, message) => {

@@ -92,7 +92,8 @@ pub enum Error {
     /// [`Session::start`](crate::Session::start) cannot run calls of [`Lisp`](super::Lisp).
     #[error("no image was booted for calls of Lisp: boot it with Lisp::boot or Lisp::builder, not with Session::start")]
     NotBooted,
-    /// This process is a forked copy of the process that booted the image, and has no Lisp threads that could run the call.
+    /// This process is a forked copy of the process that booted the image, and has no Lisp threads that could run the call. The
+    /// thread that forked may not call Lisp in the copy either, even if it is a Lisp thread.
     #[error(
         "this process is a forked copy of the process that booted Lisp, and has no Lisp threads: boot after the fork"
     )]

@@ -313,7 +313,7 @@ impl ThreadId {
 impl Drop for ThreadId {
     /// Discards the interruptions that the ending thread has not taken.
     fn drop(&mut self) {
-        if let Some(pool) = POOL.get() {
+        if let Some(pool) = pool_with_threads() {
             pool.state.lock().orphaned_interruptions.retain(|(_, thread)| *thread != self.0);
         }
     }
@@ -324,6 +324,12 @@ pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
     message::register_release_waker(move || _ = woken.pushed.notify_one());
     let _ = POOL.set(pool);
+}
+
+/// Returns the pool of this process. Returns `None` if no image has booted, and in a forked process, which has no pool threads
+/// and in which a missing thread may hold the pool's locks.
+fn pool_with_threads() -> Option<&'static Arc<Pool>> {
+    POOL.get().filter(|_| !process::is_forked())
 }
 
 /// Returns the pool of this process. Fails if no image has booted; in a forked process, which has no pool threads; and on a
@@ -466,14 +472,14 @@ fn store_task(task: Box<dyn Task<Error>>) -> usize {
 
 /// Interrupts the call with the number `call`, unless the call has ended.
 pub(super) fn interrupt_call(call: u64) {
-    if let Some(pool) = POOL.get() {
+    if let Some(pool) = pool_with_threads() {
         pool.interrupt_calls(|number, _| number == call);
     }
 }
 
 /// Interrupts all calls of a group: those that run, and those that wait for a thread.
 pub(super) fn interrupt_group(group: u64) {
-    if let Some(pool) = POOL.get() {
+    if let Some(pool) = pool_with_threads() {
         pool.interrupt_calls(|_, group_of_call| group_of_call == group);
     }
 }

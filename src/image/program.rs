@@ -288,17 +288,17 @@ impl CallContext {
         CURRENT_CONTEXT.get().filter(|context| context.stack.room().is_some())
     }
 
-    /// Returns true if Lisp can be called here: this code runs on the stack of a call from Lisp to the program, and `room`
-    /// bytes of the stack are left.
+    /// Returns true if Lisp can be called here: this code runs on the stack of a call from Lisp to the program, `room` bytes
+    /// of the stack are left, and the process is not a forked child, in which Lisp would wait for threads that are missing.
     #[inline]
     fn can_call(&self, room: usize) -> bool {
-        self.stack.room().is_some_and(|left| left >= room) && CURRENT_CONTEXT.get().is_some()
+        self.stack.room().is_some_and(|left| left >= room) && CURRENT_CONTEXT.get().is_some() && !process::is_forked()
     }
 
     /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` says to which depth
     /// Lisp writes out the returned values: it is the number in a `Shape` of `embedding/convert.rs`. Returns `None` if Lisp
-    /// cannot be called here: the stack is nearly used up, or this code runs on another stack or outside the call of which
-    /// this is the context.
+    /// cannot be called here: the stack is nearly used up, this code runs on another stack or outside the call of which this is
+    /// the context, or the process is a forked child.
     #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> Option<(CallStatus, MessageBuffer)> {
         if !self.can_call(MIN_CALL_ROOM) {

@@ -419,10 +419,15 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
         }
         let before = table.previous_actions[signal as usize].assume_init_ref();
         if !deliver(before, signal, info, context) {
+            let was_sent = (*info).si_code <= 0;
+            if was_sent && before.sa_sigaction == libc::SIG_IGN {
+                // Without the filter, SBCL would no longer get its faults.
+                return;
+            }
             // The host has no handler for the signal. If an instruction faulted, the signal's default action takes effect
             // when the instruction runs again. If a process sent the signal, it must be raised again.
             set_action(signal, before);
-            if (*info).si_code <= 0 {
+            if was_sent {
                 libc::raise(signal);
             }
         }
@@ -452,13 +457,15 @@ mod tests {
         0
     }
 
-    #[test]
-    fn the_signal_filter_preserves_errno() {
-        let mut failing = MaybeUninit::<libc::sigaction>::zeroed();
+    /// Runs `check` while the filter dispatches to `previous`, the action that was installed before the boot.
+    fn with_previous_handler(previous: usize, check: impl FnOnce()) {
+        static TABLE_IN_USE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+        let _in_use = TABLE_IN_USE.lock();
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: the all-zero action is valid: it has no handler.
-        unsafe { failing.assume_init_mut() }.sa_sigaction = set_errno as *const () as usize;
+        unsafe { action.assume_init_mut() }.sa_sigaction = previous;
         let table = HandlerTable {
-            previous_actions: [failing; SIGNAL_TABLE_SIZE],
+            previous_actions: [action; SIGNAL_TABLE_SIZE],
             sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
             is_booting: AtomicBool::new(false),
             functions: SignalFunctions {
@@ -468,12 +475,30 @@ mod tests {
             },
         };
         HANDLER_TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
+        check();
+        HANDLER_TABLE.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
+    #[test]
+    fn the_signal_filter_preserves_errno() {
         // SAFETY: `location` returns the address of this thread's errno. For SIGALRM, the filter uses neither pointer.
-        unsafe {
+        with_previous_handler(set_errno as *const () as usize, || unsafe {
             *SavedErrno::location() = libc::ENOENT;
             filter_signal(libc::SIGALRM, std::ptr::null_mut(), std::ptr::null_mut());
             assert_eq!(*SavedErrno::location(), libc::ENOENT);
-        }
-        HANDLER_TABLE.store(std::ptr::null_mut(), Ordering::Release);
+        });
+    }
+
+    #[test]
+    fn a_sent_signal_that_the_host_ignores_leaves_the_filter_installed() {
+        // SAFETY: the all-zero information is valid, and says that a process sent the signal. sigaction(2) filled in the
+        // action that is read. For a sent signal that the host ignores, the filter does not use the context.
+        with_previous_handler(libc::SIG_IGN, || unsafe {
+            let before = current_action(libc::SIGFPE);
+            filter_signal(libc::SIGFPE, MaybeUninit::zeroed().as_mut_ptr(), std::ptr::null_mut());
+            let after = current_action(libc::SIGFPE).assume_init();
+            set_action(libc::SIGFPE, before.assume_init_ref());
+            assert_eq!(after.sa_sigaction, before.assume_init().sa_sigaction);
+        });
     }
 }
