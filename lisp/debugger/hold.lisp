@@ -209,15 +209,31 @@ no such restart."
                 (loop for (number . restart) in (numbered-restarts restarts)
                       collect (format nil "~D ~A" number (restart-name restart)))))))
 
+(defun call-as-value-code (function)
+  "Call FUNCTION, which evaluates code whose values resume the held evaluation, and return its values. The code is an
+evaluation of its own: its definitions do not count as definitions of the held evaluation. Notify the user that they are not
+restored."
+  (declare (type function function))
+  (let ((*evaluation* (make-evaluation :number (evaluation-number *evaluation*))))
+    (unwind-protect (funcall function)
+      (announce-definitions)
+      (when (plusp (evaluation-change-count *evaluation*))
+        (push-notice "The definitions that this code made are not restored if the image is lost. To keep the definitions, ~
+                      evaluate them again."))
+      (when (evaluation-threads *evaluation*)
+        (notify-running-threads)))))
+
 (defun evaluate-arguments (text)
   "Return a list of the values of the expressions in TEXT, and true. If an expression fails, push its error and make the
 second value false."
   (multiple-value-bind (arguments success)
-      (call-until-abandoned
+      (call-as-value-code
        (lambda ()
-         (let ((arguments '()))
-           (do-forms-in-hold (form text (nreverse arguments))
-             (push (with-user-code-boundary () (eval form)) arguments)))))
+         (call-until-abandoned
+          (lambda ()
+            (let ((arguments '()))
+              (do-forms-in-hold (form text (nreverse arguments))
+                (push (with-user-code-boundary () (eval form)) arguments)))))))
     (unless success
       (push-notice "An expression in `values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
@@ -484,7 +500,7 @@ fails, SBCL cannot unwind to the frame, or the values contradict the declared ty
 reason and return NIL."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
-      (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+      (multiple-value-bind (values success) (call-as-value-code (lambda () (evaluate-in-frame (job-text job) frame)))
         (cond ((not success)
                (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
               ((not (declared-to-return-p frame values))
