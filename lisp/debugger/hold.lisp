@@ -439,8 +439,8 @@ the frame's local variables, and other frames with a local variable of this name
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
   "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. After each form, call DEFINED with the
-form, its start and end positions, and the package in which the form was read. Return a list of the values of the last
-form, and true unless a form failed."
+form, its start and end positions, the package in which the form was read, and true unless the form failed. Return a list
+of the values of the last form, and true unless a form failed."
   (declare (type function defined))
   (call-with-recorded-warnings
    (lambda ()
@@ -450,16 +450,19 @@ form, and true unless a form failed."
           (do-forms-in-hold (form text values end)
             (incf *form-number*)
             (let ((package *package*)
+                  (done nil)
                   (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code*
                                                              *form-start* end)))
-              (setf values
-                    (multiple-value-list
-                     (let ((*code-frame* frame))
-                       (with-user-code-boundary ()
-                         (if (frame-has-variables-p frame)
-                             (sb-di:eval-in-frame frame form)
-                             (evaluate-in-lexenv form))))))
-              (funcall defined form *form-start* end package)))))))))
+              (unwind-protect
+                   (setf values
+                         (multiple-value-list
+                          (let ((*code-frame* frame))
+                            (with-user-code-boundary ()
+                              (if (frame-has-variables-p frame)
+                                  (sb-di:eval-in-frame frame form)
+                                  (evaluate-in-lexenv form)))))
+                         done t)
+                (funcall defined form *form-start* end package done))))))))))
 
 (defun eval-in-frame-command (job)
   "Evaluate JOB's code in its frame and push the values. The code is an evaluation of its own: its definitions do not
@@ -472,10 +475,12 @@ count as definitions of the held evaluation."
         (push-notice "SBCL knows no variables of the frame, so the code was evaluated outside the frame."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
-                             (lambda (form start end package)
+                             (lambda (form start end package done)
                                (when (/= definitions (evaluation-change-count *evaluation*))
                                  (setf definitions (evaluation-change-count *evaluation*))
-                                 (push-defining-form form (job-text job) start end package))
+                                 (if done
+                                     (push-defining-form form (job-text job) start end package)
+                                     (push-defining-form form (job-text job) start end package "failed")))
                                (forget-changes)))
         (announce-definitions)
         (when (evaluation-threads *evaluation*)

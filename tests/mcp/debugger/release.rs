@@ -261,6 +261,17 @@ fn definitions_made_by_eval_in_frame_are_replayed_after_image_loss() {
 }
 
 #[test]
+fn definitions_of_a_form_that_failed_in_a_frame_are_named_when_lost() {
+    let mut server = Server::ready();
+    hold(&mut server, "(error \"x\")");
+    let code = "(progn (defun in-frame () 1) (error \"y\"))";
+    call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": code}));
+    kill_worker(&server);
+    let text = server.evaluate("(fboundp 'in-frame)");
+    assert!(text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::IN-FRAME)"), "{text}");
+}
+
+#[test]
 fn held_form_is_not_replayed_for_definitions_of_the_values_that_resumed_it() {
     let mut server = Server::ready();
     server.evaluate("(defun risky (x) (restart-case (error \"~A\" x) (use-value (value) value)))");
