@@ -38,6 +38,10 @@ pub(crate) struct Definition {
     pub(crate) changes: Changes,
     /// True when the form's package was the current package for this evaluation only.
     pub(crate) local: bool,
+    /// True when an attached client evaluated the form. The form is replayed with the initial values of a connection's reader
+    /// and printer variables.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) attached: bool,
     /// The number of the evaluation that contained the form.
     pub(crate) evaluation: u64,
     /// An upper bound of the form's first run time, in milliseconds.
@@ -391,6 +395,7 @@ mod tests {
             form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() },
             changes: Changes::default(),
             local: false,
+            attached: false,
             evaluation: 1,
             took: 0,
             too_long: None,
