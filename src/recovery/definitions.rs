@@ -11,8 +11,8 @@ const MAX_UNCOMPACTED_FORMS: usize = 2_000;
 /// Maximum size of all forms together, in bytes of JSON.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum size of one form, in bytes of JSON. The event that reports a form must fit into one frame, so the maximum is the
-/// capacity of a frame minus room for the rest of the event.
-const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
+/// capacity of a frame minus room for the rest of the event, of which the names that the form defines take up to 300 KB.
+const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (512 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const EXCERPT_CHARS: usize = 200;
 /// Maximum number of dropped forms that are kept, so that messages can name them. Older dropped forms are only counted.
