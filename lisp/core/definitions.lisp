@@ -173,6 +173,19 @@ all methods that specialise on classes of the session."
                         (copy-list (sb-mop:specializer-direct-methods class)))))))
       (setf (find-class name) nil))))
 
+(defun accessor-names (class-name)
+  "Return the names of the reader and writer functions of the direct slots of the class CLASS-NAME, without functions of the
+system."
+  (remove-if (lambda (name) (system-symbol-p (function-name-symbol name)))
+             (multiple-value-call #'append (slot-functions (find-class class-name nil)))))
+
+(defun remove-accessor (name)
+  "Remove the function NAME, a slot accessor of a removed class, unless it is a generic function that still has methods."
+  (when (fboundp name)
+    (let ((function (fdefinition name)))
+      (unless (and (typep function 'generic-function) (sb-mop:generic-function-methods function))
+        (fmakunbound name)))))
+
 (defun remove-definition (kind name)
   "Remove the definition of NAME as KIND."
   (ecase kind
@@ -200,7 +213,8 @@ Return a list of the names and methods whose removal failed."
   (setf *package* **user-package**
         **debug-declaimed** nil)
   (sb-ext:without-package-locks
-    (let ((left '()))
+    (let ((left '())
+          (accessors '()))
       (loop for method in (sb-ext:with-locked-hash-table (**session-methods**)
                             (loop for method being the hash-keys of **session-methods**
                                   collect method))
@@ -216,7 +230,17 @@ Return a list of the names and methods whose removal failed."
                                   (when (member kind kinds)
                                     (guarded (remove-definition kind name) (failure) (push name left)))))))
         (remove-kinds '(:function :macro :type))
+        (loop for (kind . name) in (sb-ext:with-locked-hash-table (**last-definers**)
+                                     (loop for key being the hash-keys of **last-definers** collect key))
+              when (eq kind :setf-expander)
+                do (guarded (sb-int:clear-info :setf :expander name) (failure) (push name left)))
+        (map-definitions (lambda (kind name system)
+                           (declare (ignore system))
+                           (when (eq kind :class)
+                             (guarded (setf accessors (append (accessor-names name) accessors)) (failure) nil))))
         (remove-kinds '(:class))
+        (dolist (accessor accessors)
+          (guarded (remove-accessor accessor) (failure) (push accessor left)))
         (remove-kinds '(:variable))
         (remove-kinds '(:package)))
       (do-symbols (symbol **user-package**)

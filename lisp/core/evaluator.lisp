@@ -84,8 +84,8 @@ the form as a failed form. NIL while no form is evaluated.")
 
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at position START, and evaluate it. Return two values: a list of the form's values,
-and true; or NIL and NIL at the end of the stream. Push the form if it defined something or changed how forms are read
-or files are found, because a restored image must evaluate the form again. Push a failed form, too, if it defined
+and true; or NIL and NIL at the end of the stream. Push the form if it defined something or changed how the session reads forms
+or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined
 something before the failure."
   (let* ((definitions (evaluation-change-count *evaluation*))
          (pushed definitions)
@@ -114,8 +114,10 @@ something before the failure."
                  (shiftf /// // / values)
                  (shiftf *** ** * (first values))
                  (unless (and (eql definitions (evaluation-change-count *evaluation*))
-                              (eq package *package*) (eq readtable *readtable*)
-                              (eql base *read-base*) (eq float-format *read-default-float-format*)
+                              ;; A restored image has no values of attached connections.
+                              (or *connection-values*
+                                  (and (eq package *package*) (eq readtable *readtable*)
+                                       (eql base *read-base*) (eq float-format *read-default-float-format*)))
                               (eq features *features*) (eq directory *default-pathname-defaults*)
                               (eq registry asdf:*central-registry*))
                    (push-defining-form form *submitted-code* start end package))

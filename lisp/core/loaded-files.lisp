@@ -164,16 +164,21 @@ before them in their line are found."
 
 (defun variable-forms (namestring definitions)
   "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that DEFVAR and DEFGLOBAL forms in the
-source file NAMESTRING define. Keys are symbols; values are the texts of the initial value forms in the file."
+source file NAMESTRING define. Keys are symbols; values are the texts of the initial value forms in the file. If the file
+has several such forms, or defines several variables, with the same symbol name, omit them: the forms are found by this name
+alone."
   (when (find :variable definitions :key #'caar)
     (let* ((octets (file-octets namestring))
            (forms (and octets (guarded (defvar-forms (octets-text octets 0 (length octets))) (failure) '()))))
       (and forms
-           (loop for ((kind . name)) in definitions
-                 for form = (and (eq kind :variable)
-                                 (symbolp name)
-                                 (assoc (symbol-name name) forms :test #'string=))
-                 when form collect (cons name (cdr form)))))))
+           (let ((variables (loop for ((kind . name)) in definitions
+                                  when (and (eq kind :variable) (symbolp name)) collect name)))
+             (loop for name in variables
+                   for form = (assoc name forms :test #'string=)
+                   when (and form
+                             (= 1 (count name forms :key #'car :test #'string=))
+                             (= 1 (count name variables :test #'string=)))
+                     collect (cons name (cdr form))))))))
 
 ;;; Recording the definitions while a file is loaded
 (defun current-loaded-file (namestring)

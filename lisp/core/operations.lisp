@@ -99,14 +99,19 @@ PUSH-FIELD. A kind or field that records.sexp does not list is an error at compi
                  do (check name known)
                  collect `(push-field ,name ,value))))))
 
+(defun form-package (name)
+  "Return the package named NAME, in which a form was first read. If it does not exist, signal an error: in any other package,
+the form's names would be different symbols."
+  (or (find-package name)
+      (error 'sb-kernel:simple-package-error
+             :package name
+             :format-control "The package ~A, in which the form was read, does not exist."
+             :format-arguments (list name))))
+
 (define-operation :restore-form (evaluate &key package)
   "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current
-package. If PACKAGE does not exist, signal an error: in any other package, the form's names would be different symbols."
-  (setf *package* (or (find-package package)
-                      (error 'sb-kernel:simple-package-error
-                             :package package
-                             :format-control "The package ~A, in which the form was read, does not exist."
-                             :format-arguments (list package))))
+package."
+  (setf *package* (form-package package))
   (evaluate))
 
 (defun run-query (text)

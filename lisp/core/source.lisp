@@ -814,9 +814,9 @@ understood."
     (coerce (nreverse starts) 'simple-vector)))
 
 (defun definition-location (source name &optional method)
-  "Return the source location of the definition of NAME, a string. If METHOD, a value of METHOD-SIGNATURE, is given, prefer
-the method of NAME with this signature. SOURCE is the definition source that SB-INTROSPECT returns for the definition. Return
-NIL when the source location is unknown."
+  "Return the source location of the definition of NAME, a string; or, if NAME is NIL, of the top-level form that made the
+definition. If METHOD, a value of METHOD-SIGNATURE, is given, prefer the method of NAME with this signature. SOURCE is the
+definition source that SB-INTROSPECT returns for the definition. Return NIL when the source location is unknown."
   (let ((evaluated (plist-evaluated-form (sb-introspect:definition-source-plist source)))
         (file (sb-introspect:definition-source-pathname source)))
     (cond (file
@@ -830,7 +830,7 @@ NIL when the source location is unknown."
            (let* ((location (evaluated-form-location evaluated '()))
                   (text (source-location-text location))
                   (map (and text (form-map text)))
-                  (position (or (and map (definition-position map text name :method method)) 0)))
+                  (position (or (and map name (definition-position map text name :method method)) 0)))
              (when text
                (setf (source-location-position location) position
                      (source-location-line-text location) (line-at text position)
@@ -841,18 +841,19 @@ NIL when the source location is unknown."
   "Return the source location of the definition of NAME, a string, in the file with the native namestring NAMESTRING. If
 METHOD, a value of METHOD-SIGNATURE, is not NIL, prefer the method of NAME with this signature. NUMBER is the number of the
 top-level form, or NIL if unknown. If no subform looks like the definition, return the source location of the top-level form,
-such as a call of a macro that made the definition. CREATED is the write date of the version that was loaded. If CREATED is
-NIL, because this date is unknown, only a form that defines exactly NAME counts."
+such as a call of a macro that made the definition; also do so if NAME is NIL. CREATED is the write date of the version that
+was loaded. If CREATED is NIL, because this date is unknown, only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
         (changed-file-location namestring)
         (let* ((text (and octets number (octets-text octets 0 (length octets))))
                (start (and text (toplevel-start text number)))
                (map (and start (< start (length text)) (form-map text start)))
-               (position (and map
-                              (or (definition-position map text name :exactly (not created) :method method)
-                                  ;; The form calls a macro whose name does not begin with DEF.
-                                  (and created (consp map) (not (defines-only-name-p map text)) (first map))))))
+               (position (cond ((null map) nil)
+                               ((null name) (form-position map))
+                               ((definition-position map text name :exactly (not created) :method method))
+                               ;; The form calls a macro whose name does not begin with DEF.
+                               ((and created (consp map) (not (defines-only-name-p map text))) (first map)))))
           (cond (position
                  (multiple-value-bind (line column) (line-and-column text position)
                    (make-source-location :source-name (shown-path namestring) :line line :column column

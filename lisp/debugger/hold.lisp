@@ -209,15 +209,31 @@ no such restart."
                 (loop for (number . restart) in (numbered-restarts restarts)
                       collect (format nil "~D ~A" number (restart-name restart)))))))
 
+(defun call-as-value-code (function)
+  "Call FUNCTION, which evaluates code whose values resume the held evaluation, and return its values. The code is an
+evaluation of its own: its definitions do not count as definitions of the held evaluation. Notify the user that they are not
+restored."
+  (declare (type function function))
+  (let ((*evaluation* (make-evaluation :number (evaluation-number *evaluation*))))
+    (unwind-protect (funcall function)
+      (announce-definitions)
+      (when (plusp (evaluation-change-count *evaluation*))
+        (push-notice "The definitions that this code made are not restored if the image is lost. To keep the definitions, ~
+                      evaluate them again."))
+      (when (evaluation-threads *evaluation*)
+        (notify-running-threads)))))
+
 (defun evaluate-arguments (text)
   "Return a list of the values of the expressions in TEXT, and true. If an expression fails, push its error and make the
 second value false."
   (multiple-value-bind (arguments success)
-      (call-until-abandoned
+      (call-as-value-code
        (lambda ()
-         (let ((arguments '()))
-           (do-forms-in-hold (form text (nreverse arguments))
-             (push (with-user-code-boundary () (eval form)) arguments)))))
+         (call-until-abandoned
+          (lambda ()
+            (let ((arguments '()))
+              (do-forms-in-hold (form text (nreverse arguments))
+                (push (with-user-code-boundary () (eval form)) arguments)))))))
     (unless success
       (push-notice "An expression in `values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
@@ -423,8 +439,8 @@ the frame's local variables, and other frames with a local variable of this name
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
   "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. After each form, call DEFINED with the
-form, its start and end positions, and the package in which the form was read. Return a list of the values of the last
-form, and true unless a form failed."
+form, its start and end positions, the package in which the form was read, and true unless the form failed. Return a list
+of the values of the last form, and true unless a form failed."
   (declare (type function defined))
   (call-with-recorded-warnings
    (lambda ()
@@ -434,16 +450,19 @@ form, and true unless a form failed."
           (do-forms-in-hold (form text values end)
             (incf *form-number*)
             (let ((package *package*)
+                  (done nil)
                   (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code*
                                                              *form-start* end)))
-              (setf values
-                    (multiple-value-list
-                     (let ((*code-frame* frame))
-                       (with-user-code-boundary ()
-                         (if (frame-has-variables-p frame)
-                             (sb-di:eval-in-frame frame form)
-                             (evaluate-in-lexenv form))))))
-              (funcall defined form *form-start* end package)))))))))
+              (unwind-protect
+                   (setf values
+                         (multiple-value-list
+                          (let ((*code-frame* frame))
+                            (with-user-code-boundary ()
+                              (if (frame-has-variables-p frame)
+                                  (sb-di:eval-in-frame frame form)
+                                  (evaluate-in-lexenv form)))))
+                         done t)
+                (funcall defined form *form-start* end package done))))))))))
 
 (defun eval-in-frame-command (job)
   "Evaluate JOB's code in its frame and push the values. The code is an evaluation of its own: its definitions do not
@@ -456,10 +475,12 @@ count as definitions of the held evaluation."
         (push-notice "SBCL knows no variables of the frame, so the code was evaluated outside the frame."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
-                             (lambda (form start end package)
+                             (lambda (form start end package done)
                                (when (/= definitions (evaluation-change-count *evaluation*))
                                  (setf definitions (evaluation-change-count *evaluation*))
-                                 (push-defining-form form (job-text job) start end package))
+                                 (if done
+                                     (push-defining-form form (job-text job) start end package)
+                                     (push-defining-form form (job-text job) start end package "failed")))
                                (forget-changes)))
         (announce-definitions)
         (when (evaluation-threads *evaluation*)
@@ -484,7 +505,7 @@ fails, SBCL cannot unwind to the frame, or the values contradict the declared ty
 reason and return NIL."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
-      (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+      (multiple-value-bind (values success) (call-as-value-code (lambda () (evaluate-in-frame (job-text job) frame)))
         (cond ((not success)
                (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
               ((not (declared-to-return-p frame values))

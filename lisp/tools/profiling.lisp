@@ -25,6 +25,16 @@ function."
     (sb-kernel:code-component "code without a name")
     ((or string symbol) (and info (string info)))))
 
+(defun definition-symbol-name (name)
+  "Return the name of the symbol whose definition contains the function NAME: the symbol in a name such as (SETF F), or the
+symbol in the name of the function that contains a local function. Return NIL if there is no such symbol."
+  (loop while (consp name)
+        do (let ((outer (member :in name)))
+             (setf name (cond (outer (second outer))
+                              ((eq (first name) 'lambda) nil)
+                              (t (second name))))))
+  (and name (symbolp name) (symbol-name name)))
+
 (defun info-function-location (info)
   "Return the source location of the definition of the function that INFO describes, as text, or NIL if the location is
 unknown or SBCL's."
@@ -35,9 +45,8 @@ unknown or SBCL's."
                                     when (equal (sb-kernel:%simple-fun-name entry) (info-function-name info))
                                       return entry
                                     finally (return (sb-kernel:%code-entry-point component 0))))
-                    (name (sb-kernel:%simple-fun-name function))
                     (location (definition-location (sb-introspect:find-definition-source function)
-                                                   (if (symbolp name) (symbol-name name) ""))))
+                                                   (definition-symbol-name (sb-kernel:%simple-fun-name function)))))
                (and location
                     (not (eql 4 (mismatch "SYS:" (source-location-source-name location))))
                     (source-location-label location)))

@@ -115,6 +115,12 @@ impl RecoveryContext {
         self.cancelled_connection == Some(session.connection_number())
     }
 
+    /// Records that a checkpoint was deleted, so that the image is saved again.
+    pub(super) fn record_deletion(&self) {
+        self.saves.record_deletion();
+        self.autosave_trigger.record_deletion();
+    }
+
     /// Counts one more or one fewer answer that the supervisor's watchdog must wait for.
     pub(super) fn count_pending_answer(&self, more: bool) {
         self.status.adjust(StatusField::PendingAnswers, more);

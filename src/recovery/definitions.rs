@@ -11,8 +11,8 @@ const MAX_UNCOMPACTED_FORMS: usize = 2_000;
 /// Maximum size of all forms together, in bytes of JSON.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum size of one form, in bytes of JSON. The event that reports a form must fit into one frame, so the maximum is the
-/// capacity of a frame minus room for the rest of the event.
-const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
+/// capacity of a frame minus room for the rest of the event, of which the names that the form defines take up to 300 KB.
+const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (512 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const EXCERPT_CHARS: usize = 200;
 /// Maximum number of dropped forms that are kept, so that messages can name them. Older dropped forms are only counted.
@@ -38,6 +38,10 @@ pub(crate) struct Definition {
     pub(crate) changes: Changes,
     /// True when the form's package was the current package for this evaluation only.
     pub(crate) local: bool,
+    /// True when an attached client evaluated the form. The form is replayed with the initial values of a connection's reader
+    /// and printer variables.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) attached: bool,
     /// The number of the evaluation that contained the form.
     pub(crate) evaluation: u64,
     /// An upper bound of the form's first run time, in milliseconds.
@@ -391,6 +395,7 @@ mod tests {
             form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() },
             changes: Changes::default(),
             local: false,
+            attached: false,
             evaluation: 1,
             took: 0,
             too_long: None,

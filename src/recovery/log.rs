@@ -352,7 +352,15 @@ mod tests {
     fn defined(code: &str, evaluation: u64) -> SessionEvent {
         let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
         let changes = Changes::default();
-        SessionEvent::Defined(Definition { form, changes, local: false, evaluation, took: 1, too_long: None })
+        SessionEvent::Defined(Definition {
+            form,
+            changes,
+            local: false,
+            attached: false,
+            evaluation,
+            took: 1,
+            too_long: None,
+        })
     }
 
     fn state(events: impl IntoIterator<Item = SessionEvent>) -> RecoveryState {

@@ -118,7 +118,9 @@ impl DefinitionReplay {
             let code = "\n".repeat(definition.changes.line.min(MAX_LINES_BEFORE)) + &definition.form.code;
             let mut evaluation = Evaluation::new(code);
             evaluation.timeout = TimeLimit::Of(limit);
-            let operation = if definition.local {
+            let operation = if definition.attached {
+                Some(Operation::new("restore-attached-form").with("package", &*definition.form.package))
+            } else if definition.local {
                 evaluation.package = Some(definition.form.package.clone());
                 None
             } else {

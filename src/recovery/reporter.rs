@@ -131,7 +131,7 @@ impl Observer for EventForwarder {
         self.last_errors.lock().remove(&connection);
     }
 
-    fn form_defined(&self, form: &DefiningForm, changes: &Changes, local: bool, evaluation: u64) {
+    fn form_defined(&self, form: &DefiningForm, changes: &Changes, local: bool, attached: bool, evaluation: u64) {
         if self.is_replaying() {
             return;
         }
@@ -140,7 +140,7 @@ impl Observer for EventForwarder {
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.unrestored.lock().retain_mut(|unrestored| !unrestored.try_resolve(form, changes));
         let (form, changes) = (form.clone(), changes.clone());
-        let definition = Definition { form, changes, local, evaluation, took, too_long: None };
+        let definition = Definition { form, changes, local, attached, evaluation, took, too_long: None };
         self.reporter.report_change(SessionEvent::Defined(definition.bounded()));
     }
 

@@ -697,7 +697,15 @@ mod tests {
 
     fn definition(code: &str) -> Definition {
         let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
-        Definition { form, changes: Changes::default(), local: false, evaluation: 1, took: 0, too_long: None }
+        Definition {
+            form,
+            changes: Changes::default(),
+            local: false,
+            attached: false,
+            evaluation: 1,
+            took: 0,
+            too_long: None,
+        }
     }
 
     fn checkpoint() -> Checkpoint {

@@ -308,7 +308,7 @@ impl Inner {
     /// Adds an error to the history, and reports it to the observer.
     fn record_error(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
         state.record(error, &self.error_count);
-        if let Some(observer) = self.observer.get() {
+        if let Some(observer) = self.observer.get().filter(|_| !connection.has_ended()) {
             observer.errors_changed(connection.id, Some(error), state.last_error.as_ref());
         }
     }
@@ -380,7 +380,7 @@ impl Inner {
 
     /// Reports an outcome's error and the error state to the observer, for the next image.
     pub(super) fn report_errors(&self, connection: &Connection, state: &ErrorState, outcome: &Outcome) {
-        if let Some(observer) = self.observer.get() {
+        if let Some(observer) = self.observer.get().filter(|_| !connection.has_ended()) {
             observer.errors_changed(connection.id, outcome.result.as_ref().err(), state.last_error.as_ref());
         }
     }

@@ -204,11 +204,13 @@ impl Host for Inner {
             }
             Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
             Event::Defined(..) => {
-                let (binds_package, observer) = (running.activity.binds_package(), self.observer.get());
+                // The end of an evaluation in the background leaves the connection's package as it is.
+                let binds_package = running.activity.binds_package() || running.is_background();
+                let (attached, observer) = (running.connection.is_attached(), self.observer.get());
                 let Some(builder) = running.activity.current_builder() else { return false };
                 builder.handle_event(event);
                 if let (Some(observer), Some((form, changes))) = (observer, builder.last_defined()) {
-                    observer.form_defined(form, changes, binds_package, builder.evaluation());
+                    observer.form_defined(form, changes, binds_package, attached, builder.evaluation());
                 }
             }
             event => {

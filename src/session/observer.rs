@@ -33,8 +33,17 @@ pub(crate) trait Observer: Send + Sync {
     /// history, `last` the connection's last error now.
     fn errors_changed(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
     /// Called when a form of the evaluation with this number has defined something. `binds_package` is true if the
-    /// package was bound for this evaluation only.
-    fn form_defined(&self, _form: &DefiningForm, _changes: &Changes, _binds_package: bool, _evaluation: u64) {}
+    /// package was bound for this evaluation only, and `attached` is true if the evaluation is not one of the session's own
+    /// connection.
+    fn form_defined(
+        &self,
+        _form: &DefiningForm,
+        _changes: &Changes,
+        _binds_package: bool,
+        _attached: bool,
+        _evaluation: u64,
+    ) {
+    }
     /// Called when a connection ends.
     fn connection_ended(&self, _connection: u64) {}
     /// Called when a new evaluation gets its number.

@@ -495,8 +495,12 @@ impl SchedulerState {
         let waiting = &mut self.waiting[Lane::Inspection as usize];
         let turn = |request: &Request| request.connection.id.wrapping_sub(self.next_inspector);
         let (next, _) = waiting.iter().enumerate().min_by_key(|(_, request)| turn(request))?;
-        let request = waiting.remove(next)?;
+        let mut request = waiting.remove(next)?;
         self.next_inspector = request.connection.id.wrapping_add(1);
+        // Lisp has forgotten the variables of a connection that has ended, and would create them again.
+        if request.connection.has_ended() {
+            request.job.connection = 0;
+        }
         Some(request)
     }
 

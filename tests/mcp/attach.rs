@@ -697,6 +697,21 @@ fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
 
 /// The supervisor keeps the effect of each client's last evaluation on its error state across repeated image losses.
 #[test]
+fn reader_settings_of_one_connection_do_not_affect_the_replay_of_another() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach(&server);
+    client.evaluate("(setf *read-base* 16)");
+    server.evaluate("(defparameter *own* 10) (setf *read-base* 8)");
+    client.evaluate("(setf *read-base* 10.)");
+    client.evaluate("(defparameter *attached* 10)");
+    kill_worker(&server);
+    let text = server.evaluate("(list 10 *own* *attached*)");
+    assert!(text.contains("Restored: all 3 defining forms."), "{text}");
+    assert!(text.ends_with("=> (8 10 10)"), "{text}");
+}
+
+#[test]
 fn error_cleared_by_an_attached_client_after_a_loss_stays_cleared_after_the_next() {
     let runtime = RuntimeDirectory::new(Mode::Supervised);
     let mut server = runtime.server(&[]);

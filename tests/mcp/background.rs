@@ -207,6 +207,17 @@ fn background_evaluation_that_has_not_begun_is_named_by_a_reset_and_an_image_los
 }
 
 #[test]
+fn replay_of_a_background_evaluation_leaves_the_sessions_package() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :background (:use :cl))");
+    let id = begin(&mut server, "(in-package :background) (defun f () 1)");
+    call_ok(&mut server, "check-evaluation", json!({"id": id, "wait": 25}));
+    kill_worker(&server);
+    let text = server.evaluate("(list (package-name *package*) (background::f))");
+    assert!(text.ends_with("=> (\"COMMON-LISP-USER\" 1)"), "{text}");
+}
+
+#[test]
 fn image_loss_names_the_lost_evaluations() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(loop)");

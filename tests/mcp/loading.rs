@@ -556,6 +556,18 @@ Loaded app: 2 files, 2 compiled, T s";
     assert_eq!(server.evaluate("*v*"), "=> 2");
 }
 
+#[test]
+fn reload_reports_no_variable_whose_name_the_file_defines_in_two_packages() {
+    let project = Project::new();
+    let file = |value: u8| format!("(in-package :app)\n(defvar *v* 1)\n(defvar cl-user::*v* {value})\n");
+    project.system("app", &[("package", PACKAGE), ("a", &file(1))]).build("app");
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    project.write("app/a.lisp", &file(2));
+    let text = load(&mut server, json!({"system": "app"}));
+    assert!(!text.contains("keeps its value"), "{text}");
+}
+
 // ---- Error state and recovery
 
 #[test]

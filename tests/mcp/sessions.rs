@@ -317,6 +317,19 @@ fn session_is_saved_at_exit_when_a_thread_has_run_since_the_last_save() {
     assert!(text.ends_with("=> 2"), "{text}");
 }
 
+#[test]
+fn session_is_saved_at_exit_after_its_restored_checkpoint_was_deleted() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("deleted");
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    for action in ["save", "restore", "delete"] {
+        call_ok(&mut server, "checkpoint", json!({"action": action, "name": "mine"}));
+    }
+    assert!(server.finish().status.success());
+    let text = state.serve("deleted").evaluate("*x*");
+    assert!(text.ends_with("=> 2"), "{text}");
+}
+
 /// Writes a session of version 0.1 that has no image, only a log.
 fn write_session_of_version_0_1(state: &StateDirectory) {
     std::fs::create_dir_all(state.directory("old")).unwrap();

@@ -490,6 +490,22 @@ fn profile_names_functions_places_and_threads() {
 }
 
 #[test]
+fn profile_locates_functions_whose_names_are_lists() {
+    let mut server = Server::ready();
+    let file = server.home().join("cell.lisp");
+    let code = "(defvar *cell* nil)
+(defun (setf cell) (value)
+  (loop with end = (+ (get-internal-real-time) (* 3/10 internal-time-units-per-second))
+        while (< (get-internal-real-time) end))
+  (setf *cell* value))";
+    std::fs::write(&file, code).unwrap();
+    call_ok(&mut server, "load-system", json!({"path": file}));
+    let text = call_ok(&mut server, "profile", json!({"code": "(setf (cell) 1)"}));
+    let line = text.lines().find(|line| line.contains("   (SETF CELL)  ")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains("cell.lisp:2"), "{text}");
+}
+
+#[test]
 fn profiling_stops_after_errors_and_timeouts() {
     let mut server = Server::ready();
     call_ok(&mut server, "evaluate-lisp", json!({"code": WORK}));

@@ -308,6 +308,21 @@ fn disconnect_cancels_and_releases_only_its_own_evaluations() {
 }
 
 #[test]
+fn inspections_of_a_connection_that_has_ended_create_no_variables() {
+    let lisp = fresh();
+    let agent = lisp.session().clone();
+    let describe = |session: &Session| wait(|reply| _ = session.describe_symbol("car", None, false, reply)).is_ok();
+    let count = "(hash-table-count sbcl-host::**connections**)";
+    assert!(describe(&agent));
+    let before = values(&agent, count);
+    let person = lisp.session().connect();
+    values(&person, "1");
+    person.disconnect();
+    assert!(describe(&agent) && describe(&person) && describe(&agent));
+    assert_eq!(values(&agent, count), before);
+}
+
+#[test]
 fn concurrent_connections_evaluate_one_at_a_time() {
     let lisp = fresh();
     let sessions: Vec<_> =

@@ -610,6 +610,21 @@ fn a_reset_removes_definitions() {
 }
 
 #[test]
+fn a_reset_removes_setf_expanders_and_slot_accessors() {
+    let lisp = fresh();
+    lisp.values(
+        "(defun spot (x) x) (defsetf spot (x) (v) `(list ,x ,v)) (defclass k () ((a :accessor a-of) (b :writer set-b)))
+         (define-condition co (error) ((c :reader c-of)))",
+    );
+    lisp.reset();
+    assert_eq!(
+        lisp.value("(list (fboundp 'a-of) (fboundp '(setf a-of)) (fboundp 'set-b) (fboundp 'c-of))"),
+        "(NIL NIL NIL NIL)"
+    );
+    assert_eq!(lisp.error("(setf (spot 1) 2)").kind, "UNDEFINED-FUNCTION");
+}
+
+#[test]
 fn a_reset_removes_packages_and_returns_to_cl_user() {
     let lisp = fresh();
     lisp.values("(defpackage :app (:use :cl) (:export #:x)) (defpackage :user-of-app (:use :cl :app)) (in-package :user-of-app) (defun g () 1)");

@@ -103,6 +103,9 @@ impl ToolSpec for CheckpointTool {
             deleted: {error}."
             ))
         })?;
+        if let Some(recovery) = &call.context.recovery {
+            recovery.record_deletion();
+        }
         reply_with(CheckpointReply::Deleted(name))
     }
 }

@@ -1,6 +1,7 @@
 //! Automatic checkpoints, which the server saves without a request while the session is idle.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -67,13 +68,16 @@ impl SaveRateLimiter {
     }
 }
 
-/// The trigger of automatic saves: the end of an evaluation wakes the thread that saves.
+/// The trigger of automatic saves: the end of an evaluation, or the deletion of a checkpoint, wakes the thread that saves.
 #[derive(Debug, Default)]
 pub(crate) struct AutosaveTrigger {
     /// The time at which the last evaluation ended; `None` when there is no unsaved evaluation.
     last: Mutex<Option<Instant>>,
     /// Notified when `last` changes from `None` to a time.
     changed: Condvar,
+    /// The number of the newest evaluation at the last automatic save or, before that, at the start. `u64::MAX` if a
+    /// checkpoint was deleted since.
+    saved: AtomicU64,
 }
 
 impl AutosaveTrigger {
@@ -83,6 +87,13 @@ impl AutosaveTrigger {
         if first {
             self.changed.notify_one();
         }
+    }
+
+    /// Records the deletion of a checkpoint: no other checkpoint may contain the image's values, so the image is saved even
+    /// if nothing more is evaluated.
+    pub(crate) fn record_deletion(&self) {
+        self.saved.store(u64::MAX, Ordering::Relaxed);
+        self.record_evaluation_end();
     }
 
     /// Calls `decide` with the time at which the last unsaved evaluation ended, until `decide` returns
@@ -111,7 +122,7 @@ impl AutosaveTrigger {
 /// checkpoints when all checkpoints together take more than `space` bytes.
 pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger>, space: u64) {
     // The number is read before the thread starts, so that an evaluation that ends before the thread runs is saved, too.
-    let mut saved = saver.session.newest_evaluation_number();
+    autosave_trigger.saved.store(saver.session.newest_evaluation_number(), Ordering::Relaxed);
     let run = move || {
         let mut pace = SaveRateLimiter::default();
         loop {
@@ -119,7 +130,7 @@ pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger
                 pace.decide(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
             });
             let evaluations = saver.session.newest_evaluation_number();
-            if evaluations == saved {
+            if evaluations == autosave_trigger.saved.load(Ordering::Relaxed) {
                 continue;
             }
             let checkpoint = saver.save_automatically();
@@ -129,7 +140,7 @@ pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger
                 checkpoint.as_ref().map_or_else(used_heap_bytes, |checkpoint| checkpoint.bytes),
             );
             if checkpoint.is_some() {
-                saved = evaluations;
+                autosave_trigger.saved.store(evaluations, Ordering::Relaxed);
                 saver.checkpoints.make_room(space);
             } else {
                 autosave_trigger.record_evaluation_end();

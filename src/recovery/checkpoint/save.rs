@@ -83,8 +83,8 @@ pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
     /// The number of the last evaluation that a checkpoint contains. `u64::MAX` if the image may contain other changes that no
-    /// checkpoint contains: it has replayed definitions and has not been saved since, or threads or timers of the program
-    /// existed at the last save.
+    /// checkpoint contains: it has replayed definitions and has not been saved since, threads or timers of the program
+    /// existed at the last save, or a checkpoint was deleted since.
     saved_through: Arc<AtomicU64>,
 }
 
@@ -137,6 +137,11 @@ impl SaveReporter {
     /// booted: nothing was evaluated, and no thread or timer of the program has run.
     fn is_saved(&self, session: &Session) -> bool {
         session.newest_evaluation_number() == self.saved_through.load(Ordering::Relaxed)
+    }
+
+    /// Records that a checkpoint was deleted, so that no checkpoint may contain the image's changes.
+    pub(crate) fn record_deletion(&self) {
+        self.saved_through.store(u64::MAX, Ordering::Relaxed);
     }
 
     /// Reports that a save of the image to `file` has begun.

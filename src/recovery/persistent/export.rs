@@ -112,6 +112,7 @@ mod tests {
                 form: DefiningForm { code: (*code).to_owned(), package: (*package).to_owned() },
                 changes: Changes::parse(changes.lines()),
                 local: false,
+                attached: false,
                 evaluation: 1,
                 took: 0,
                 too_long: None,

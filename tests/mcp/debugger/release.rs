@@ -1,6 +1,7 @@
 //! Releasing a held evaluation, and the debugger tools' errors when none is held.
 
 use super::*;
+use crate::processes::kill_worker;
 
 #[apply(both_modes)]
 fn abort_evaluation_runs_the_cleanup_forms(mode: Mode) {
@@ -257,6 +258,41 @@ fn definitions_made_by_eval_in_frame_are_replayed_after_image_loss() {
     assert!(text.contains("The Lisp image did not respond to an interrupt"), "{text}");
     assert!(text.contains("\nRestored: all 2 defining forms.\n"), "{text}");
     assert_eq!(server.evaluate("(kept)"), "=> (:KEPT 7)");
+}
+
+#[test]
+fn definitions_of_a_form_that_failed_in_a_frame_are_named_when_lost() {
+    let mut server = Server::ready();
+    hold(&mut server, "(error \"x\")");
+    let code = "(progn (defun in-frame () 1) (error \"y\"))";
+    call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": code}));
+    kill_worker(&server);
+    let text = server.evaluate("(fboundp 'in-frame)");
+    assert!(text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::IN-FRAME)"), "{text}");
+}
+
+#[test]
+fn held_form_is_not_replayed_for_definitions_of_the_values_that_resumed_it() {
+    let mut server = Server::ready();
+    server.evaluate("(defun risky (x) (restart-case (error \"~A\" x) (use-value (value) value)))");
+    let file = server.home().join("effects");
+    let code = format!(
+        "(progn (with-open-file (out {file:?} :direction :output :if-exists :append :if-does-not-exist :create)
+                  (write-char #\\x out))
+                (list (risky 1)))"
+    );
+    let values = "(progn (defun helper () 1) 42)";
+    hold(&mut server, &code);
+    let restarted = invoke_restart_with(&mut server, "USE-VALUE", values);
+    let frame = frame_of(&hold(&mut server, &code), "(RISKY 1)");
+    let returned = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": values}));
+    for text in [restarted, returned] {
+        assert!(text.contains("The definitions that this code made are not restored if the image is lost."), "{text}");
+        assert!(text.ends_with("=> (42)"), "{text}");
+    }
+    kill_worker(&server);
+    assert!(server.evaluate("(fboundp 'helper)").ends_with("=> NIL"));
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "xx");
 }
 
 #[apply(both_modes)]
