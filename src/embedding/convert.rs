@@ -97,7 +97,8 @@ impl Shape {
         Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
     }
 
-    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`.
+    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`. Of two opaque
+    /// shapes, the result is the one with fewer levels, because an object that is not written out can still be fetched.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
@@ -160,7 +161,8 @@ impl<'m> Reader<'m> {
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
-        if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
+        // For a type of the shape OPAQUE, the handle is the object. Other types read what the handle refers to.
+        if T::SHAPE != Shape::OPAQUE && self.message.is_at_handle() {
             return self.read_or_skip(|reader| reader.fetch(T::SHAPE, T::from_lisp));
         }
         self.read_or_skip(T::from_lisp)

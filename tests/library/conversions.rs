@@ -277,6 +277,24 @@ fn value_is_printed_in_full_up_to_the_character_limit() {
     assert_eq!(circular.print(30).unwrap(), format!("{}…", "(".repeat(30)));
 }
 
+#[test]
+fn types_that_need_handles_at_different_depths_are_read_together() {
+    let lisp = lisp();
+    let texts = |values: &[Value]| values.iter().map(Value::to_string).collect::<Vec<_>>();
+    let (one, list) = lisp.eval::<(Value, Vec<Value>)>("(values 'a (list 1 '(2)))").unwrap();
+    assert_eq!((one.to_string(), texts(&list)), ("A".to_owned(), vec!["1".to_owned(), "(2)".to_owned()]));
+    let (list, one) = lisp.eval::<(Vec<Value>, Value)>("(values (list 1 '(2)) 'a)").unwrap();
+    assert_eq!((one.to_string(), texts(&list)), ("A".to_owned(), vec!["1".to_owned(), "(2)".to_owned()]));
+    let (list, add) = lisp.eval::<(Vec<Value>, Function)>("(values (list 'x) '+)").unwrap();
+    assert_eq!((texts(&list), add.call::<i64>((1, 2)).unwrap()), (vec!["X".to_owned()], 3));
+    let (flat, nested) = lisp.eval::<(Vec<Value>, Vec<Vec<Value>>)>("(values '((x) y) '((x) #(y)))").unwrap();
+    assert_eq!((texts(&flat), nested.concat().len()), (vec!["(X)".to_owned(), "Y".to_owned()], 2));
+    let pairs = lisp.eval::<Vec<(Value, Vec<Value>)>>("'((a (x (y))))").unwrap();
+    assert_eq!(texts(&pairs[0].1), ["X", "(Y)"]);
+    let failed = lisp.eval::<(Value, Vec<Value>)>("(values 'a (make-hash-table))").unwrap_err();
+    assert!(failed.to_string().contains("expected a list or a vector"), "{failed}");
+}
+
 /// A value of type `T`, or `None` when the conversion fails.
 #[derive(Debug, PartialEq)]
 struct Lenient<T>(Option<T>);
