@@ -75,7 +75,8 @@ const MAX_VALUES: usize = 10_000;
 /// Maximum nesting depth of messages: an object too deep for its message is read from a message of its own.
 const MAX_FETCH_DEPTH: u32 = 10_000;
 
-/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables.
+/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables. A hash table takes two
+/// levels, as a list of pairs does.
 ///
 /// Below this depth, lists, vectors and hash tables become handles, except vectors of octets. Instances and functions
 /// become handles at any depth. With an opaque shape, every object below the depth becomes a handle, except `nil`, `t`,

@@ -295,6 +295,24 @@ fn types_that_need_handles_at_different_depths_are_read_together() {
     assert!(failed.to_string().contains("expected a list or a vector"), "{failed}");
 }
 
+#[test]
+fn hash_table_is_read_with_handles_as_values() {
+    let lisp = lisp();
+    for value in ["b", "\"b\"", "(1 (2))", "1/2", "100000000000000000000", "#(1)"] {
+        let table = format!("(let ((h (make-hash-table :test 'equal))) (setf (gethash \"a\" h) '{value}) h)");
+        let handles: HashMap<String, Value> = lisp.eval(&table).unwrap();
+        assert!(handles["a"].to_string().eq_ignore_ascii_case(value), "{value}");
+        let kept: BTreeMap<String, Result<i64, Value>> = lisp.eval(&table).unwrap();
+        assert!(kept["a"].as_ref().unwrap_err().equalp(&handles["a"]).unwrap(), "{value}");
+    }
+    let lists: HashMap<String, Vec<Value>> =
+        lisp.eval("(let ((h (make-hash-table :test 'equal))) (setf (gethash \"a\" h) '(b (c))) h)").unwrap();
+    assert_eq!(lists["a"].iter().map(Value::to_string).collect::<Vec<_>>(), ["B", "(C)"]);
+    let functions: HashMap<Symbol, Function> =
+        lisp.eval("(let ((h (make-hash-table))) (setf (gethash :add h) '+) h)").unwrap();
+    assert_eq!(functions[&keyword("add")].call::<i64>((1, 2)).unwrap(), 3);
+}
+
 /// A value of type `T`, or `None` when the conversion fails.
 #[derive(Debug, PartialEq)]
 struct Lenient<T>(Option<T>);

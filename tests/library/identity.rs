@@ -59,6 +59,33 @@ proptest! {
             [Value, Vec<Value>, Vec<Vec<Value>>, Vec<Vec<String>>]
         );
     }
+
+    #[test]
+    fn tables_and_association_lists_are_read_with_handles_at_any_depth(
+        map in prop::collection::btree_map(any::<String>(), prop::collection::vec(any::<String>(), 0..4), 0..6),
+    ) {
+        let lisp = super::lisp();
+        let pairs: Vec<(&String, &Vec<String>)> = map.iter().collect();
+        for object in [lisp.value(&map).unwrap(), lisp.value(&pairs).unwrap()] {
+            let handles: BTreeMap<String, Value> = object.to().unwrap();
+            let lists: BTreeMap<String, Vec<Value>> = object.to().unwrap();
+            // With types that need fewer or more levels.
+            let (_, with_handle): (Value, BTreeMap<String, Value>) = lisp.call("values", (1, &object)).unwrap();
+            let (_, with_list): (Vec<Value>, BTreeMap<String, Value>) = lisp.call("values", ([1], &object)).unwrap();
+            let (_, with_map): (BTreeMap<String, Vec<Value>>, BTreeMap<String, Value>) =
+                lisp.call("values", (&object, &object)).unwrap();
+            for handles in [handles, with_handle, with_list, with_map] {
+                let read: BTreeMap<String, Vec<String>> =
+                    handles.iter().map(|(key, value)| (key.clone(), value.to().unwrap())).collect();
+                prop_assert_eq!(&read, &map);
+            }
+            let read: BTreeMap<String, Vec<String>> = lists
+                .iter()
+                .map(|(key, values)| (key.clone(), values.iter().map(|value| value.to().unwrap()).collect()))
+                .collect();
+            prop_assert_eq!(&read, &map);
+        }
+    }
 }
 
 /// Reads `lists` as an `A` and as a `B`, as two values and as two elements of a list.
