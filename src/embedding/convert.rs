@@ -1,6 +1,7 @@
 //! Conversions of Lisp objects to Rust values and back.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
@@ -478,8 +479,8 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Option<T>` | `nil` is `None` |
 /// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
-/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, of which the first pair with a key counts |
-/// | tuples | multiple values; as elements, a list, a vector or a pair |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, as for a tuple of two; the first pair with a key counts |
+/// | tuples | multiple values; as elements, a list, a vector or a pair (a cons whose cdr is a non-empty list counts as a list) |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
 /// | `()` | any values, ignored |
@@ -995,6 +996,19 @@ fn read_elements<T: FromLisp, E>(
         .collect()
 }
 
+/// Makes a message that consists of a list of `elements`. `write` writes an element.
+fn list_message<E>(
+    elements: impl IntoIterator<Item = E>,
+    write: impl Fn(E, &mut message::MessageWriter),
+) -> message::MessageWriter {
+    let mut message = message::MessageWriter::new();
+    let Ok(()) = message.list(|list| {
+        elements.into_iter().for_each(|element| write(element, list));
+        Ok::<_, Infallible>(())
+    });
+    message
+}
+
 impl<T: FromLisp, const N: usize> FromLisp for [T; N] {
     const SHAPE: Shape = T::SHAPE.nested();
 
@@ -1122,6 +1136,14 @@ macro_rules! impl_tuples {
                     Token::Dotted(before) if before + 1 == $count => $count,
                     // A list of one object is also a pair whose cdr is NIL.
                     Token::List(before) if before == 1 && $count == 2 => 1,
+                    Token::Octets(words, $count) => {
+                        let list = list_message(unpack_octets(words, $count), |octet, list| list.integer(octet.into()));
+                        return Self::from_lisp(&mut reader.nested_reader(list.words()));
+                    }
+                    Token::Doubles(words) if words.len() == $count => {
+                        let list = list_message(words, |word, list| list.double(f64::from_bits(*word)));
+                        return Self::from_lisp(&mut reader.nested_reader(list.words()));
+                    }
                     token => {
                         let expected = format!("a sequence of {}", object_count_text($count));
                         return Err(reader.unexpected(&expected, token));

@@ -313,6 +313,29 @@ fn hash_table_is_read_with_handles_as_values() {
     assert_eq!(functions[&keyword("add")].call::<i64>((1, 2)).unwrap(), 3);
 }
 
+#[test]
+fn tuples_and_arrays_are_read_from_specialised_vectors() {
+    let lisp = lisp();
+    let doubles = "(list (coerce '(1d0 2d0) '(vector double-float)))";
+    assert_eq!(lisp.eval::<Vec<(f64, f64)>>(doubles).unwrap(), [(1.0, 2.0)]);
+    assert_eq!(lisp.eval::<Vec<[f64; 2]>>(doubles).unwrap(), [[1.0, 2.0]]);
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<(f64, f64)>>>(doubles).unwrap().0, [(1.0, 2.0)]);
+    let octets = "(list (coerce '(1 2 255) '(vector (unsigned-byte 8))))";
+    assert_eq!(lisp.eval::<Vec<(u8, i64, f64)>>(octets).unwrap(), [(1, 2, 255.0)]);
+    assert_eq!(lisp.eval::<Vec<[u8; 3]>>(octets).unwrap(), [[1, 2, 255]]);
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<(u8, i64, u8)>>>(octets).unwrap().0, [(1, 2, 255)]);
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<[u8; 3]>>>(octets).unwrap().0, [[1, 2, 255]]);
+    let text = |error: Error| error.to_string();
+    assert_eq!(
+        text(lisp.eval::<Vec<(u8, u8)>>(octets).unwrap_err()),
+        "expected a sequence of 2 objects, but found a vector of 3 octets (in element 0)"
+    );
+    assert_eq!(
+        text(lisp.eval::<Vec<(u8, u8, i8)>>(octets).unwrap_err()),
+        "expected an integer from -128 to 127, but found 255 (in element 0, element 2)"
+    );
+}
+
 /// A value of type `T`, or `None` when the conversion fails.
 #[derive(Debug, PartialEq)]
 struct Lenient<T>(Option<T>);
