@@ -168,7 +168,8 @@ pub mod threads {
     //! thread.
     //!
     //! Options such as a time limit belong to a `Lisp` and to the functions that are looked up with it, not to a
-    //! thread.
+    //! thread. A call within a call of another handle has the package and the handler of its own handle; the time limit
+    //! and the variable bindings of the outer call apply to it, too.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -144,9 +144,10 @@ the call. The function's argument is the reason that RUN-PROGRAM-CLOSURE returns
        (program-thread-p thread)
        (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
 
-(defun run-program-closure (number closure &optional package ask variables values)
-  "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE unless
-PACKAGE is NIL, pass errors to the program's handler if ASK is true, and bind VARIABLES, a list of symbols, to VALUES.
+(defun run-program-closure (number closure &optional (package nil options-p) ask variables values)
+  "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE, or to
+COMMON-LISP-USER if PACKAGE is T, unless PACKAGE is NIL. If the caller gives these options, pass errors to the program's
+handler only if ASK is true. Bind VARIABLES, a list of symbols, to VALUES.
 NUMBER is the number by which INTERRUPT-PROGRAM-CALL finds the call. Return NIL if the call was not ended early. Otherwise
 return the reason: the integer REASON of INTERRUPT-PROGRAM-CALL, or 0 if the restart ABORT was invoked."
   (block call
@@ -161,10 +162,10 @@ return the reason: the integer REASON of INTERRUPT-PROGRAM-CALL, or 0 if the res
             ;; If the call changes *PACKAGE*, the change must not affect other calls that this thread serves.
             (*package* *package*)
             (sb-thread::*interrupt-handler* nil))
-        (restart-case (if (or package ask variables)
-                          (let ((*handler-available* (or ask *handler-available*)))
+        (restart-case (if options-p
+                          (let ((*handler-available* ask))
                             (when package
-                              (setf *package* (find-package-or-suggest package)))
+                              (setf *package* (if (eq package t) **user-package** (find-package-or-suggest package))))
                             (progv variables values
                               (run)))
                           (run))
