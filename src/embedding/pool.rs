@@ -946,9 +946,12 @@ impl Program for Pool {
                 RUN_TASK => run_task(&cx, message),
                 ASK_HANDLER => ask_handler(&cx, message, &mut writer),
                 RECORD_INSTALLED => define::record_installed(Reader::new(&cx, message)),
-                READ_INPUT => output::read_input(&|| self.is_ending())
-                    .write(&mut writer)
-                    .map_err(|error| HostFailure::from_error(function_name(function), error.into())),
+                READ_INPUT => {
+                    let waits = Reader::new(&cx, message).read().unwrap_or(true);
+                    output::read_input(&|| !waits || self.is_ending())
+                        .write(&mut writer)
+                        .map_err(|error| HostFailure::from_error(function_name(function), error.into()))
+                }
                 _ => define::call(&cx, function, message, &mut writer),
             }
         };
