@@ -199,8 +199,9 @@ enum sbcl_program_function {
   SBCL_PROGRAM_RUN = 0,        /* takes an integer: runs the closure with this number */
   SBCL_PROGRAM_ASK = 1,        /* takes a condition and its report: returns nil, or a list of a restart's name and the
                                   restart's arguments */
-  SBCL_PROGRAM_READ_INPUT = 2, /* takes nothing: returns the next characters of the input, nil at the end of the input,
-                                  or an empty string if the reading code is being interrupted */
+  SBCL_PROGRAM_READ_INPUT = 2, /* takes a boolean, true to wait for input: returns the next characters of the input, nil at
+                                  the end of the input, or an empty string if no input has arrived and the call does not
+                                  wait or is being interrupted */
   SBCL_PROGRAM_DEFINED = 3,    /* takes the number of a new function, and the number of the function that it replaces or 0:
                                   from then on, Lisp calls only the new function; called with interrupts off */
   SBCL_PROGRAM_FIRST = 16      /* the first number of a function that the program defines */

@@ -361,6 +361,39 @@ fn input_after_the_limit_with_interrupts_disabled() {
     assert_eq!(lisp.eval::<Option<String>>("*line*").unwrap().as_deref(), Some("hello"));
 }
 
+/// Input that arrives in two reads.
+fn input_without_waiting() {
+    let lisp = builder().stdin(Cursor::new("a").chain(&b"b"[..])).boot().unwrap();
+    let code = "(flet ((wait-for-input () (loop until (listen) do (sleep 0.001))))
+                  (wait-for-input)
+                  (let ((a (read-char-no-hang)))
+                    ;; The next part of the input arrives before the character is put back.
+                    (wait-for-input)
+                    (unread-char a)
+                    (list a (read-char-no-hang) (read-char-no-hang)
+                          (loop (let ((end (read-char-no-hang *standard-input* nil :end)))
+                                  (when end (return end))))
+                          (listen))))";
+    let read = soon(move || lisp.eval::<Value>(code).unwrap().to_string());
+    assert_eq!(read, r"(#\a #\a #\b :END NIL)");
+}
+
+/// An input that blocks.
+fn no_input_without_waiting() {
+    let (_open, gate) = mpsc::channel();
+    let lisp = builder().stdin(BlockingInput(gate)).boot().unwrap();
+    let read = soon(move || lisp.eval::<(bool, bool)>("(values (listen) (read-char-no-hang))").unwrap());
+    assert_eq!(read, (false, false));
+}
+
+#[test]
+fn listen_and_read_char_no_hang_find_input_and_do_not_wait_for_it() {
+    run_probes(
+        "listen_and_read_char_no_hang_find_input_and_do_not_wait_for_it",
+        &[("input_without_waiting", input_without_waiting), ("no_input_without_waiting", no_input_without_waiting)],
+    );
+}
+
 #[test]
 fn interrupted_call_can_read_input_in_cleanup_forms_and_without_interrupts() {
     run_probes(

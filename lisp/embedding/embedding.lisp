@@ -89,22 +89,29 @@ reached."
   (position 0 :type index)
   (ended nil))
 
-(defun fill-program-input (stream)
-  "Read the next part of STREAM's text from the program. Return true unless STREAM is at its end."
+(defun fill-program-input (stream &optional (wait t))
+  "Read the next part of STREAM's text from the program, and return true if there is text. If WAIT is NIL and no text has
+arrived, return NIL and let the program read in the background; otherwise wait for text or the end of STREAM."
   (declare (type program-input stream))
   (loop
     ;; An interruption between the call and the assignment would lose the text.
     (without-interrupts
       (let ((text (and (not (program-input-ended stream))
                        (allow-with-interrupts
-                         (call-program +program-read-input+ (lambda (buffer) (declare (ignore buffer))))))))
+                         (call-program +program-read-input+ (lambda (buffer) (put-object buffer wait 0)))))))
         (cond ((null text)
                (setf (program-input-ended stream) t)
                (return nil))
               ((not (equal text ""))
-               (setf (program-input-text stream) text
-                     (program-input-position stream) 0)
+               ;; Keep the last character, because LISTEN may be called between READ-CHAR and UNREAD-CHAR.
+               (let* ((old (program-input-text stream))
+                      (end (min (program-input-position stream) (length old)))
+                      (last (subseq old (max 0 (1- end)) end)))
+                 (setf (program-input-text stream) (concatenate 'text last text)
+                       (program-input-position stream) (length last)))
                (return t)))))
+    (unless wait
+      (return nil))
     ;; This call is being interrupted, but may need the input: cleanup forms run, or interrupts are disabled.
     (sleep 0.001)))
 
@@ -125,7 +132,9 @@ reached."
 query for the element type or the external format. Other operations do nothing."
   (declare (type program-input stream) (ignorable argument))
   (case operation
-    (#.+listen+ (cond ((< (program-input-position stream) (length (program-input-text stream))) t)
+    (#.+listen+ (cond ((or (< (program-input-position stream) (length (program-input-text stream)))
+                           (fill-program-input stream nil))
+                       t)
                       ((program-input-ended stream) :eof)))
     (1 (setf (program-input-position stream) (max 0 (1- (program-input-position stream)))) nil)
     ((#.+element-type+ #.+element-mode+) 'character)
@@ -144,9 +153,10 @@ the call. The function's argument is the reason that RUN-PROGRAM-CLOSURE returns
        (program-thread-p thread)
        (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
 
-(defun run-program-closure (number closure &optional package ask variables values)
-  "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE unless
-PACKAGE is NIL, pass errors to the program's handler if ASK is true, and bind VARIABLES, a list of symbols, to VALUES.
+(defun run-program-closure (number closure &optional (package nil options-p) ask variables values)
+  "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE, or to
+COMMON-LISP-USER if PACKAGE is T, unless PACKAGE is NIL. If the caller gives these options, pass errors to the program's
+handler only if ASK is true. Bind VARIABLES, a list of symbols, to VALUES.
 NUMBER is the number by which INTERRUPT-PROGRAM-CALL finds the call. Return NIL if the call was not ended early. Otherwise
 return the reason: the integer REASON of INTERRUPT-PROGRAM-CALL, or 0 if the restart ABORT was invoked."
   (block call
@@ -161,10 +171,10 @@ return the reason: the integer REASON of INTERRUPT-PROGRAM-CALL, or 0 if the res
             ;; If the call changes *PACKAGE*, the change must not affect other calls that this thread serves.
             (*package* *package*)
             (sb-thread::*interrupt-handler* nil))
-        (restart-case (if (or package ask variables)
-                          (let ((*handler-available* (or ask *handler-available*)))
+        (restart-case (if options-p
+                          (let ((*handler-available* ask))
                             (when package
-                              (setf *package* (find-package-or-suggest package)))
+                              (setf *package* (if (eq package t) **user-package** (find-package-or-suggest package))))
                             (progv variables values
                               (run)))
                           (run))

@@ -191,8 +191,8 @@ that calls the program acquires another buffer."
     :list :dotted :vector :octets :table :handle :doubles :values))
 
 (deftype depth ()
-  "The number of levels of lists, vectors and tables that are written out. Containers at deeper levels are written as
-handles."
+  "The number of levels of lists, vectors and tables that are written out. A table takes two levels. Containers at deeper
+levels are written as handles."
   '(unsigned-byte 8))
 
 (defconstant +opaque+ 256
@@ -359,7 +359,8 @@ handle."
          (put-word buffer (token-word (tag-number :vector) (- end start)))
          (loop for index of-type index from start below end
                do (put-object buffer (aref data index) inner))))
-      (hash-table (put-table buffer object inner))
+      ;; For the program, an entry is a level of its own, as the pairs of an association list are.
+      (hash-table (put-table buffer object (if (zerop (logand inner 255)) inner (1- inner))))
       (t (put-handle buffer object)))))
 
 (defun put-number (buffer number)

@@ -1,6 +1,7 @@
 //! Conversions of Lisp objects to Rust values and back.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
@@ -75,7 +76,8 @@ const MAX_VALUES: usize = 10_000;
 /// Maximum nesting depth of messages: an object too deep for its message is read from a message of its own.
 const MAX_FETCH_DEPTH: u32 = 10_000;
 
-/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables.
+/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables. A hash table takes two
+/// levels, as a list of pairs does.
 ///
 /// Below this depth, lists, vectors and hash tables become handles, except vectors of octets. Instances and functions
 /// become handles at any depth. With an opaque shape, every object below the depth becomes a handle, except `nil`, `t`,
@@ -97,7 +99,8 @@ impl Shape {
         Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
     }
 
-    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`.
+    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`. Of two opaque
+    /// shapes, the result is the one with fewer levels, because an object that is not written out can still be fetched.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
@@ -160,7 +163,8 @@ impl<'m> Reader<'m> {
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
-        if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
+        // For a type of the shape OPAQUE, the handle is the object. Other types read what the handle refers to.
+        if T::SHAPE != Shape::OPAQUE && self.message.is_at_handle() {
             return self.read_or_skip(|reader| reader.fetch(T::SHAPE, T::from_lisp));
         }
         self.read_or_skip(T::from_lisp)
@@ -475,8 +479,8 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Option<T>` | `nil` is `None` |
 /// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
-/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, of which the first pair with a key counts |
-/// | tuples | multiple values; as elements, a list, a vector or a pair |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, as for a tuple of two; the first pair with a key counts |
+/// | tuples | multiple values; as elements, a list, a vector or a pair (a cons whose cdr is a non-empty list counts as a list) |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
 /// | `()` | any values, ignored |
@@ -992,6 +996,19 @@ fn read_elements<T: FromLisp, E>(
         .collect()
 }
 
+/// Makes a message that consists of a list of `elements`. `write` writes an element.
+fn list_message<E>(
+    elements: impl IntoIterator<Item = E>,
+    write: impl Fn(E, &mut message::MessageWriter),
+) -> message::MessageWriter {
+    let mut message = message::MessageWriter::new();
+    let Ok(()) = message.list(|list| {
+        elements.into_iter().for_each(|element| write(element, list));
+        Ok::<_, Infallible>(())
+    });
+    message
+}
+
 impl<T: FromLisp, const N: usize> FromLisp for [T; N] {
     const SHAPE: Shape = T::SHAPE.nested();
 
@@ -1119,6 +1136,14 @@ macro_rules! impl_tuples {
                     Token::Dotted(before) if before + 1 == $count => $count,
                     // A list of one object is also a pair whose cdr is NIL.
                     Token::List(before) if before == 1 && $count == 2 => 1,
+                    Token::Octets(words, $count) => {
+                        let list = list_message(unpack_octets(words, $count), |octet, list| list.integer(octet.into()));
+                        return Self::from_lisp(&mut reader.nested_reader(list.words()));
+                    }
+                    Token::Doubles(words) if words.len() == $count => {
+                        let list = list_message(words, |word, list| list.double(f64::from_bits(*word)));
+                        return Self::from_lisp(&mut reader.nested_reader(list.words()));
+                    }
                     token => {
                         let expected = format!("a sequence of {}", object_count_text($count));
                         return Err(reader.unexpected(&expected, token));

@@ -362,7 +362,9 @@ impl Lisp {
 
     /// Evaluates the forms in `code` and reads the values of the last form.
     ///
-    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default.
+    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default. If neither this handle
+    /// nor the handle of a surrounding call has a package, a call within a function that Lisp has called reads the forms in the
+    /// package that Lisp code has bound there.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -545,7 +547,8 @@ impl Lisp {
         self.derive(|options| options.timeout = Some(limit))
     }
 
-    /// Returns a handle whose calls evaluate code and look up functions in the package `name`.
+    /// Returns a handle whose calls evaluate code and look up functions in the package `name`. Calls of other handles within
+    /// such a call do not use the package.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -561,7 +564,8 @@ impl Lisp {
     /// Returns a handle whose calls pass errors to `handler`, unless Lisp code handles them.
     ///
     /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. If it
-    /// returns `None` or panics, the call fails. `handler` may call Lisp; errors in those calls are not passed to it.
+    /// returns `None` or panics, the call fails. `handler` may call Lisp; errors in those calls are not passed to it, and
+    /// neither are errors in calls of other handles within a call of this handle.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -578,7 +582,8 @@ impl Lisp {
         self.derive(|options| options.handler = Some(Arc::new(move |condition| handler(condition))))
     }
 
-    /// Returns a handle whose calls bind dynamic variables.
+    /// Returns a handle whose calls bind dynamic variables. The bindings also apply to calls of other handles within such a
+    /// call.
     ///
     /// Each binding has the name of a variable, with a package prefix if necessary, and its value during the calls.
     ///

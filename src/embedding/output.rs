@@ -318,9 +318,9 @@ impl InputRequests {
         }
     }
 
-    /// Requests the next chunk and waits for it. If `is_ending` returns true, because the caller's call is being
-    /// interrupted, does not wait, and returns `None` unless the chunk is already there. The caller may then call again.
-    fn read(&self, is_ending: &dyn Fn() -> bool) -> Option<ReadResult> {
+    /// Requests the next chunk and waits for it. If `must_return` returns true, does not wait, and returns `None` unless the
+    /// chunk is already there. The caller may then call again.
+    fn read(&self, must_return: &dyn Fn() -> bool) -> Option<ReadResult> {
         let mut state = self.state.lock();
         loop {
             if let Some(result) = state.result.take() {
@@ -330,7 +330,7 @@ impl InputRequests {
             }
             state.wanted = true;
             self.changed.notify_all();
-            if is_ending() {
+            if must_return() {
                 return None;
             }
             self.changed.wait(&mut state);
@@ -339,9 +339,10 @@ impl InputRequests {
 }
 
 /// Returns the next chunk of input, or `None` if the input has ended or failed, or there is no source. Returns an empty
-/// chunk if `is_ending` returns true because the thread's call is being interrupted. Resumes a panic of the stream.
-pub(super) fn read_input(is_ending: &dyn Fn() -> bool) -> Option<String> {
-    match STREAM_THREADS.get()?.input.as_ref()?.read(is_ending) {
+/// chunk if none has arrived and `must_return` returns true, because the caller does not wait or its call is being
+/// interrupted. Resumes a panic of the stream.
+pub(super) fn read_input(must_return: &dyn Fn() -> bool) -> Option<String> {
+    match STREAM_THREADS.get()?.input.as_ref()?.read(must_return) {
         None => Some(String::new()),
         Some(result) => result.unwrap_or_else(|panic| resume_unwind(panic)),
     }

@@ -360,7 +360,11 @@ pub(super) fn run_with_options<R: Send>(
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
     match Cx::current() {
-        Some(cx) if options.is_empty() && is_in_group(options.group) => cx.check_stack_room().and_then(|()| work(&cx)),
+        Some(cx)
+            if options.is_empty() && is_in_group(options.group) && current_package_and_handler() == (false, false) =>
+        {
+            cx.check_stack_room().and_then(|()| work(&cx))
+        }
         _ => run_request(options, work),
     }
 }
@@ -369,6 +373,15 @@ pub(super) fn run_with_options<R: Send>(
 /// made within that call.
 fn is_in_group(group: u64) -> bool {
     OPTIONS_STACK.with_borrow(|all| all.iter().any(|options| options.group == group))
+}
+
+/// Returns whether the innermost call of this thread has a package, and whether it has a handler. Calls of other handles
+/// within this call do not inherit them.
+fn current_package_and_handler() -> (bool, bool) {
+    OPTIONS_STACK.with_borrow(|all| match all.last() {
+        Some(options) => (options.package.is_some(), options.handler.is_some()),
+        None => (false, false),
+    })
 }
 
 /// The task of a blocking call: a closure, its result and the end of the call. The task belongs to the caller, which waits
@@ -696,12 +709,16 @@ impl Pool {
         let Request { call, task, options } = request;
         let cx = Cx::new(*context);
         let number = store_task(task);
+        let (replaces_package, replaces_handler) = current_package_and_handler();
         OPTIONS_STACK.with_borrow_mut(|all| all.push(options.clone()));
         let result = cx.call_entry::<Option<i64>>(Entry::RunUnderConditions, |writer| {
             call.write(writer)?;
             number.write(writer)?;
-            if options.has_bindings() {
-                options.package.write(writer)?;
+            if options.has_bindings() || replaces_package || replaces_handler {
+                match &options.package {
+                    Some(package) => package.write(writer)?,
+                    None => replaces_package.write(writer)?,
+                }
                 options.handler.is_some().write(writer)?;
                 options.variables.write(writer)?;
                 options.values.write(writer)?;
@@ -935,9 +952,12 @@ impl Program for Pool {
                 RUN_TASK => run_task(&cx, message),
                 ASK_HANDLER => ask_handler(&cx, message, &mut writer),
                 RECORD_INSTALLED => define::record_installed(Reader::new(&cx, message)),
-                READ_INPUT => output::read_input(&|| self.is_ending())
-                    .write(&mut writer)
-                    .map_err(|error| HostFailure::from_error(function_name(function), error.into())),
+                READ_INPUT => {
+                    let waits = Reader::new(&cx, message).read().unwrap_or(true);
+                    output::read_input(&|| !waits || self.is_ending())
+                        .write(&mut writer)
+                        .map_err(|error| HostFailure::from_error(function_name(function), error.into()))
+                }
                 _ => define::call(&cx, function, message, &mut writer),
             }
         };
@@ -1020,7 +1040,7 @@ fn run_task(cx: &Cx, message: &[u64]) -> Result<(), HostFailure> {
 }
 
 fn ask_handler(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
-    let handler = OPTIONS_STACK.with_borrow(|all| all.iter().rev().find_map(|options| options.handler.clone()));
+    let handler = OPTIONS_STACK.with_borrow(|all| all.last().and_then(|options| options.handler.clone()));
     let condition = Condition::read_from(&mut Reader::new(cx, message)).ok();
     match handler.zip(condition).and_then(|(handler, condition)| handler(&condition)) {
         Some(restart) => {

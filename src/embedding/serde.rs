@@ -170,6 +170,15 @@ impl<'m> Deserializer<'_, 'm> {
         self.visit_elements(count, names, Some(SeenKeys::default()), |elements| visitor.visit_map(elements))
     }
 
+    /// Deserializes the object that begins with `token`, with a vector of octets as a sequence of integers.
+    fn deserialize_elements<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, SerdeError> {
+        match token {
+            Token::Octets(words, count) => visitor
+                .visit_seq(de::value::SeqDeserializer::new(super::convert::unpack_octets(words, count).into_iter())),
+            token => self.deserialize_token(token, visitor),
+        }
+    }
+
     /// Deserializes the object that begins with `token`.
     fn deserialize_token<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, SerdeError> {
         match token {
@@ -247,16 +256,14 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
             Token::Nil => self.visit_sequence(0, visitor),
-            Token::Octets(words, count) => visitor
-                .visit_seq(de::value::SeqDeserializer::new(super::convert::unpack_octets(words, count).into_iter())),
-            token => self.deserialize_token(token, visitor),
+            token => self.deserialize_elements(token, visitor),
         }
     }
 
     fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
             Token::Dotted(count) => self.visit_sequence(count + 1, visitor),
-            token => self.deserialize_token(token, visitor),
+            token => self.deserialize_elements(token, visitor),
         }
     }
 

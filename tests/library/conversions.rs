@@ -277,6 +277,65 @@ fn value_is_printed_in_full_up_to_the_character_limit() {
     assert_eq!(circular.print(30).unwrap(), format!("{}…", "(".repeat(30)));
 }
 
+#[test]
+fn types_that_need_handles_at_different_depths_are_read_together() {
+    let lisp = lisp();
+    let texts = |values: &[Value]| values.iter().map(Value::to_string).collect::<Vec<_>>();
+    let (one, list) = lisp.eval::<(Value, Vec<Value>)>("(values 'a (list 1 '(2)))").unwrap();
+    assert_eq!((one.to_string(), texts(&list)), ("A".to_owned(), vec!["1".to_owned(), "(2)".to_owned()]));
+    let (list, one) = lisp.eval::<(Vec<Value>, Value)>("(values (list 1 '(2)) 'a)").unwrap();
+    assert_eq!((one.to_string(), texts(&list)), ("A".to_owned(), vec!["1".to_owned(), "(2)".to_owned()]));
+    let (list, add) = lisp.eval::<(Vec<Value>, Function)>("(values (list 'x) '+)").unwrap();
+    assert_eq!((texts(&list), add.call::<i64>((1, 2)).unwrap()), (vec!["X".to_owned()], 3));
+    let (flat, nested) = lisp.eval::<(Vec<Value>, Vec<Vec<Value>>)>("(values '((x) y) '((x) #(y)))").unwrap();
+    assert_eq!((texts(&flat), nested.concat().len()), (vec!["(X)".to_owned(), "Y".to_owned()], 2));
+    let pairs = lisp.eval::<Vec<(Value, Vec<Value>)>>("'((a (x (y))))").unwrap();
+    assert_eq!(texts(&pairs[0].1), ["X", "(Y)"]);
+    let failed = lisp.eval::<(Value, Vec<Value>)>("(values 'a (make-hash-table))").unwrap_err();
+    assert!(failed.to_string().contains("expected a list or a vector"), "{failed}");
+}
+
+#[test]
+fn hash_table_is_read_with_handles_as_values() {
+    let lisp = lisp();
+    for value in ["b", "\"b\"", "(1 (2))", "1/2", "100000000000000000000", "#(1)"] {
+        let table = format!("(let ((h (make-hash-table :test 'equal))) (setf (gethash \"a\" h) '{value}) h)");
+        let handles: HashMap<String, Value> = lisp.eval(&table).unwrap();
+        assert!(handles["a"].to_string().eq_ignore_ascii_case(value), "{value}");
+        let kept: BTreeMap<String, Result<i64, Value>> = lisp.eval(&table).unwrap();
+        assert!(kept["a"].as_ref().unwrap_err().equalp(&handles["a"]).unwrap(), "{value}");
+    }
+    let lists: HashMap<String, Vec<Value>> =
+        lisp.eval("(let ((h (make-hash-table :test 'equal))) (setf (gethash \"a\" h) '(b (c))) h)").unwrap();
+    assert_eq!(lists["a"].iter().map(Value::to_string).collect::<Vec<_>>(), ["B", "(C)"]);
+    let functions: HashMap<Symbol, Function> =
+        lisp.eval("(let ((h (make-hash-table))) (setf (gethash :add h) '+) h)").unwrap();
+    assert_eq!(functions[&keyword("add")].call::<i64>((1, 2)).unwrap(), 3);
+}
+
+#[test]
+fn tuples_and_arrays_are_read_from_specialised_vectors() {
+    let lisp = lisp();
+    let doubles = "(list (coerce '(1d0 2d0) '(vector double-float)))";
+    assert_eq!(lisp.eval::<Vec<(f64, f64)>>(doubles).unwrap(), [(1.0, 2.0)]);
+    assert_eq!(lisp.eval::<Vec<[f64; 2]>>(doubles).unwrap(), [[1.0, 2.0]]);
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<(f64, f64)>>>(doubles).unwrap().0, [(1.0, 2.0)]);
+    let octets = "(list (coerce '(1 2 255) '(vector (unsigned-byte 8))))";
+    assert_eq!(lisp.eval::<Vec<(u8, i64, f64)>>(octets).unwrap(), [(1, 2, 255.0)]);
+    assert_eq!(lisp.eval::<Vec<[u8; 3]>>(octets).unwrap(), [[1, 2, 255]]);
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<(u8, i64, u8)>>>(octets).unwrap().0, [(1, 2, 255)]);
+    assert_eq!(lisp.eval::<sbcl::Serde<Vec<[u8; 3]>>>(octets).unwrap().0, [[1, 2, 255]]);
+    let text = |error: Error| error.to_string();
+    assert_eq!(
+        text(lisp.eval::<Vec<(u8, u8)>>(octets).unwrap_err()),
+        "expected a sequence of 2 objects, but found a vector of 3 octets (in element 0)"
+    );
+    assert_eq!(
+        text(lisp.eval::<Vec<(u8, u8, i8)>>(octets).unwrap_err()),
+        "expected an integer from -128 to 127, but found 255 (in element 0, element 2)"
+    );
+}
+
 /// A value of type `T`, or `None` when the conversion fails.
 #[derive(Debug, PartialEq)]
 struct Lenient<T>(Option<T>);

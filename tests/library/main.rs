@@ -581,6 +581,45 @@ fn handler_is_not_called_for_errors_of_its_own_lisp_calls() {
 }
 
 #[test]
+fn call_within_a_call_of_another_handle_has_the_package_and_handler_of_its_own_handle() {
+    let lisp = lisp();
+    lisp.load_str("(defpackage :nesting (:use :cl))").unwrap();
+    let inner = lisp.with_package("nesting");
+    let limited = lisp.with_timeout(Duration::from_secs(60));
+    let (user, nesting) = (Symbol::new("COMMON-LISP-USER", "NESTED"), Symbol::new("NESTING", "NESTED"));
+    inner
+        .enter(|cx| {
+            for other in [&lisp, &limited, &lisp.separate()] {
+                assert_eq!(other.eval::<Symbol>("'nested")?, user);
+                assert_eq!(other.enter(|cx| cx.eval::<Symbol>("'nested"))?, user);
+                assert_eq!(other.enter(|_| inner.eval::<Symbol>("'nested"))?, nesting);
+            }
+            assert_eq!(cx.eval::<Symbol>("'nested")?, nesting);
+            Ok(())
+        })
+        .unwrap();
+
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let careful = lisp.with_handler(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Some(Restart::invoke("use-value", 1))
+    });
+    let code = "(restart-case (/ 1 0) (use-value (v) v))";
+    careful
+        .enter(|cx| {
+            for other in [&lisp, &inner, &limited] {
+                assert!(other.eval::<i64>(code).is_err());
+                assert_eq!(other.enter(|_| careful.eval::<i64>(code))?, 1);
+            }
+            assert_eq!(asked.load(Ordering::SeqCst), 3);
+            assert_eq!((cx.eval::<i64>(code)?, careful.eval::<i64>(code)?), (1, 1));
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
 fn failed_define_keeps_the_previous_host_function() {
     let lisp = lisp();
     lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
