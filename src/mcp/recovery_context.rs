@@ -1,6 +1,6 @@
 //! The recovery context: what a worker and its clients must know about the last image, and requests for another image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -39,6 +39,8 @@ pub(super) struct RecoveryContext {
     last_earlier_job: u64,
     /// The lowest number for the jobs of the call that requested this image.
     requested_by: Option<u64>,
+    /// The lowest job numbers of the unanswered calls that have requested this image or an earlier image.
+    replaced_for: Arc<BTreeSet<u64>>,
     /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
@@ -199,25 +201,30 @@ impl RecoveryContext {
         ))
     }
 
-    /// Returns true if the call whose jobs begin at `job` requested this image.
-    pub(super) fn was_requested_by(&self, job: u64) -> bool {
-        self.requested_by == Some(job)
+    /// Returns true if the call whose jobs begin at `job` has already replaced an image.
+    pub(super) fn has_replaced_image(&self, job: u64) -> bool {
+        self.replaced_for.contains(&job)
     }
 
     /// Returns the reason why the call whose jobs begin at `job` cannot request another image, as a sentence. Only one call
     /// of a batch can do so: each new image runs the whole batch again.
     pub(super) fn replacement_obstacle(&self, job: u64) -> Option<String> {
-        let by = self.requested_by.filter(|by| *by != job && call_of_job(*by) == call_of_job(job));
-        by.map(|_| {
+        let is_other_call = |by: &u64| *by != job && call_of_job(*by) == call_of_job(job);
+        self.replaced_for.iter().any(is_other_call).then(|| {
             "Nothing was reset or restored: another call of the same batch has already replaced the image. Send this \
              call outside the batch."
                 .to_owned()
         })
     }
 
-    /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if this worker serves it.
-    pub(super) fn restore_outcome(&self, job: u64) -> Option<&Result<CheckpointRestore, String>> {
-        self.messages.get()?.restore.as_ref().filter(|_| self.was_requested_by(job))
+    /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if that restore has replaced an
+    /// image.
+    pub(super) fn restore_outcome(&self, job: u64) -> Option<Result<CheckpointRestore, String>> {
+        if self.requested_by == Some(job) {
+            return self.messages.get()?.restore.clone();
+        }
+        let replaced = || Err("Another call has replaced the image that this restore requested.".to_owned());
+        self.has_replaced_image(job).then(replaced)
     }
 
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
@@ -283,6 +290,7 @@ pub(super) fn resume(
         status,
         last_earlier_job: state.begun,
         requested_by: state.replacement.as_ref().map(|replacement| replacement.job),
+        replaced_for: Arc::new(state.replaced_for.clone()),
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),

@@ -3,7 +3,7 @@
 //! The state is the fold over [session events](SessionEvent) and over the crashes, resets and restores that the
 //! supervisor records. This module uses no files, processes or clock.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,7 @@ use crate::Limits;
 use crate::image::interruption::StuckReason;
 use crate::outcome::Outcome;
 use crate::result_kind::CANCELLED;
+use crate::rpc::route::call_of_job;
 use crate::session::recovery::SavedErrors;
 
 /// Maximum number of messages in a client's handshake.
@@ -62,6 +63,9 @@ pub(crate) struct RecoveryState {
     pub(crate) crash: Option<CrashReport>,
     /// The reset or restore that requested the next image.
     pub(crate) replacement: Option<Replacement>,
+    /// The lowest job numbers of the calls whose reset or restore has replaced an image and that have no answer yet. A later
+    /// image runs these calls again, whichever call requested that image.
+    pub(crate) replaced_for: BTreeSet<u64>,
     /// The persistent session that the server's first image continues.
     #[serde(rename = "resumed")]
     pub(crate) continued_session: Option<ContinuedSession>,
@@ -266,6 +270,7 @@ impl RecoveryState {
             inspected: None,
             crash: None,
             replacement: None,
+            replaced_for: BTreeSet::new(),
             continued_session: None,
             next_line: 0,
         }
@@ -375,6 +380,7 @@ impl RecoveryState {
     /// Records that a call of this client is finished, with or without an answer. The call's handshake message becomes
     /// part of the client's handshake.
     pub(crate) fn record_answer(&mut self, call: u64, client: u64) {
+        self.replaced_for.retain(|job| call_of_job(*job) != call);
         let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
         match self.clients.get_mut(&client) {
             Some(client) => {
@@ -585,6 +591,7 @@ impl RecoveryState {
         self.saving.clear();
         self.raise_counters(last.begun, last.evaluations);
         (self.crash, self.continued_session, self.replay) = (None, None, ReplayPolicy::default());
+        self.replaced_for.insert(replacement.job);
         self.replacement = Some(replacement);
     }
 

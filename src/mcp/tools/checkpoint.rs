@@ -242,9 +242,9 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     }
 }
 
-/// Returns the outcome of the restore that the call requested, if this image is the result.
+/// Returns the outcome of the restore that the call requested, if that restore has replaced an image.
 fn restore_outcome(call: &Call) -> Option<Result<CheckpointRestore, String>> {
-    call.context.recovery.as_ref()?.restore_outcome(call.first_job).cloned()
+    call.context.recovery.as_ref()?.restore_outcome(call.first_job)
 }
 
 /// Answers the call whose restore replaced the image.

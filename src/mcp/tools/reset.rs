@@ -37,7 +37,7 @@ impl ToolSpec for ResetSession {
             };
             if let Some(recovery) = call.context.recovery.clone() {
                 let job = call.first_job;
-                if recovery.was_requested_by(job) {
+                if recovery.has_replaced_image(job) {
                     return answer(call, Vec::new());
                 }
                 if let Some(obstacle) = recovery.replacement_obstacle(job) {
