@@ -170,19 +170,22 @@ impl RecoveryContext {
         number <= self.last_earlier_job
     }
 
-    /// Returns the outcome of a job that began in an earlier image. After a crash, this outcome becomes the session's
-    /// last error.
-    pub(super) fn lost_outcome(&self, session: &Session) -> Outcome {
-        let of_client = |messages: &ReplacementMessages| messages.lost_outcome(session.connection_number()).clone();
-        let lost = self.lost.get().cloned().or_else(|| self.messages.get().map(of_client));
-        let mut outcome = lost.unwrap_or_else(outcome_after_reset);
-        if !self.crashed {
-            // The image was replaced by request, so the job's end is not an error of the session.
+    /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
+    /// outcome becomes the session's last error, unless another call's evaluation was lost.
+    pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
+        let connection = session.connection_number();
+        let Some(messages) = self.messages.get() else { return outcome_after_reset() };
+        let evaluated = messages.is_lost_evaluation(connection, job);
+        let recorded = self.lost.get().filter(|_| evaluated);
+        let mut outcome = recorded.unwrap_or_else(|| messages.lost_outcome_of_call(connection, job)).clone();
+        if !self.crashed || !evaluated && messages.has_lost_evaluation(connection) {
+            // The image was replaced by request, so the job's end is not an error of the session; or the lost evaluation is
+            // the session's last error.
             return outcome;
         }
-        if let (false, Err(error)) = (self.loss_reported.swap(true, Ordering::Relaxed), &outcome.result) {
+        if let Err(error) = &outcome.result {
             session.withdraw_notice(error.message.text.clone());
-            if error.id > 0 {
+            if error.id > 0 && !self.loss_reported.swap(true, Ordering::Relaxed) {
                 return outcome;
             }
         }

@@ -150,6 +150,9 @@ pub(crate) struct CrashReport {
     /// The number of the connection that requested the foreground evaluation.
     #[serde(default)]
     pub(crate) connection: u64,
+    /// The lowest number for the jobs of the message that requested the foreground evaluation; `None` if unknown.
+    #[serde(default)]
+    pub(crate) job: Option<u64>,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
     /// The outcome of the foreground evaluation, if it could not be interrupted or if it exhausted the heap.
@@ -235,6 +238,9 @@ pub(crate) struct LastStatus {
     pub(crate) in_flight: bool,
     /// The number of the connection that requested the foreground job.
     pub(crate) client: u64,
+    /// The lowest number for the jobs of the message that requested the foreground job; `None` if no unanswered message of
+    /// this client has the job's number.
+    pub(crate) job: Option<u64>,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
     /// The step that the foreground job had reached.
@@ -468,8 +474,8 @@ impl RecoveryState {
         };
         // The client's number is from the status page, to which foreign code may have written.
         let connection = if self.clients.contains_key(&last.client) { last.client } else { 0 };
-        let (in_flight, background) = (last.in_flight, last.background);
-        let mut report = CrashReport { cause, in_flight, connection, background, outcome, poisoned: Vec::new() };
+        let (in_flight, job, background) = (last.in_flight, last.job, last.background);
+        let mut report = CrashReport { cause, in_flight, connection, job, background, outcome, poisoned: Vec::new() };
         let mut progress = false;
         if replayed {
             if let Some(replacement) = &mut self.replacement {

@@ -16,7 +16,7 @@ use crate::recovery::state::{ContinuedSession, Crash, LastStatus, RecoveryState,
 use crate::recovery::status_page::{StatusField, WorkerStatus, last_evaluation_number};
 use crate::recovery::text;
 use crate::rpc::framing::MAX_LINE;
-use crate::rpc::route::call_of_job;
+use crate::rpc::route::{call_of_job, first_job_of_message};
 
 /// The interval between attempts to write the log after a write has failed.
 pub(super) const LOG_RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -261,11 +261,14 @@ impl RecoveryRecord {
         let begun = Some(status.get(StatusField::Begun))
             .filter(|job| call_of_job(*job) < self.requests.next_number())
             .unwrap_or(0);
+        let client = status.get(StatusField::Client);
         let replaying = usize::try_from(status.get(StatusField::ReplayedForm)).unwrap_or(0).checked_sub(1);
         LastStatus {
             begun,
             in_flight: begun > status.get(StatusField::Ended),
-            client: status.get(StatusField::Client),
+            client,
+            // A job that its call submits late has the number of another client's call, or of a call that is answered.
+            job: (self.requests.connection(call_of_job(begun)) == Some(client)).then(|| first_job_of_message(begun)),
             background: status.background(),
             step: status.step(),
             replaying,

@@ -388,7 +388,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
         }
         let returns = name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call.first_job).is_some();
         if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
-            let lost = recovery.lost_outcome(&session);
+            let lost = recovery.lost_outcome(&session, call.first_job);
             return call.reply(lost);
         }
         session.number_jobs_from(call.first_job);
