@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::process::Pid;
 
 use crate::Session;
+use crate::os::helper_threads;
 use crate::outcome::Outcome;
 use crate::recovery::checkpoint::autosave::AutosaveTrigger;
 use crate::recovery::checkpoint::save::SaveReporter;
@@ -230,6 +231,11 @@ impl RecoveryContext {
         self.has_replaced_image(job).then(replaced)
     }
 
+    /// Returns true once a call has requested another image, which handles all later lines.
+    pub(super) fn is_being_replaced(&self) -> bool {
+        self.event_loop.is_paused()
+    }
+
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
     /// that `session` has not seen yet.
     pub(super) fn request_restore(&self, job: u64, checkpoint: Checkpoint, session: &Session) {
@@ -242,19 +248,22 @@ impl RecoveryContext {
         self.request_image(session, move |notices| WorkerEvent::reset_requested(job, notices));
     }
 
-    /// Requests another image once interrupted evaluations have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request`
-    /// creates the event from the notices that `session` has not seen yet.
+    /// Cancels and answers all requests. Then requests another image once interrupted evaluations have unwound, or after
+    /// [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session` has not seen yet.
     fn request_image(
         &self,
         session: &Session,
         request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
     ) {
         self.event_loop.pause();
+        session.cancel_and_answer_all();
         let is_unwinding = session.is_unwinding();
         let (reporter, session, deadline) =
             (self.reporter.clone(), session.clone(), Instant::now() + UNWINDING_GRACE_PERIOD);
         let send_request = move || {
             session.wait_until_unwound(deadline);
+            // The helper threads render the answers of the cancelled evaluations.
+            helper_threads::wait_until_idle(deadline);
             reporter.report(&request(&session.take_notices()));
         };
         if !is_unwinding {

@@ -744,6 +744,24 @@ fn cancelled_restore_leaves_the_image_and_its_values() {
 }
 
 #[test]
+fn calls_queued_behind_a_restore_run_in_the_restored_image() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "x");
+    for _ in 0..5 {
+        server.evaluate("(setf *x* 2)");
+        let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
+        let behind = server.post_call("evaluate-lisp", json!({"code": "(list *x* (setf *x* 3))"}));
+        let last = server.post_call("evaluate-lisp", json!({"code": "*x*"}));
+        let (text, is_error) = server.outcome(restoring);
+        assert!(!is_error, "{text}");
+        assert_eq!(server.outcome(behind), ("=> (1 3)".to_owned(), false));
+        assert_eq!(server.outcome(last), ("=> 3".to_owned(), false));
+    }
+}
+
+#[test]
 fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);

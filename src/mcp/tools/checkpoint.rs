@@ -237,7 +237,6 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     }
     // The next worker answers the call. A cancelled call changes nothing.
     if call.leave_unanswered() {
-        session.cancel_and_answer_all();
         recovery.request_restore(job, checkpoint, &session);
     }
 }
