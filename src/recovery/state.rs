@@ -26,6 +26,8 @@ const MAX_UNANSWERED_HANDSHAKES: usize = 64;
 pub(crate) const MAX_SAVES_IN_PROGRESS: usize = 64;
 /// Maximum number of checkpoints that the next image may boot from.
 const MAX_RESTORABLE_CHECKPOINTS: usize = 8;
+/// Maximum number of ranges in [`RecoveryState::discarded`]. The newest ranges are kept.
+const MAX_DISCARDED_RANGES: usize = 100;
 /// Maximum number of forms in [`RecoveryState::unrestored`]. The newest forms are kept.
 const MAX_UNRESTORED: usize = 100;
 /// Maximum size of the unrestored forms together, in bytes of JSON.
@@ -56,6 +58,9 @@ pub(crate) struct RecoveryState {
     pub(crate) begun: u64,
     /// The highest evaluation number so far.
     pub(crate) evaluations: u64,
+    /// The evaluations that resets and restores have discarded: in order, the ranges of their numbers, each with the number
+    /// before the first and with the last number.
+    discarded: VecDeque<(u64, u64)>,
     /// The number of the call whose inspection ran when an image was last lost during an inspection, and the number of
     /// images lost during that call.
     pub(crate) inspected: Option<(u64, u32)>,
@@ -127,7 +132,7 @@ pub(crate) struct Replacement {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CheckpointRestore {
     pub(crate) checkpoint: Checkpoint,
-    /// The number of evaluations since the checkpoint, which are forgotten.
+    /// The number of evaluations since the checkpoint that this restore discards.
     pub(crate) forgotten: u64,
 }
 
@@ -273,6 +278,7 @@ impl RecoveryState {
             replay: ReplayPolicy::default(),
             begun: 0,
             evaluations: 0,
+            discarded: VecDeque::new(),
             inspected: None,
             crash: None,
             replacement: None,
@@ -513,6 +519,20 @@ impl RecoveryState {
         self.evaluations = self.evaluations.max(evaluations);
     }
 
+    /// Records that the evaluations with numbers above `number` are discarded. Returns how many of them were not discarded
+    /// earlier.
+    fn discard_evaluations_after(&mut self, number: u64) -> u64 {
+        let discarded: u64 = self.discarded.iter().map(|(before, last)| last.saturating_sub(*before.max(&number))).sum();
+        self.discarded.retain(|(_, last)| *last <= number);
+        if self.evaluations > number {
+            self.discarded.push_back((number, self.evaluations));
+        }
+        if self.discarded.len() > MAX_DISCARDED_RANGES {
+            self.discarded.pop_front();
+        }
+        self.evaluations.saturating_sub(number).saturating_sub(discarded)
+    }
+
     /// Records a reset: removes the definitions, the checkpoints, the unrestored forms, and the error state and history of
     /// the requesting client. The limits and the clients stay.
     pub(crate) fn record_reset(&mut self, last: &LastStatus, replacement: Replacement) {
@@ -520,6 +540,7 @@ impl RecoveryState {
             client.errors.reset();
         }
         self.record_replacement(last, replacement);
+        self.discard_evaluations_after(0);
         self.definitions = self.definitions.take().map(|_| Definitions::default());
         self.restorable.clear();
         self.unrestored.clear();
@@ -537,7 +558,8 @@ impl RecoveryState {
         if let Some(client) = self.requesting_client(&replacement) {
             client.errors.last = None;
         }
-        let forgotten = self.evaluations.max(last.evaluations).saturating_sub(checkpoint.evaluation);
+        self.raise_counters(last.begun, last.evaluations);
+        let forgotten = self.discard_evaluations_after(checkpoint.evaluation);
         replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
         self.record_replacement(last, replacement);
         let (saved, unrestored) = saved.map(|saved| (saved.definitions, saved.unrestored)).unzip();
@@ -611,6 +633,7 @@ impl RecoveryState {
             definitions: Some(self.definitions.clone().unwrap_or_default()),
             unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
             evaluations: self.evaluations,
+            discarded: self.discarded.clone(),
             restorable: self.restorable.clone(),
             saving: self.saving.clone(),
             ..Self::new(true)
@@ -787,6 +810,24 @@ mod tests {
             assert!(state.record_replay(&[(0, "it failed".to_owned())]));
         }
         assert_eq!(state.unrestored.len(), 2);
+    }
+
+    #[test]
+    fn a_restore_counts_only_evaluations_that_no_earlier_restore_or_reset_has_discarded() {
+        let mut state = RecoveryState::new(true);
+        let replacement = || Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
+        let at = |evaluations| LastStatus { evaluations, ..LastStatus::default() };
+        let restore = |state: &mut RecoveryState, evaluation, newest| {
+            let checkpoint = Checkpoint { evaluation, ..checkpoint() };
+            state.record_restore(checkpoint, &at(newest), replacement(), None);
+            state.replacement.as_ref().and_then(|replacement| replacement.restore.as_ref()).unwrap().forgotten
+        };
+        // The checkpoint saved at evaluation 5 contains evaluations 4 and 5.
+        let restores = [(1, 2), (1, 2), (1, 3), (5, 7), (1, 7), (1, 9)];
+        let forgotten = restores.map(|(evaluation, newest)| restore(&mut state, evaluation, newest));
+        assert_eq!(forgotten, [1, 0, 1, 2, 2, 2]);
+        state.record_reset(&at(11), replacement());
+        assert_eq!([(1, 11), (1, 12)].map(|(evaluation, newest)| restore(&mut state, evaluation, newest)), [0, 1]);
     }
 
     #[test]
