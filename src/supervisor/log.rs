@@ -53,8 +53,8 @@ impl Stderr {
 /// has room for that many.
 fn write_if_ready(fd: BorrowedFd<'_>, message: &[u8]) -> io::Result<usize> {
     let mut set = PollSet::new();
-    set.add_write((), &fd);
-    if message.len() > PIPE_BUF || !set.wait(Some(Duration::ZERO))?.has(()) {
+    set.add_write("stderr", &fd);
+    if message.len() > PIPE_BUF || !set.wait(Some(Duration::ZERO))?.has("stderr") {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     Ok(rustix::io::write(fd, message)?)
