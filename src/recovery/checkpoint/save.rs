@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use parking_lot::Mutex;
+use rustix::process::{Pid, getpid};
 
 use super::store::{Checkpoint, Checkpoints, SaveDetails};
-use crate::os::files;
+use crate::os::{files, processes};
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::persistent::NOT_SAVED;
@@ -178,7 +179,7 @@ impl Saver {
                 reports.iter().for_each(|reports| reports.report_failure(file.clone()));
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
-            let finish = move || {
+            let finish = Arc::new(Mutex::new(Some(move || {
                 let saved = draft.finish(child, made).map(|checkpoint| NewCheckpoint::new(checkpoint, &records));
                 match (&reports, &saved) {
                     (Some(reports), Ok(new)) => reports.report_completion(new),
@@ -188,9 +189,16 @@ impl Saver {
                 }
                 done(saved.map_err(|reason| format!("Nothing was saved: {reason}.")));
                 drop(in_progress);
+            })));
+            let run = move || {
+                let finish = finish.lock().take();
+                finish.into_iter().for_each(|finish| finish());
             };
-            // If no thread can be started, `done` is dropped, which ends the caller's wait.
-            let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
+            if std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(run.clone()).is_err() {
+                // This thread must not wait for the save, so the save fails.
+                processes::kill_child(child, getpid());
+                run();
+            }
         });
     }
 }

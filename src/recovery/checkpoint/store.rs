@@ -292,7 +292,7 @@ impl Checkpoints {
     /// Returns a new name for an automatic checkpoint.
     pub(crate) fn automatic_name(&self) -> String {
         let numbers = manifests(&self.directory).into_iter();
-        let last = numbers.filter_map(|one| one.name.strip_prefix("auto-")?.parse::<u64>().ok()).max();
+        let last = numbers.filter_map(|one| automatic_number(&one.name)).max();
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
