@@ -341,6 +341,7 @@ fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode)
         (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". Existing checkpoints: none."),
         (json!({"action": "delete", "name": "x"}), "There is no checkpoint \"x\""),
         (json!({"action": "save", "name": "a\nb"}), "no control characters"),
+        (json!({"action": "save", "name": "auto-3"}), "is a name of an automatic checkpoint"),
         (json!({"action": "forget", "name": "x"}), "list, save, restore, delete"),
     ] {
         let text = call_err(&mut server, "checkpoint", arguments);

@@ -429,6 +429,11 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
             || is_manifest_draft())
 }
 
+/// Returns the number in a name that [`Checkpoints::automatic_name`] may return; `None` for any other name.
+pub(crate) fn automatic_number(name: &str) -> Option<u64> {
+    name.strip_prefix("auto-")?.parse().ok()
+}
+
 /// Returns true for a name of a core's file. Such a name has no directory.
 pub(crate) fn is_core_name(name: &str) -> bool {
     name.strip_suffix(".core").is_some_and(is_number)
