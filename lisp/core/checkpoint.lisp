@@ -455,6 +455,7 @@ and, for each thread that the core will lack, a record `thread` with its `name`.
 while it evaluates nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER
 (EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image."
   (let* ((threads (user-threads))
+         (timers (length (sb-ext:list-all-timers)))
          (before **checkpoint-name**)
          (process nil)
          (stopped 0)
@@ -479,7 +480,8 @@ while it evaluates nothing. With FINISHER, the child outlives this process: it b
     (check-fork-result process obstacle seconds)
     (push-record "saving" :process process
                           :stopped (values (round (* 1000 stopped)))
-                          :timers (let ((timers (length (sb-ext:list-all-timers))))
+                          ;; A timer may have been scheduled before the fork, or have expired since.
+                          :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
                                     (and (plusp timers) timers)))
     (dolist (thread threads)
       (push-record "thread" :name (thread-title thread)))))
