@@ -117,6 +117,11 @@ impl SaveReporter {
     /// one more pending answer.
     fn report_start(&self, file: &str) -> SaveInProgress {
         self.reporter.report_change(SessionEvent::Saving { file: file.to_owned() });
+        self.count_pending_answer()
+    }
+
+    /// Counts one more pending answer on the status page, until the returned guard is dropped.
+    fn count_pending_answer(&self) -> SaveInProgress {
         self.status.adjust(StatusField::PendingAnswers, true);
         SaveInProgress(self.status)
     }
@@ -164,7 +169,10 @@ impl Saver {
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let saved = jiff::Timestamp::now();
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
-        self.session.query_when_idle(&operation, move |evaluation, records| {
+        // The watchdog sees no running job during an automatic save, for which other requests may wait.
+        let waiting = self.reports.as_ref().filter(|_| automatic).map(SaveReporter::count_pending_answer);
+        self.session.query_when_idle(&operation, automatic, move |evaluation, records| {
+            let _waiting = waiting;
             let records = match records {
                 Ok(records) => records,
                 Err(error) => return done(Err(refusal(&error))),
@@ -271,7 +279,7 @@ impl Saver {
             .with("lock", descriptor(&at_end.lock))
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
-        self.session.query_when_idle(&operation, move |_, records| drop(sender.send(records)));
+        self.session.query_when_idle(&operation, true, move |_, records| drop(sender.send(records)));
         let records = receiver.recv_timeout(FORK_WAIT);
         if records.is_err() {
             // Lisp may still fork, and then passes the descriptor on.
