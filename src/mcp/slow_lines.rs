@@ -1,6 +1,6 @@
 //! Slow lines: long lines, and calls that search directories, show a large output again or replace the image. A thread
-//! handles the slow lines of one client, and the client's later lines wait until the thread has handled them in order. Pings,
-//! cancellations, and answers to the server's questions do not wait.
+//! handles the slow lines of one client, and the client's later lines wait until the thread has handled them in order.
+//! Pings, cancellations, and answers to the server's questions do not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

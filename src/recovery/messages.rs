@@ -45,8 +45,8 @@ impl ReplacementMessages {
         self.crash.as_ref().is_some_and(|crash| crash.in_flight && crash.connection == connection)
     }
 
-    /// Returns true if the call of this connection whose jobs begin at `job` requested the lost foreground evaluation, or may
-    /// have requested it.
+    /// Returns true if the call of this connection whose jobs begin at `job` requested the lost foreground evaluation, or
+    /// may have requested it.
     pub(crate) fn is_lost_evaluation(&self, connection: u64, job: u64) -> bool {
         self.has_lost_evaluation(connection)
             && self.crash.as_ref().is_some_and(|crash| crash.job.is_none_or(|lost| lost == job))

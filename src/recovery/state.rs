@@ -522,7 +522,8 @@ impl RecoveryState {
     /// Records that the evaluations with numbers above `number` are discarded. Returns how many of them were not discarded
     /// earlier.
     fn discard_evaluations_after(&mut self, number: u64) -> u64 {
-        let discarded: u64 = self.discarded.iter().map(|(before, last)| last.saturating_sub(*before.max(&number))).sum();
+        let discarded: u64 =
+            self.discarded.iter().map(|(before, last)| last.saturating_sub(*before.max(&number))).sum();
         self.discarded.retain(|(_, last)| *last <= number);
         if self.evaluations > number {
             self.discarded.push_back((number, self.evaluations));

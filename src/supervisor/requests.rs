@@ -327,8 +327,8 @@ impl Requests {
     }
 }
 
-/// Returns whether a client waits for the answer to a line, without parsing the line; `None` if only parsing can tell. A long
-/// line counts as a request: parsing it would take too long.
+/// Returns whether a client waits for the answer to a line, without parsing the line; `None` if only parsing can tell. A
+/// long line counts as a request: parsing it would take too long.
 fn is_awaited_at_a_glance(line: &[u8]) -> Option<bool> {
     if line.len() > MAX_PARSED_LINE {
         return Some(true);

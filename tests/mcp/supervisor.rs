@@ -538,7 +538,8 @@ fn a_reset_in_a_batch_and_another_reset_each_replace_the_image_once() {
     let mut server = Server::start();
     server.initialize("2025-03-26");
     let call = |id: i64, name: &str, arguments: Value| {
-        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": name, "arguments": arguments}})
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": name, "arguments": arguments}})
     };
     let slow = json!({"form": "(macrolet ((m () (sleep 1) 42)) (m))", "depth": "all"});
     server.send(&json!([call(1, "reset-session", json!({})), call(2, "macroexpand", slow)]));
