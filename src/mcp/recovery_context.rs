@@ -1,6 +1,6 @@
 //! The recovery context: what a worker and its clients must know about the last image, and requests for another image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::process::Pid;
 
 use crate::Session;
+use crate::os::helper_threads;
 use crate::outcome::Outcome;
 use crate::recovery::checkpoint::autosave::AutosaveTrigger;
 use crate::recovery::checkpoint::save::SaveReporter;
@@ -39,6 +40,8 @@ pub(super) struct RecoveryContext {
     last_earlier_job: u64,
     /// The lowest number for the jobs of the call that requested this image.
     requested_by: Option<u64>,
+    /// The lowest job numbers of the unanswered calls that have requested this image or an earlier image.
+    replaced_for: Arc<BTreeSet<u64>>,
     /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
@@ -174,19 +177,22 @@ impl RecoveryContext {
         number <= self.last_earlier_job
     }
 
-    /// Returns the outcome of a job that began in an earlier image. After a crash, this outcome becomes the session's
-    /// last error.
-    pub(super) fn lost_outcome(&self, session: &Session) -> Outcome {
-        let of_client = |messages: &ReplacementMessages| messages.lost_outcome(session.connection_number()).clone();
-        let lost = self.lost.get().cloned().or_else(|| self.messages.get().map(of_client));
-        let mut outcome = lost.unwrap_or_else(outcome_after_reset);
-        if !self.crashed {
-            // The image was replaced by request, so the job's end is not an error of the session.
+    /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
+    /// outcome becomes the session's last error, unless another call's evaluation was lost.
+    pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
+        let connection = session.connection_number();
+        let Some(messages) = self.messages.get() else { return outcome_after_reset() };
+        let evaluated = messages.is_lost_evaluation(connection, job);
+        let recorded = self.lost.get().filter(|_| evaluated);
+        let mut outcome = recorded.unwrap_or_else(|| messages.lost_outcome_of_call(connection, job)).clone();
+        if !self.crashed || !evaluated && messages.has_lost_evaluation(connection) {
+            // The image was replaced by request, so the job's end is not an error of the session; or the lost evaluation is
+            // the session's last error.
             return outcome;
         }
-        if let (false, Err(error)) = (self.loss_reported.swap(true, Ordering::Relaxed), &outcome.result) {
+        if let Err(error) = &outcome.result {
             session.withdraw_notice(error.message.text.clone());
-            if error.id > 0 {
+            if error.id > 0 && !self.loss_reported.swap(true, Ordering::Relaxed) {
                 return outcome;
             }
         }
@@ -205,25 +211,35 @@ impl RecoveryContext {
         ))
     }
 
-    /// Returns true if the call whose jobs begin at `job` requested this image.
-    pub(super) fn was_requested_by(&self, job: u64) -> bool {
-        self.requested_by == Some(job)
+    /// Returns true if the call whose jobs begin at `job` has already replaced an image.
+    pub(super) fn has_replaced_image(&self, job: u64) -> bool {
+        self.replaced_for.contains(&job)
     }
 
     /// Returns the reason why the call whose jobs begin at `job` cannot request another image, as a sentence. Only one call
     /// of a batch can do so: each new image runs the whole batch again.
     pub(super) fn replacement_obstacle(&self, job: u64) -> Option<String> {
-        let by = self.requested_by.filter(|by| *by != job && call_of_job(*by) == call_of_job(job));
-        by.map(|_| {
+        let is_other_call = |by: &u64| *by != job && call_of_job(*by) == call_of_job(job);
+        self.replaced_for.iter().any(is_other_call).then(|| {
             "Nothing was reset or restored: another call of the same batch has already replaced the image. Send this \
              call outside the batch."
                 .to_owned()
         })
     }
 
-    /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if this worker serves it.
-    pub(super) fn restore_outcome(&self, job: u64) -> Option<&Result<CheckpointRestore, String>> {
-        self.messages.get()?.restore.as_ref().filter(|_| self.was_requested_by(job))
+    /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if that restore has replaced an
+    /// image.
+    pub(super) fn restore_outcome(&self, job: u64) -> Option<Result<CheckpointRestore, String>> {
+        if self.requested_by == Some(job) {
+            return self.messages.get()?.restore.clone();
+        }
+        let replaced = || Err("Another call has replaced the image that this restore requested.".to_owned());
+        self.has_replaced_image(job).then(replaced)
+    }
+
+    /// Returns true once a call has requested another image, which handles all later lines.
+    pub(super) fn is_being_replaced(&self) -> bool {
+        self.event_loop.is_paused()
     }
 
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
@@ -238,19 +254,22 @@ impl RecoveryContext {
         self.request_image(session, move |notices| WorkerEvent::reset_requested(job, notices));
     }
 
-    /// Requests another image once interrupted evaluations have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request`
-    /// creates the event from the notices that `session` has not seen yet.
+    /// Cancels and answers all requests. Then requests another image once interrupted evaluations have unwound, or after
+    /// [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session` has not seen yet.
     fn request_image(
         &self,
         session: &Session,
         request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
     ) {
         self.event_loop.pause();
+        session.cancel_and_answer_all();
         let is_unwinding = session.is_unwinding();
         let (reporter, session, deadline) =
             (self.reporter.clone(), session.clone(), Instant::now() + UNWINDING_GRACE_PERIOD);
         let send_request = move || {
             session.wait_until_unwound(deadline);
+            // The helper threads render the answers of the cancelled evaluations.
+            helper_threads::wait_until_idle(deadline);
             reporter.report(&request(&session.take_notices()));
         };
         if !is_unwinding {
@@ -289,6 +308,7 @@ pub(super) fn resume(
         status,
         last_earlier_job: state.begun,
         requested_by: state.replacement.as_ref().map(|replacement| replacement.job),
+        replaced_for: Arc::new(state.replaced_for.clone()),
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),

@@ -1,6 +1,6 @@
-//! Slow lines: long lines, and calls that search directories or show a large output again. A thread handles the slow lines
-//! of one client, and the client's later lines wait until the thread has handled them in order. Pings, cancellations, and
-//! answers to the server's questions do not wait.
+//! Slow lines: long lines, and calls that search directories, show a large output again or replace the image. A thread
+//! handles the slow lines of one client, and the client's later lines wait until the thread has handled them in order.
+//! Pings, cancellations, and answers to the server's questions do not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -152,7 +152,10 @@ impl Conversation {
         let conversation = self.clone();
         let handle_all = move || {
             conversation.tools().count_pending_answer(true);
-            while let Some(line) = conversation.slow_lines.pop() {
+            // Another image handles the lines after a reset or restore.
+            while !conversation.tools().is_being_replaced()
+                && let Some(line) = conversation.slow_lines.pop()
+            {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| conversation.handle_waiting(line)).is_none() {
                     tracing::error!("the handler of a request panicked");

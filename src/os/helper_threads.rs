@@ -23,6 +23,7 @@ struct Helpers {
 
 static HELPERS: Mutex<Helpers> = Mutex::new(Helpers { work: VecDeque::new(), threads: 0, idle: 0 });
 static WORK_PUSHED: Condvar = Condvar::new();
+static THREAD_IDLE: Condvar = Condvar::new();
 
 /// Runs `work` on another thread and returns at once. A panic in `work` is ignored.
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
@@ -43,6 +44,15 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// Waits until no work is queued or running, or until `deadline`.
+#[cfg(feature = "mcp")]
+pub(crate) fn wait_until_idle(deadline: std::time::Instant) {
+    let mut helpers = HELPERS.lock();
+    while (helpers.idle < helpers.threads || !helpers.work.is_empty())
+        && !THREAD_IDLE.wait_until(&mut helpers, deadline).timed_out()
+    {}
+}
+
 fn run_queued_work() {
     let mut helpers = HELPERS.lock();
     loop {
@@ -53,6 +63,7 @@ fn run_queued_work() {
             continue;
         }
         helpers.idle += 1;
+        THREAD_IDLE.notify_all();
         let waited = WORK_PUSHED.wait_for(&mut helpers, IDLE_TIME);
         helpers.idle -= 1;
         if waited.timed_out() && helpers.work.is_empty() {
@@ -67,6 +78,18 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[cfg(feature = "mcp")]
+    #[test]
+    fn wait_until_idle_waits_for_running_work() {
+        let (done, is_done) = mpsc::channel();
+        run(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            done.send(()).unwrap();
+        });
+        wait_until_idle(std::time::Instant::now() + Duration::from_secs(20));
+        assert_eq!(is_done.try_recv(), Ok(()));
+    }
 
     #[test]
     fn work_that_blocks_or_panics_does_not_delay_later_work() {

@@ -45,10 +45,23 @@ impl ReplacementMessages {
         self.crash.as_ref().is_some_and(|crash| crash.in_flight && crash.connection == connection)
     }
 
-    /// Returns the outcome to report for a call of this connection that the replaced image may have begun. A call that
-    /// waits while its client is asked a question has not begun, but counts as begun if a later call of another client has.
+    /// Returns true if the call of this connection whose jobs begin at `job` requested the lost foreground evaluation, or
+    /// may have requested it.
+    pub(crate) fn is_lost_evaluation(&self, connection: u64, job: u64) -> bool {
+        self.has_lost_evaluation(connection)
+            && self.crash.as_ref().is_some_and(|crash| crash.job.is_none_or(|lost| lost == job))
+    }
+
+    /// Returns the outcome to report to this connection for its lost foreground evaluation, or else for any other call.
     pub(crate) fn lost_outcome(&self, connection: u64) -> &Outcome {
         if self.has_lost_evaluation(connection) { &self.lost_foreground } else { &self.lost_other }
+    }
+
+    /// Returns the outcome to report for the call of this connection whose jobs begin at `job`, which the replaced image may
+    /// have begun. A call that waits while its client is asked a question has not begun, but counts as begun if a later call
+    /// of another client has.
+    pub(crate) fn lost_outcome_of_call(&self, connection: u64, job: u64) -> &Outcome {
+        if self.is_lost_evaluation(connection, job) { &self.lost_foreground } else { &self.lost_other }
     }
 }
 
@@ -225,6 +238,7 @@ mod tests {
             cause: "did not respond to an interrupt and was terminated".to_owned(),
             in_flight: true,
             connection: 0,
+            job: None,
             background: Vec::new(),
             outcome: Some(Box::new(stuck)),
             poisoned: Vec::new(),
@@ -251,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_evaluations_output_and_error_are_reported_to_its_own_client_only() {
+    fn a_lost_evaluations_output_and_error_are_reported_for_its_own_call_only() {
         let mut stuck = failed_outcome(TIMEOUT, "The evaluation did not finish.".to_owned());
         stuck.stdout = Clipped::from("secret".to_owned());
         let mut state = RecoveryState::new(true);
@@ -259,17 +273,26 @@ mod tests {
             cause: "did not respond to an interrupt and was terminated".to_owned(),
             in_flight: true,
             connection: 3,
+            job: Some(512),
             background: Vec::new(),
             outcome: Some(Box::new(stuck)),
             poisoned: Vec::new(),
         });
         let messages = replacement_messages(&state, &ReplayReport::default());
-        let [own, other] = [3, 0].map(|connection| messages.lost_outcome(connection));
-        assert_eq!((&*own.result.as_ref().unwrap_err().kind, &*own.stdout.text), (TIMEOUT, "secret"));
-        let error = other.result.as_ref().unwrap_err();
-        assert_eq!((&*error.kind, &*other.stdout.text), (IMAGE_LOST, ""));
-        assert!(
-            error.message.text.starts_with("The Lisp image did not respond to an interrupt and was terminated. A new")
-        );
+        for own in [messages.lost_outcome(3), messages.lost_outcome_of_call(3, 512)] {
+            assert_eq!((&*own.result.as_ref().unwrap_err().kind, &*own.stdout.text), (TIMEOUT, "secret"));
+        }
+        // The second outcome is of another call of the same client, for instance of a save.
+        let others = [messages.lost_outcome(0), messages.lost_outcome_of_call(3, 256)];
+        for other in others.into_iter().chain([messages.lost_outcome_of_call(0, 512)]) {
+            let error = other.result.as_ref().unwrap_err();
+            assert_eq!((&*error.kind, &*other.stdout.text), (IMAGE_LOST, ""));
+            let begin = "The Lisp image did not respond to an interrupt and was terminated. A new";
+            assert!(error.message.text.starts_with(begin));
+        }
+        // Without the number of the lost evaluation, its outcome may belong to any call of the client.
+        state.crash.as_mut().unwrap().job = None;
+        let messages = replacement_messages(&state, &ReplayReport::default());
+        assert_eq!(messages.lost_outcome_of_call(3, 256).stdout.text, "secret");
     }
 }

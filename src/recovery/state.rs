@@ -3,7 +3,7 @@
 //! The state is the fold over [session events](SessionEvent) and over the crashes, resets and restores that the
 //! supervisor records. This module uses no files, processes or clock.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,7 @@ use crate::Limits;
 use crate::image::interruption::StuckReason;
 use crate::outcome::Outcome;
 use crate::result_kind::CANCELLED;
+use crate::rpc::route::call_of_job;
 use crate::session::recovery::SavedErrors;
 
 /// Maximum number of messages in a client's handshake.
@@ -25,6 +26,8 @@ const MAX_UNANSWERED_HANDSHAKES: usize = 64;
 pub(crate) const MAX_SAVES_IN_PROGRESS: usize = 64;
 /// Maximum number of checkpoints that the next image may boot from.
 const MAX_RESTORABLE_CHECKPOINTS: usize = 8;
+/// Maximum number of ranges in [`RecoveryState::discarded`]. The newest ranges are kept.
+const MAX_DISCARDED_RANGES: usize = 100;
 /// Maximum number of forms in [`RecoveryState::unrestored`]. The newest forms are kept.
 const MAX_UNRESTORED: usize = 100;
 /// Maximum size of the unrestored forms together, in bytes of JSON.
@@ -55,6 +58,9 @@ pub(crate) struct RecoveryState {
     pub(crate) begun: u64,
     /// The highest evaluation number so far.
     pub(crate) evaluations: u64,
+    /// The evaluations that resets and restores have discarded: in order, the ranges of their numbers, each with the number
+    /// before the first and with the last number.
+    discarded: VecDeque<(u64, u64)>,
     /// The number of the call whose inspection ran when an image was last lost during an inspection, and the number of
     /// images lost during that call.
     pub(crate) inspected: Option<(u64, u32)>,
@@ -62,6 +68,9 @@ pub(crate) struct RecoveryState {
     pub(crate) crash: Option<CrashReport>,
     /// The reset or restore that requested the next image.
     pub(crate) replacement: Option<Replacement>,
+    /// The lowest job numbers of the calls whose reset or restore has replaced an image and that have no answer yet. A later
+    /// image runs these calls again, whichever call requested that image.
+    pub(crate) replaced_for: BTreeSet<u64>,
     /// The persistent session that the server's first image continues.
     #[serde(rename = "resumed")]
     pub(crate) continued_session: Option<ContinuedSession>,
@@ -123,7 +132,7 @@ pub(crate) struct Replacement {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CheckpointRestore {
     pub(crate) checkpoint: Checkpoint,
-    /// The number of evaluations since the checkpoint, which are forgotten.
+    /// The number of evaluations since the checkpoint that this restore discards.
     pub(crate) forgotten: u64,
 }
 
@@ -146,6 +155,9 @@ pub(crate) struct CrashReport {
     /// The number of the connection that requested the foreground evaluation.
     #[serde(default)]
     pub(crate) connection: u64,
+    /// The lowest number for the jobs of the message that requested the foreground evaluation; `None` if unknown.
+    #[serde(default)]
+    pub(crate) job: Option<u64>,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
     /// The outcome of the foreground evaluation, if it could not be interrupted or if it exhausted the heap.
@@ -231,6 +243,9 @@ pub(crate) struct LastStatus {
     pub(crate) in_flight: bool,
     /// The number of the connection that requested the foreground job.
     pub(crate) client: u64,
+    /// The lowest number for the jobs of the message that requested the foreground job; `None` if no unanswered message of
+    /// this client has the job's number.
+    pub(crate) job: Option<u64>,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
     /// The step that the foreground job had reached.
@@ -263,9 +278,11 @@ impl RecoveryState {
             replay: ReplayPolicy::default(),
             begun: 0,
             evaluations: 0,
+            discarded: VecDeque::new(),
             inspected: None,
             crash: None,
             replacement: None,
+            replaced_for: BTreeSet::new(),
             continued_session: None,
             next_line: 0,
         }
@@ -381,6 +398,7 @@ impl RecoveryState {
     /// Records that a call of this client is finished, with or without an answer. The call's handshake message becomes
     /// part of the client's handshake.
     pub(crate) fn record_answer(&mut self, call: u64, client: u64) {
+        self.replaced_for.retain(|job| call_of_job(*job) != call);
         let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
         match self.clients.get_mut(&client) {
             Some(client) => {
@@ -468,8 +486,8 @@ impl RecoveryState {
         };
         // The client's number is from the status page, to which foreign code may have written.
         let connection = if self.clients.contains_key(&last.client) { last.client } else { 0 };
-        let (in_flight, background) = (last.in_flight, last.background);
-        let mut report = CrashReport { cause, in_flight, connection, background, outcome, poisoned: Vec::new() };
+        let (in_flight, job, background) = (last.in_flight, last.job, last.background);
+        let mut report = CrashReport { cause, in_flight, connection, job, background, outcome, poisoned: Vec::new() };
         let mut progress = false;
         if replayed {
             if let Some(replacement) = &mut self.replacement {
@@ -507,6 +525,21 @@ impl RecoveryState {
         self.evaluations = self.evaluations.max(evaluations);
     }
 
+    /// Records that the evaluations with numbers above `number` are discarded. Returns how many of them were not discarded
+    /// earlier.
+    fn discard_evaluations_after(&mut self, number: u64) -> u64 {
+        let discarded: u64 =
+            self.discarded.iter().map(|(before, last)| last.saturating_sub(*before.max(&number))).sum();
+        self.discarded.retain(|(_, last)| *last <= number);
+        if self.evaluations > number {
+            self.discarded.push_back((number, self.evaluations));
+        }
+        if self.discarded.len() > MAX_DISCARDED_RANGES {
+            self.discarded.pop_front();
+        }
+        self.evaluations.saturating_sub(number).saturating_sub(discarded)
+    }
+
     /// Records a reset: removes the definitions, the checkpoints, the unrestored forms, and the error state and history of
     /// the requesting client. The limits and the clients stay.
     pub(crate) fn record_reset(&mut self, last: &LastStatus, replacement: Replacement) {
@@ -514,6 +547,7 @@ impl RecoveryState {
             client.errors.reset();
         }
         self.record_replacement(last, replacement);
+        self.discard_evaluations_after(0);
         self.definitions = self.definitions.take().map(|_| Definitions::default());
         self.restorable.clear();
         self.unrestored.clear();
@@ -531,7 +565,8 @@ impl RecoveryState {
         if let Some(client) = self.requesting_client(&replacement) {
             client.errors.last = None;
         }
-        let forgotten = self.evaluations.max(last.evaluations).saturating_sub(checkpoint.evaluation);
+        self.raise_counters(last.begun, last.evaluations);
+        let forgotten = self.discard_evaluations_after(checkpoint.evaluation);
         replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
         self.record_replacement(last, replacement);
         let (saved, unrestored) = saved.map(|saved| (saved.definitions, saved.unrestored)).unzip();
@@ -591,6 +626,7 @@ impl RecoveryState {
         self.saving.clear();
         self.raise_counters(last.begun, last.evaluations);
         (self.crash, self.continued_session, self.replay) = (None, None, ReplayPolicy::default());
+        self.replaced_for.insert(replacement.job);
         self.replacement = Some(replacement);
     }
 
@@ -604,6 +640,7 @@ impl RecoveryState {
             definitions: Some(self.definitions.clone().unwrap_or_default()),
             unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
             evaluations: self.evaluations,
+            discarded: self.discarded.clone(),
             restorable: self.restorable.clone(),
             saving: self.saving.clone(),
             ..Self::new(true)
@@ -788,6 +825,24 @@ mod tests {
             assert!(state.record_replay(&[(0, "it failed".to_owned())]));
         }
         assert_eq!(state.unrestored.len(), 2);
+    }
+
+    #[test]
+    fn a_restore_counts_only_evaluations_that_no_earlier_restore_or_reset_has_discarded() {
+        let mut state = RecoveryState::new(true);
+        let replacement = || Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
+        let at = |evaluations| LastStatus { evaluations, ..LastStatus::default() };
+        let restore = |state: &mut RecoveryState, evaluation, newest| {
+            let checkpoint = Checkpoint { evaluation, ..checkpoint() };
+            state.record_restore(checkpoint, &at(newest), replacement(), None);
+            state.replacement.as_ref().and_then(|replacement| replacement.restore.as_ref()).unwrap().forgotten
+        };
+        // The checkpoint saved at evaluation 5 contains evaluations 4 and 5.
+        let restores = [(1, 2), (1, 2), (1, 3), (5, 7), (1, 7), (1, 9)];
+        let forgotten = restores.map(|(evaluation, newest)| restore(&mut state, evaluation, newest));
+        assert_eq!(forgotten, [1, 0, 1, 2, 2, 2]);
+        state.record_reset(&at(11), replacement());
+        assert_eq!([(1, 11), (1, 12)].map(|(evaluation, newest)| restore(&mut state, evaluation, newest)), [0, 1]);
     }
 
     #[test]

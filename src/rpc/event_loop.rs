@@ -136,6 +136,11 @@ impl EventLoop {
         self.state.lock().is_paused = true;
     }
 
+    /// Returns true after [`pause`](Self::pause).
+    pub(crate) fn is_paused(&self) -> bool {
+        self.state.lock().is_paused
+    }
+
     /// Begins the shutdown with this exit status. Pending requests may be answered for the time `within`. Has no effect
     /// after the first call.
     fn begin_shutdown(&self, status: i32, within: Duration) {

@@ -76,6 +76,11 @@ pub(crate) fn job_number(call: u64, part: usize) -> u64 {
     (call << CALL_SHIFT) | ((part as u64).min(parts - 1) << PART_SHIFT)
 }
 
+/// Returns the lowest number for the jobs of the message that requested a job, as [`job_number`] returned it.
+pub(crate) fn first_job_of_message(number: u64) -> u64 {
+    number >> PART_SHIFT << PART_SHIFT
+}
+
 /// Returns the number of the call that requested a job.
 pub(crate) fn call_of_job(number: u64) -> u64 {
     number >> CALL_SHIFT
@@ -121,5 +126,6 @@ mod tests {
         let numbers = [job_number(1, 0), job_number(1, 1), job_number(1, 1 << 30), job_number(2, 0)];
         assert!(numbers.is_sorted_by(|a, b| a < b));
         assert_eq!(numbers.map(call_of_job), [1, 1, 1, 2]);
+        assert_eq!(numbers.map(|number| first_job_of_message(number + 3)), numbers);
     }
 }

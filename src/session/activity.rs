@@ -281,7 +281,7 @@ impl Activity {
         }
     }
 
-    /// Returns true if a client or a program requested the job.
+    /// Returns true unless the job releases a held evaluation that no client or program has aborted.
     pub(super) fn is_requested(&self) -> bool {
         !matches!(self, Self::Held(about) if matches!(about.request, HeldRequest::Release(None)))
     }

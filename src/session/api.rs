@@ -419,9 +419,11 @@ impl Session {
     /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit. The query is refused
     /// unless the session is [idle](Self::check_idle) when the query's turn comes. No evaluation begins before `reply` has
     /// returned. The first argument of `reply` is the number of the newest evaluation that was submitted before the query.
+    /// `is_internal` is true if no client requested the query.
     pub(crate) fn query_when_idle(
         &self,
         operation: &Operation,
+        is_internal: bool,
         reply: impl FnOnce(u64, Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
         let job = self.inner.query_job(operation);
@@ -432,7 +434,7 @@ impl Session {
         let reply = Box::new(move |records| reply(newest, records));
         let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), reply));
         let mut request = Request::new(&self.connection, job, None, body);
-        request.needs_idle = true;
+        (request.needs_idle, request.is_internal) = (true, is_internal);
         scheduler.push(Lane::Evaluation, request);
         self.inner.unlock_and_notify(scheduler);
     }

@@ -119,7 +119,8 @@ impl Inner {
         match request {
             HeldRequest::Resume(mut builder, reply) => {
                 let waiters = if refused.is_some() || is_aborted || effect == HoldEffect::Unchanged {
-                    scheduler.evaluations.mark_stopped(builder.evaluation())
+                    let is_held = scheduler.is_held(builder.evaluation());
+                    scheduler.evaluations.mark_stopped(builder.evaluation(), is_held)
                 } else {
                     Vec::new()
                 };

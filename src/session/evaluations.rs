@@ -142,13 +142,15 @@ impl Evaluations {
     }
 
     /// Records that no job works on a held evaluation any more, because the evaluation stays held, or is aborted,
-    /// instead of being resumed. Returns the answers to the clients that waited for the evaluation.
+    /// instead of being resumed. `is_held` is true if the evaluation stays held. Returns the answers to the clients that
+    /// waited for the evaluation.
     #[must_use]
-    pub(super) fn mark_stopped(&mut self, id: u64) -> Vec<AnswerFn> {
+    pub(super) fn mark_stopped(&mut self, id: u64, is_held: bool) -> Vec<AnswerFn> {
         let Some(entry) = self.entry(id) else { return Vec::new() };
         entry.stop();
-        let outcome = entry.outcome.clone();
-        outcome.map_or_else(Vec::new, |outcome| self.take_waiters(id, &outcome))
+        let Some(mut outcome) = entry.outcome.clone() else { return Vec::new() };
+        clear_held_unless(is_held, &mut outcome);
+        self.take_waiters(id, &outcome)
     }
 
     /// Takes the replies that wait for this evaluation, and binds each reply to the outcome.
@@ -422,6 +424,13 @@ impl Session {
     }
 }
 
+/// Clears the mark of a held evaluation in the outcome of an evaluation that is no longer held.
+fn clear_held_unless(is_held: bool, outcome: &mut Arc<Outcome>) {
+    if outcome.held && !is_held {
+        Arc::make_mut(outcome).held = false;
+    }
+}
+
 impl Inner {
     /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held. `to` is the connection
     /// that gets the outcome; `None` if the reply does not pass on the outcome.
@@ -437,9 +446,7 @@ impl Inner {
         let delivers = to.is_some_and(|to| to.id == connection.id);
         if let (Stage::Over, Some(outcome)) = (entry.stage, &entry.outcome) {
             let mut outcome = outcome.clone();
-            if outcome.held && !scheduler.is_held(id) {
-                Arc::make_mut(&mut outcome).held = false;
-            }
+            clear_held_unless(scheduler.is_held(id), &mut outcome);
             if delivers {
                 Self::withdraw_failure_notice(&connection, &outcome);
             }

@@ -244,7 +244,7 @@ impl Inner {
     fn report_job_begun(&self, running: Option<&mut RunningJob>, now: Instant) {
         let Some(running) = running else { return };
         if running.is_foreground()
-            && running.activity.is_requested()
+            && running.is_requested()
             && let Some(observer) = self.observer.get()
         {
             // The server's own jobs are not reported: their numbers exceed the numbers of waiting requests, and the

@@ -47,6 +47,8 @@ pub(super) struct Request {
     /// True if the request is refused unless the session is [idle](SchedulerState::check_idle) when its turn comes. Such a
     /// request releases no held evaluation.
     pub(super) needs_idle: bool,
+    /// True for a job that the server runs although no client or program requested it.
+    pub(super) is_internal: bool,
 }
 
 impl Request {
@@ -66,6 +68,7 @@ impl Request {
             background: false,
             question: None,
             needs_idle: false,
+            is_internal: false,
         }
     }
 
@@ -131,6 +134,8 @@ pub(super) struct RunningJob {
     pub(super) placement: Placement,
     /// The number of the evaluation that the job belongs to; 0 for none.
     pub(super) evaluation: u64,
+    /// True for a job that the server runs although no client or program requested it.
+    is_internal: bool,
     pub(super) activity: Activity,
     /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
@@ -202,6 +207,7 @@ impl RunningJob {
                 _ => Placement::Foreground,
             },
             evaluation: request.job.evaluation,
+            is_internal: request.is_internal,
             activity: request.body.begin(hold)?,
             deadline,
             heap_limit: None,
@@ -282,6 +288,11 @@ impl RunningJob {
             .extract_if(.., |query| query.until <= now)
             .map(|overdue| overdue.into_answer(unended))
             .collect()
+    }
+
+    /// Returns true if a client or a program requested the job.
+    pub(super) fn is_requested(&self) -> bool {
+        !self.is_internal && self.activity.is_requested()
     }
 
     /// Returns true for a job on an evaluating thread.

@@ -4,12 +4,17 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use once_cell::sync::Lazy;
 use rustix::fs::FileType;
 use rustix::net::SendFlags;
 
+use crate::os::poll_set::PollSet;
 use crate::rpc::descriptors::reopen_nonblocking;
+
+/// Number of bytes that poll(2) guarantees room for when it reports that a pipe can be written.
+const PIPE_BUF: usize = 4096;
 
 /// Stderr for nonblocking writes. Other processes share the open file of descriptor 2 and may rely on blocking writes,
 /// so its flags must not change.
@@ -36,11 +41,23 @@ impl Stderr {
     }
 
     fn put(&self, message: &[u8]) -> io::Result<usize> {
-        Ok(match self.kind {
-            FileType::Socket => rustix::net::send(self.fd(), message, SendFlags::DONTWAIT)?,
-            _ => rustix::io::write(self.fd(), message)?,
-        })
+        match self.kind {
+            FileType::Socket => Ok(rustix::net::send(self.fd(), message, SendFlags::DONTWAIT)?),
+            FileType::Fifo | FileType::CharacterDevice if self.reopened.is_none() => write_if_ready(self.fd(), message),
+            _ => Ok(rustix::io::write(self.fd(), message)?),
+        }
     }
+}
+
+/// Writes `message` to a pipe or terminal whose writes may block, if it is at most [`PIPE_BUF`] bytes long and the file
+/// has room for that many.
+fn write_if_ready(fd: BorrowedFd<'_>, message: &[u8]) -> io::Result<usize> {
+    let mut set = PollSet::new();
+    set.add_write("stderr", &fd);
+    if message.len() > PIPE_BUF || !set.wait(Some(Duration::ZERO))?.has("stderr") {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok(rustix::io::write(fd, message)?)
 }
 
 /// A writer that writes each message to stderr in one call, or drops the message. Writing never blocks or fails.
@@ -64,5 +81,23 @@ impl Write for StderrLog {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another user's pipe cannot be opened again, so its writes block.
+    #[test]
+    fn a_message_to_a_full_blocking_pipe_is_dropped() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let written = (0..1 << 20).take_while(|_| write_if_ready(writer.as_fd(), &[b'x'; PIPE_BUF]).is_ok()).count();
+        assert!(written > 0);
+        let full = write_if_ready(writer.as_fd(), b"message").unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        io::Read::read_exact(&mut reader, &mut vec![0; written * PIPE_BUF]).unwrap();
+        assert_eq!(write_if_ready(writer.as_fd(), b"message").unwrap(), 7);
+        assert!(write_if_ready(writer.as_fd(), &[b'x'; PIPE_BUF + 1]).is_err());
     }
 }

@@ -16,7 +16,7 @@ use crate::recovery::state::{ContinuedSession, Crash, LastStatus, RecoveryState,
 use crate::recovery::status_page::{StatusField, WorkerStatus, last_evaluation_number};
 use crate::recovery::text;
 use crate::rpc::framing::MAX_LINE;
-use crate::rpc::route::call_of_job;
+use crate::rpc::route::{call_of_job, first_job_of_message};
 
 /// The interval between attempts to write the log after a write has failed.
 pub(super) const LOG_RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -270,11 +270,14 @@ impl RecoveryRecord {
         let begun = Some(status.get(StatusField::Begun))
             .filter(|job| call_of_job(*job) < self.requests.next_number())
             .unwrap_or(0);
+        let client = status.get(StatusField::Client);
         let replaying = usize::try_from(status.get(StatusField::ReplayedForm)).unwrap_or(0).checked_sub(1);
         LastStatus {
             begun,
             in_flight: begun > status.get(StatusField::Ended),
-            client: status.get(StatusField::Client),
+            client,
+            // A job that its call submits late has the number of another client's call, or of a call that is answered.
+            job: (self.requests.connection(call_of_job(begun)) == Some(client)).then(|| first_job_of_message(begun)),
             background: status.background(),
             step: status.step(),
             replaying,
@@ -321,18 +324,17 @@ impl RecoveryRecord {
     pub(super) fn requeue_open_lines(&mut self) {
         let known = [
             Some(call_of_job(self.state.begun)),
-            self.state.replacement.as_ref().map(|replacement| call_of_job(replacement.job)),
+            self.state.replaced_for.last().map(|job| call_of_job(*job)),
             self.state.inspected.map(|(call, _)| call),
         ];
         self.requests.requeue_open_lines(known.into_iter().flatten().max().unwrap_or(0));
     }
 
-    /// Returns true when the call whose jobs begin at `job` may request another image: the call is open, and the current
-    /// image is not the result of its request or of another request in its batch.
+    /// Returns true when the call whose jobs begin at `job` may request another image: the call is open, and neither it nor
+    /// another request in its batch has already replaced an image.
     pub(super) fn may_replace(&self, job: u64) -> bool {
         let call = call_of_job(job);
-        self.requests.is_open(call)
-            && self.state.replacement.as_ref().is_none_or(|replacement| call_of_job(replacement.job) != call)
+        self.requests.is_open(call) && !self.state.replaced_for.iter().any(|job| call_of_job(*job) == call)
     }
 
     /// Returns the core that the next image is booted from; `None` for the program's own core.
@@ -368,6 +370,7 @@ mod tests {
     use crate::recovery::checkpoint::store::tests::TestCheckpoints;
     use crate::recovery::definitions::Definition;
     use crate::recovery::state::MAX_SAVES_IN_PROGRESS;
+    use crate::rpc::route::job_number;
 
     /// Returns the record of a session with these checkpoints, and the status page of its worker.
     fn session(checkpoints: &TestCheckpoints) -> (RecoveryRecord, WorkerStatus) {
@@ -391,7 +394,7 @@ mod tests {
     fn defined(code: &str) -> SessionEvent {
         let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
         let changes = Changes::default();
-        SessionEvent::Defined(Definition { form, changes, local: false, evaluation: 1, took: 0, too_long: None })
+        SessionEvent::Defined(Definition { form, changes, attached: false, local: false, evaluation: 1, took: 0, too_long: None })
     }
 
     #[test]
@@ -433,6 +436,27 @@ mod tests {
         std::fs::rename(&unfinished, &manifest).expect("it is there");
         recovery.record_finished_saves();
         assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&late)));
+    }
+
+    /// An image that runs an open call again must not be replaced by that call again, even if another call has replaced
+    /// the image since.
+    #[test]
+    fn a_call_replaces_the_image_once_although_another_call_replaces_it_later() {
+        let checkpoints = TestCheckpoints::new("twice");
+        let (mut recovery, status) = session(&checkpoints);
+        for line in ["[batch]\n", "reset\n"] {
+            recovery.requests.add(0, line.as_bytes());
+            assert!(recovery.requests.next_piece().is_some());
+        }
+        let [first, second] = [1, 2].map(|call| job_number(call, 0));
+        recovery.record_reset(&status, first, Vec::new());
+        assert_eq!([first, second].map(|job| recovery.may_replace(job)), [false, true]);
+        recovery.record_reset(&status, second, Vec::new());
+        assert_eq!([first, job_number(1, 1), second].map(|job| recovery.may_replace(job)), [false; 3]);
+        assert_eq!(recovery.state.replaced_for.len(), 2);
+        recovery.finish_call(1);
+        recovery.finish_call(2);
+        assert!(recovery.state.replaced_for.is_empty());
     }
 
     #[test]

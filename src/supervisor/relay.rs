@@ -127,6 +127,10 @@ impl Relay {
                 Err(LoopAction::End) => break,
             }
         }
+        if self.shutdown.is_none() {
+            // The client of stdout reads no more. Attached clients get answers.
+            self.shut_down(0);
+        }
         self.read_last_answers();
         self.kill_processes();
         let Self { shutdown, mut output, mut attached, workers, .. } = self;

@@ -33,6 +33,8 @@ pub(super) struct Requests {
     next: u64,
     /// The total size of each connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
     bytes: BTreeMap<u64, usize>,
+    /// The number of lines that are not known to require no answer.
+    maybe_awaited: usize,
     /// The ids that waiting lines cancel, as JSON, each with the number of these lines, by connection.
     cancelled: BTreeMap<u64, HashMap<String, usize>>,
 }
@@ -46,7 +48,7 @@ struct PendingLine {
     connection: u64,
     /// The text with its newline; empty for the end of the connection.
     text: Box<[u8]>,
-    /// True when a client waits for an answer; `None` before the line is parsed.
+    /// True when a client waits for an answer; `None` for a line that may be a request and is not parsed yet.
     awaited: Option<bool>,
     /// The number of workers that stalled at the line, or that the line did not reach.
     stalls: u32,
@@ -55,6 +57,13 @@ struct PendingLine {
     /// The ids of the requests that the line cancels, as JSON. The line is parsed when it arrives: parsing all waiting
     /// lines after the loss of a worker would take too long.
     cancels: Vec<String>,
+}
+
+impl PendingLine {
+    /// Returns true unless the line is known to require no answer.
+    fn may_be_awaited(&self) -> bool {
+        self.awaited != Some(false)
+    }
 }
 
 /// A line or a piece of a line, marked for the worker.
@@ -75,6 +84,7 @@ impl Requests {
             partial: BTreeMap::new(),
             next: 1,
             bytes: BTreeMap::new(),
+            maybe_awaited: 0,
             cancelled: BTreeMap::new(),
         }
     }
@@ -82,8 +92,9 @@ impl Requests {
     /// Adds a line of a client. An empty line marks the end of the connection.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + LINE_OVERHEAD;
-        let (text, cancels) = (line.into(), cancelled_ids(line));
-        let line = PendingLine { number: None, connection, text, awaited: None, stalls: 0, is_lost: false, cancels };
+        let (text, awaited, cancels) = (line.into(), is_awaited_at_a_glance(line), cancelled_ids(line));
+        let line = PendingLine { number: None, connection, text, awaited, stalls: 0, is_lost: false, cancels };
+        self.maybe_awaited += usize::from(line.may_be_awaited());
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -158,12 +169,13 @@ impl Requests {
     /// number.
     pub(super) fn finish(&mut self, number: u64) -> Option<u64> {
         let line = self.open.remove(&number)?;
-        self.forget_bytes(&line);
+        self.uncount(&line);
         Some(line.connection)
     }
 
-    /// Subtracts a removed line from the bytes of its connection.
-    fn forget_bytes(&mut self, line: &PendingLine) {
+    /// Subtracts a removed line from the counts.
+    fn uncount(&mut self, line: &PendingLine) {
+        self.maybe_awaited -= usize::from(line.may_be_awaited());
         if let Some(bytes) = self.bytes.get_mut(&line.connection) {
             *bytes -= line.text.len() + LINE_OVERHEAD;
             if *bytes == 0 {
@@ -176,7 +188,7 @@ impl Requests {
     /// worker. Open lines stay without their text until the worker has finished them.
     pub(super) fn disconnect(&mut self, connection: u64) {
         for line in self.waiting.remove(&connection).into_iter().flatten() {
-            self.forget_bytes(&line);
+            self.uncount(&line);
         }
         self.partial.remove(&connection);
         self.cancelled.remove(&connection);
@@ -184,6 +196,7 @@ impl Requests {
             if let Some(bytes) = self.bytes.get_mut(&connection) {
                 *bytes -= line.text.len() - 1;
             }
+            self.maybe_awaited -= usize::from(line.may_be_awaited());
             (line.text, line.awaited) = (Box::from(*b"\n"), Some(false));
         }
         self.add(connection, b"");
@@ -227,7 +240,7 @@ impl Requests {
     pub(super) fn take_stalling_line(&mut self) -> Option<(u64, Box<[u8]>)> {
         let number = self.open.iter().find(|(_, line)| line.stalls >= MAX_STALLS).map(|(number, _)| *number)?;
         let line = self.open.remove(&number)?;
-        self.forget_bytes(&line);
+        self.uncount(&line);
         Some((line.connection, line.text))
     }
 
@@ -242,21 +255,22 @@ impl Requests {
         open.chain(self.waiting.get(&connection).into_iter().flatten()).map(|line| &*line.text)
     }
 
-    /// Returns the number of the first line whose client waits for an answer; 0 if that line is not sent yet, `None` if
-    /// no client waits.
+    /// Returns the number of the first open line whose client waits for an answer. Returns 0 if there is none but a waiting
+    /// line may be a request, and `None` if no client waits. Waiting lines are not parsed, because they may be many.
     pub(super) fn first_awaited(&mut self) -> Option<u64> {
-        // A long line counts as a request: parsing it would take too long.
-        let waits = |line: &mut PendingLine| {
+        for (number, line) in self.open.iter_mut().filter(|(_, line)| line.may_be_awaited()) {
             let text = &line.text;
-            *line.awaited.get_or_insert_with(|| text.len() > MAX_PARSED_LINE || messages::refusal(text, "").is_some())
-        };
-        let open = self.open.iter_mut().find_map(|(number, line)| waits(line).then_some(*number));
-        open.or_else(|| self.waiting.values_mut().flatten().any(waits).then_some(0))
+            if *line.awaited.get_or_insert_with(|| messages::refusal(text, "").is_some()) {
+                return Some(*number);
+            }
+            self.maybe_awaited -= 1;
+        }
+        self.may_be_awaited().then_some(0)
     }
 
     /// Returns true unless every line is known to require no answer.
     pub(super) fn may_be_awaited(&self) -> bool {
-        self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
+        self.maybe_awaited > 0
     }
 
     /// Turns waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
@@ -297,7 +311,9 @@ impl Requests {
         if let Some(bytes) = self.bytes.get_mut(&line.connection) {
             *bytes = *bytes + text.len() - line.text.len();
         }
-        (line.text, line.awaited) = (text.into(), None);
+        self.maybe_awaited -= usize::from(line.may_be_awaited());
+        (line.awaited, line.text) = (is_awaited_at_a_glance(&text), text.into());
+        self.maybe_awaited += usize::from(line.may_be_awaited());
     }
 
     /// Returns the call number that the next new line from a client will get.
@@ -309,6 +325,17 @@ impl Requests {
     pub(super) fn bytes(&self, connection: u64) -> usize {
         self.bytes.get(&connection).copied().unwrap_or(0)
     }
+}
+
+/// Returns whether a client waits for the answer to a line, without parsing the line; `None` if only parsing can tell. A
+/// long line counts as a request: parsing it would take too long.
+fn is_awaited_at_a_glance(line: &[u8]) -> Option<bool> {
+    if line.len() > MAX_PARSED_LINE {
+        return Some(true);
+    }
+    // JSON may also escape the letters of the key.
+    let may_have_id = [&b"\"id\""[..], b"\\u"].iter().any(|key| memchr::memmem::find(line, key).is_some());
+    if may_have_id { None } else { Some(false) }
 }
 
 /// Returns the ids of the requests that a line cancels, as JSON.
@@ -325,13 +352,14 @@ mod tests {
     use crate::rpc::route::MarkedContent;
 
     impl Requests {
-        /// Returns true when `bytes` equals the totals computed from all lines.
-        fn byte_counts_match(&self) -> bool {
-            let mut bytes = BTreeMap::new();
+        /// Returns true when the counts equal the totals computed from all lines.
+        fn counts_match(&self) -> bool {
+            let (mut bytes, mut maybe_awaited) = (BTreeMap::new(), 0);
             for line in self.open.values().chain(self.waiting.values().flatten()) {
                 *bytes.entry(line.connection).or_default() += line.text.len() + LINE_OVERHEAD;
+                maybe_awaited += usize::from(line.may_be_awaited());
             }
-            bytes == self.bytes
+            (bytes, maybe_awaited) == (self.bytes.clone(), self.maybe_awaited)
         }
 
         /// Sends all waiting lines, and returns the connection and the line number of each piece.
@@ -375,7 +403,7 @@ mod tests {
             requests.add(connection, line.as_bytes());
         }
         assert_eq!(requests.send_all(), [(1, 1), (2, 2), (3, 3), (1, 1), (2, 4), (1, 1), (1, 5)]);
-        assert!(!requests.has_unsent_lines() && requests.byte_counts_match());
+        assert!(!requests.has_unsent_lines() && requests.counts_match());
     }
 
     #[test]
@@ -390,7 +418,7 @@ mod tests {
         requests.requeue_open_lines(1);
         assert_eq!(requests.send_all(), [(1, 1), (2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
-        assert!(requests.byte_counts_match());
+        assert!(requests.counts_match());
     }
 
     #[test]
@@ -407,8 +435,26 @@ mod tests {
             requests.requeue_open_lines(0);
         }
         requests.record_stall(99);
-        assert!(requests.take_stalling_line().is_none() && requests.byte_counts_match());
+        assert!(requests.take_stalling_line().is_none() && requests.counts_match());
         assert_eq!(requests.texts(5), ["a", "c"]);
+    }
+
+    /// The event loop asks in each turn, and a client may have millions of waiting lines.
+    #[test]
+    fn only_open_lines_are_parsed_to_find_an_awaited_line() {
+        let mut requests = Requests::new();
+        let progress = br#"{"method":"notifications/progress","params":{"id":1}}"#;
+        for line in [&progress[..], progress, br#"{"\u0069d":7,"method":"ping"}"#, b"{\"method\":\"x\"}"] {
+            requests.add(3, line);
+        }
+        assert_eq!((requests.first_awaited(), requests.maybe_awaited), (Some(0), 3));
+        assert!(requests.next_piece().is_some());
+        assert_eq!((requests.first_awaited(), requests.maybe_awaited), (Some(0), 2));
+        requests.send_all();
+        assert_eq!((requests.first_awaited(), requests.maybe_awaited), (Some(3), 1));
+        assert!(requests.counts_match());
+        requests.disconnect(3);
+        assert!(requests.first_awaited().is_none() && !requests.may_be_awaited() && requests.counts_match());
     }
 
     #[test]
@@ -421,7 +467,7 @@ mod tests {
         let begun: Vec<_> = (0..2).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 2);
         requests.disconnect(3);
-        assert!(requests.byte_counts_match());
+        assert!(requests.counts_match());
         assert_eq!(requests.send_all(), [(3, 3)]);
         assert_eq!(requests.texts(3), ["", "", ""]);
         assert_eq!([1, 2, 3].map(|number| requests.finish(number)), [Some(3); 3]);
@@ -439,7 +485,7 @@ mod tests {
         requests.apply_cancellations();
         requests.send_all();
         assert_eq!((requests.texts(0)[0], requests.texts(3)[0]), (r#"{"id":7,"method":"a"}"#, r#"{"method":"b"}"#));
-        assert!(requests.byte_counts_match());
+        assert!(requests.counts_match());
     }
 
     #[test]
@@ -450,7 +496,7 @@ mod tests {
         requests.apply_cancellations();
         requests.send_all();
         assert_eq!(requests.texts(0)[0], "");
-        assert!(requests.byte_counts_match());
+        assert!(requests.counts_match());
     }
 
     #[test]
@@ -458,9 +504,8 @@ mod tests {
         let mut requests = Requests::new();
         let cancel = |id: u32| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
         requests.add(0, br#"{"method":"notifications/roots/list_changed"}"#);
-        assert!(requests.may_be_awaited());
-        assert_eq!(requests.first_awaited(), None);
         assert!(!requests.may_be_awaited());
+        assert_eq!(requests.first_awaited(), None);
         requests.add(0, br#"{"id":7,"method":"ping"}"#);
         requests.add(0, br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);
         requests.add(0, cancel(8).as_bytes());
@@ -478,7 +523,7 @@ mod tests {
             requests.texts(0)[1..3],
             [r#"{"method":"ping"}"#, r#"[{"method":"ping"},{"id":9,"method":"ping"}]"#]
         );
-        assert!(requests.byte_counts_match());
+        assert!(requests.counts_match());
         (7..=9).for_each(|number| assert_eq!(requests.finish(number), Some(0)));
         assert_eq!(requests.first_awaited(), Some(12));
     }

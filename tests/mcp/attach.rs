@@ -580,6 +580,24 @@ fn requests_that_a_stopped_worker_leaves_are_answered_when_the_server_ends() {
     assert!(server.end().status.success());
 }
 
+#[test]
+fn requests_of_attached_clients_are_answered_when_a_closed_stdout_ends_the_server() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach(&server);
+    let running = client.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+    client.request("ping", &json!({}));
+    server.stop_reading();
+    // The reading end of stdout is closed after the first of these lines.
+    for _ in 0..10 {
+        server.post("tools/list", json!({}));
+    }
+    let answer = client.answer(running);
+    assert_eq!(answer["error"]["message"], "the server is shutting down; the request was not finished", "{answer}");
+    assert!(client.read().is_none());
+    assert!(server.end().status.success());
+}
+
 #[apply(both_modes)]
 fn progress_notifications_go_only_to_the_requesting_client(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);

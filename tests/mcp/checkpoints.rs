@@ -342,6 +342,7 @@ fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode)
         (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". Existing checkpoints: none."),
         (json!({"action": "delete", "name": "x"}), "There is no checkpoint \"x\""),
         (json!({"action": "save", "name": "a\nb"}), "no control characters"),
+        (json!({"action": "save", "name": "auto-3"}), "is a name of an automatic checkpoint"),
         (json!({"action": "forget", "name": "x"}), "list, save, restore, delete"),
     ] {
         let text = call_err(&mut server, "checkpoint", arguments);
@@ -760,6 +761,24 @@ fn cancelled_restore_leaves_the_image_and_its_values() {
     }
     restore(&mut server, "x");
     assert_eq!(server.evaluate("*x*"), "=> 1");
+}
+
+#[test]
+fn calls_queued_behind_a_restore_run_in_the_restored_image() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "x");
+    for _ in 0..5 {
+        server.evaluate("(setf *x* 2)");
+        let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
+        let behind = server.post_call("evaluate-lisp", json!({"code": "(list *x* (setf *x* 3))"}));
+        let last = server.post_call("evaluate-lisp", json!({"code": "*x*"}));
+        let (text, is_error) = server.outcome(restoring);
+        assert!(!is_error, "{text}");
+        assert_eq!(server.outcome(behind), ("=> (1 3)".to_owned(), false));
+        assert_eq!(server.outcome(last), ("=> 3".to_owned(), false));
+    }
 }
 
 #[test]

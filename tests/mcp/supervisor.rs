@@ -531,6 +531,27 @@ fn only_one_call_of_a_batch_replaces_the_image_and_the_others_are_refused() {
     }
 }
 
+/// Each reset cancels the macro expansion, so the next image runs the batch again. A reset that has replaced an image must
+/// not replace the next image again, or images would replace each other without end.
+#[test]
+fn a_reset_in_a_batch_and_another_reset_each_replace_the_image_once() {
+    let mut server = Server::start();
+    server.initialize("2025-03-26");
+    let call = |id: i64, name: &str, arguments: Value| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": name, "arguments": arguments}})
+    };
+    let slow = json!({"form": "(macrolet ((m () (sleep 1) 42)) (m))", "depth": "all"});
+    server.send(&json!([call(1, "reset-session", json!({})), call(2, "macroexpand", slow)]));
+    server.send(&call(3, "reset-session", json!({})));
+    let answers: Vec<_> = (0..2).map(|_| server.receive().expect("an answer")).collect();
+    let batch = answers.iter().find_map(Value::as_array).expect("the answers to the batch");
+    let of = |id: i64| outcome(batch.iter().chain(&answers).find(|answer| answer["id"] == id).expect("an answer"));
+    assert_eq!([of(1).1, of(2).1, of(3).1], [false; 3], "{answers:?}");
+    assert!(of(2).0.contains("42"), "{answers:?}");
+    server.assert_works();
+}
+
 #[test]
 fn reset_without_a_supervisor_clears_definitions() {
     let mut server = Server::start_with(&["--no-supervisor"]);

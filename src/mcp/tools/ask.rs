@@ -11,6 +11,7 @@ use rmcp::model::{
 
 use super::{Call, CallHandler, Fault, ToolContext, handle_with};
 use crate::mcp::client::Client;
+use crate::os::helper_threads;
 use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
 use crate::session::recovery::{UserQuestion, failed_outcome};
@@ -110,7 +111,7 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
         Err(fault) => return call.refuse(fault),
     };
     match channel(&call.client) {
-        Channel::Nobody => call.reply(outcome),
+        Channel::Nobody => helper_threads::run(move || call.reply(outcome)),
         Channel::Repeat => {
             let Some(user_question) = call.session().begin_user_question(error, drop) else {
                 return answer_with_current_outcome(call, outcome, None);
@@ -286,7 +287,8 @@ fn withdrawal_reason(end: HoldEnd) -> &'static str {
 
 /// Answers a call whose question to the user had no effect, with the current outcome of the evaluation, which failed with
 /// the outcome `before`: another request may have resumed or aborted the evaluation. While another request resumes the
-/// evaluation, the answer waits for the evaluation's end or next error.
+/// evaluation, the answer waits for the evaluation's end or next error. A helper thread renders the answer: this function
+/// runs on the event loop when the client replies or its time is over.
 fn answer_with_current_outcome(call: Call, before: Arc<Outcome>, notice: Option<String>) {
     let mut before = Arc::unwrap_or_clone(before);
     before.notices.extend(notice);
@@ -299,13 +301,14 @@ fn answer_with_current_outcome(call: Call, before: Arc<Outcome>, notice: Option<
             let Some(call) = shared.take() else { return };
             // Another client may have taken over the evaluation.
             let held = now.held && call.session().held_evaluation() == Some(evaluation);
-            call.reply(if id_of(&now) == id_of(&before) {
+            let outcome = if id_of(&now) == id_of(&before) {
                 Outcome { held, ..before }
             } else {
                 // The notices and the output of other threads since were sent with another answer.
                 let Outcome { notices, background, .. } = before;
                 Outcome { notices, background, held, ..Arc::unwrap_or_clone(now) }
-            });
+            };
+            helper_threads::run(move || call.reply(outcome));
         }
     };
     if session.await_outcome(evaluation, answer).is_err()
@@ -313,7 +316,7 @@ fn answer_with_current_outcome(call: Call, before: Arc<Outcome>, notice: Option<
     {
         // The later outcome was too large to keep.
         let held = is_held(&session, &before);
-        call.reply(Outcome { held, ..before });
+        helper_threads::run(move || call.reply(Outcome { held, ..before }));
     }
 }
 

@@ -69,6 +69,12 @@ impl ToolSpec for CheckpointTool {
             )));
         }
         if action == Action::Save {
+            if store::automatic_number(&name).is_some() {
+                return Err(Fault::Refusal(format!(
+                    "{name:?} is a name of an automatic checkpoint, and the server may delete such checkpoints. Save under \
+                     another name."
+                )));
+            }
             return handle_with(move |call| save(call, name));
         }
         if action == Action::Restore
@@ -240,14 +246,13 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     }
     // The next worker answers the call. A cancelled call changes nothing.
     if call.leave_unanswered() {
-        session.cancel_and_answer_all();
         recovery.request_restore(job, checkpoint, &session);
     }
 }
 
-/// Returns the outcome of the restore that the call requested, if this image is the result.
+/// Returns the outcome of the restore that the call requested, if that restore has replaced an image.
 fn restore_outcome(call: &Call) -> Option<Result<CheckpointRestore, String>> {
-    call.context.recovery.as_ref()?.restore_outcome(call.first_job).cloned()
+    call.context.recovery.as_ref()?.restore_outcome(call.first_job)
 }
 
 /// Answers the call whose restore replaced the image.

@@ -36,6 +36,7 @@ use serde::de::DeserializeOwned;
 use super::ToolOptions;
 use super::recovery_context::RecoveryContext;
 use super::reply::{CallRefusal, Reply, ToolResult};
+use crate::os::helper_threads;
 use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
@@ -120,6 +121,11 @@ impl ToolContext {
         if let Some(recovery) = &self.recovery {
             recovery.count_pending_answer(more);
         }
+    }
+
+    /// Returns true once a call has requested another image.
+    pub(super) fn is_being_replaced(&self) -> bool {
+        self.recovery.as_ref().is_some_and(RecoveryContext::is_being_replaced)
     }
 
     /// Returns a saver of checkpoints, or `None` if this program keeps no checkpoints.
@@ -388,7 +394,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
         }
         let returns = name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call.first_job).is_some();
         if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
-            let lost = recovery.lost_outcome(&session);
+            let lost = recovery.lost_outcome(&session, call.first_job);
             return call.reply(lost);
         }
         session.number_jobs_from(call.first_job);
@@ -415,7 +421,8 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
 /// Transfers a held evaluation from another client to this client: evaluation `id`, or the only held evaluation.
 pub(super) fn adopt_held(call: Call, id: Option<u64>) {
     let adopted = call.session().take_over(id);
-    call.answer(adopted);
+    // Rendering a large output on the event loop would delay other clients.
+    helper_threads::run(move || call.answer(adopted));
 }
 
 /// Returns the message about an unknown tool, with similar names and all names.

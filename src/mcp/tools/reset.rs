@@ -20,7 +20,9 @@ impl ToolSpec for ResetSession {
     const TITLE: &'static str = "Reset session";
     const DESCRIPTION: &'static str = "Start over: discard definitions, variables, packages, classes, threads and the \
         last error; keep limits[[checkpoint| and named checkpoints]]. Cannot be undone.";
-    const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
+    // The answers of the evaluations that a reset ends may be large.
+    const POLICY: CallPolicy =
+        CallPolicy { repeatable: true, during_restore: true, core: true, is_slow: |_| true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -37,7 +39,7 @@ impl ToolSpec for ResetSession {
             };
             if let Some(recovery) = call.context.recovery.clone() {
                 let job = call.first_job;
-                if recovery.was_requested_by(job) {
+                if recovery.has_replaced_image(job) {
                     return answer(call, Vec::new());
                 }
                 if let Some(obstacle) = recovery.replacement_obstacle(job) {
@@ -48,7 +50,6 @@ impl ToolSpec for ResetSession {
                     return;
                 }
                 recovery.abandon_replay(&session);
-                session.cancel_and_answer_all();
                 return recovery.request_reset(job, &session);
             }
             let ended = session.cancel_all();

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use parking_lot::Mutex;
+use rustix::process::{Pid, getpid};
 
 use super::store::{Checkpoint, Checkpoints, SaveDetails};
-use crate::os::files;
+use crate::os::{files, processes};
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::persistent::NOT_SAVED;
@@ -147,6 +148,11 @@ impl SaveReporter {
     /// Reports that a save of the image to `file` has begun.
     fn report_start(&self, file: &str) -> SaveInProgress {
         self.reporter.report_change(SessionEvent::Saving { file: file.to_owned() });
+        self.count_pending_answer()
+    }
+
+    /// Counts one more pending answer on the status page, until the returned guard is dropped.
+    fn count_pending_answer(&self) -> SaveInProgress {
         self.status.adjust(StatusField::PendingAnswers, true);
         SaveInProgress { reports: self.clone(), file: file.to_owned(), has_ended: false }
     }
@@ -186,7 +192,10 @@ impl Saver {
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let saved = jiff::Timestamp::now();
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
-        self.session.query_when_idle(&operation, move |evaluation, records| {
+        // The watchdog sees no running job during an automatic save, for which other requests may wait.
+        let waiting = self.reports.as_ref().filter(|_| automatic).map(SaveReporter::count_pending_answer);
+        self.session.query_when_idle(&operation, automatic, move |evaluation, records| {
+            let _waiting = waiting;
             let records = match records {
                 Ok(records) => records,
                 Err(error) => return done(Err(refusal(&error))),
@@ -200,7 +209,7 @@ impl Saver {
                 drop(in_progress);
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
-            let finish = move || {
+            let finish = Arc::new(Mutex::new(Some(move || {
                 let saved = draft.finish(child, made).map(|checkpoint| NewCheckpoint::new(checkpoint, &records));
                 match (&mut in_progress, &saved) {
                     (Some(in_progress), _) => in_progress.report_end(saved.as_ref().ok()),
@@ -209,9 +218,16 @@ impl Saver {
                 }
                 done(saved.map_err(|reason| format!("Nothing was saved: {reason}.")));
                 drop(in_progress);
+            })));
+            let run = move || {
+                let finish = finish.lock().take();
+                finish.into_iter().for_each(|finish| finish());
             };
-            // If no thread can be started, `done` is dropped, which ends the caller's wait.
-            let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
+            if std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(run.clone()).is_err() {
+                // This thread must not wait for the save, so the save fails.
+                processes::kill_child(child, getpid());
+                run();
+            }
         });
     }
 }
@@ -284,7 +300,7 @@ impl Saver {
             .with("lock", descriptor(&at_end.lock))
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
-        self.session.query_when_idle(&operation, move |_, records| drop(sender.send(records)));
+        self.session.query_when_idle(&operation, true, move |_, records| drop(sender.send(records)));
         let records = receiver.recv_timeout(FORK_WAIT);
         if records.is_err() {
             // Lisp may still fork, and then passes the descriptor on.

@@ -320,7 +320,7 @@ impl Checkpoints {
     /// Returns a new name for an automatic checkpoint.
     pub(crate) fn automatic_name(&self) -> String {
         let numbers = manifests(&self.directory).into_iter();
-        let last = numbers.filter_map(|one| one.name.strip_prefix("auto-")?.parse::<u64>().ok()).max();
+        let last = numbers.filter_map(|one| automatic_number(&one.name)).max();
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
@@ -455,6 +455,11 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
     is_number(stem)
         && (["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
             || is_manifest_draft())
+}
+
+/// Returns the number in a name that [`Checkpoints::automatic_name`] may return; `None` for any other name.
+pub(crate) fn automatic_number(name: &str) -> Option<u64> {
+    name.strip_prefix("auto-")?.parse().ok()
 }
 
 /// Returns true for a name of a core's file. Such a name has no directory.

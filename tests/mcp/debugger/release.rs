@@ -40,6 +40,24 @@ fn abort_restart_releases_the_held_evaluation(mode: Mode) {
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
 }
 
+#[apply(both_modes)]
+fn waiting_for_a_held_evaluation_that_is_aborted_ends_with_its_error_and_no_debugger(mode: Mode) {
+    let mut server = mode.ready();
+    let [begun, gate] = ["begun", "gate"].map(|name| server.home().join(name));
+    let cleanup = format!("(open {begun:?} :direction :probe :if-does-not-exist :create)");
+    let code = format!("(unwind-protect (error \"x\") {cleanup} (loop until (probe-file {gate:?}) do (sleep 0.01)))");
+    hold(&mut server, &code);
+    let aborting = server.post_call("invoke-restart", json!({"restart": "ABORT"}));
+    wait_until("the cleanup form begins", || begun.exists());
+    let waiting = server.post_call("check-evaluation", json!({"id": 1, "wait": 25}));
+    let status = call_ok(&mut server, "check-evaluation", json!({"id": 1}));
+    assert!(status.starts_with("Evaluation 1: running"), "{status}");
+    std::fs::write(&gate, "").unwrap();
+    assert_eq!(server.outcome(aborting), ("Evaluation aborted.".to_owned(), false));
+    let (text, is_error) = server.outcome(waiting);
+    assert!(is_error && text.starts_with("[ERROR] SIMPLE-ERROR\nx\n") && !text.contains("[Debugger]"), "{text}");
+}
+
 /// The code of a resumption is not the evaluation: interrupting it must also abort the evaluation, which is held again.
 #[apply(both_modes)]
 fn abort_evaluation_ends_a_held_evaluation_whose_resumption_runs(mode: Mode) {
