@@ -394,7 +394,15 @@ mod tests {
     fn defined(code: &str) -> SessionEvent {
         let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
         let changes = Changes::default();
-        SessionEvent::Defined(Definition { form, changes, attached: false, local: false, evaluation: 1, took: 0, too_long: None })
+        SessionEvent::Defined(Definition {
+            form,
+            changes,
+            attached: false,
+            local: false,
+            evaluation: 1,
+            took: 0,
+            too_long: None,
+        })
     }
 
     #[test]
