@@ -48,7 +48,6 @@ use scheduler::{Request, SchedulerState};
 
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
-#[cfg(feature = "mcp")]
 pub use hold::{RestartDesignator, Resumed};
 pub(crate) use operation::Operation;
 #[cfg(feature = "mcp")]

@@ -836,8 +836,9 @@ fn describe_symbol_names_the_macro_call_that_made_a_definition(mode: Mode) {
         let text = call_ok(&mut server, "describe-symbol", json!({"name": "make-box", "source": true}));
         let expected = format!("\n  Source: {place}:7\n  Text:\n    (with-maker box\n      integer)");
         assert!(text.ends_with(&expected), "{code}: {text}");
+        // SBCL does not record of which version of the file a method is, so the line of the call may be wrong.
         let text = call_ok(&mut server, "describe-symbol", json!({"name": "size", "source": true}));
-        assert!(text.contains(&format!("\n    (INTEGER)  {place}:7\n  Source: {place}:2\n")), "{code}: {text}");
+        assert!(text.contains(&format!("\n    (INTEGER)  {place}\n  Source: {place}:2\n")), "{code}: {text}");
     }
     // If the file changes, the line is unknown.
     std::fs::write(&path, "(in-package :cl-user)\n").unwrap();

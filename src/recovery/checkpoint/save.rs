@@ -89,11 +89,21 @@ pub(crate) struct SaveReporter {
     saved_through: Arc<AtomicU64>,
 }
 
-/// A save in progress, which counts as failed if it is dropped before its end is reported. Until it is dropped, the status
-/// page counts a pending answer, since a client may wait for the save.
+/// Until this is dropped, the status page counts one more pending answer.
+#[derive(Debug)]
+struct PendingAnswer(StatusPage);
+
+impl Drop for PendingAnswer {
+    fn drop(&mut self) {
+        self.0.adjust(StatusField::PendingAnswers, false);
+    }
+}
+
+/// A save in progress, which counts as failed if it is dropped before its end is reported. A client may wait for the save.
 #[derive(Debug)]
 struct SaveInProgress {
     reports: SaveReporter,
+    _pending: PendingAnswer,
     /// The name of the core's file.
     file: String,
     /// True once the end of the save is reported.
@@ -123,7 +133,6 @@ impl Drop for SaveInProgress {
         if !self.has_ended {
             self.report_end(None);
         }
-        self.reports.status.adjust(StatusField::PendingAnswers, false);
     }
 }
 
@@ -148,13 +157,14 @@ impl SaveReporter {
     /// Reports that a save of the image to `file` has begun.
     fn report_start(&self, file: &str) -> SaveInProgress {
         self.reporter.report_change(SessionEvent::Saving { file: file.to_owned() });
-        self.count_pending_answer()
+        let pending = self.count_pending_answer();
+        SaveInProgress { reports: self.clone(), _pending: pending, file: file.to_owned(), has_ended: false }
     }
 
     /// Counts one more pending answer on the status page, until the returned guard is dropped.
-    fn count_pending_answer(&self) -> SaveInProgress {
+    fn count_pending_answer(&self) -> PendingAnswer {
         self.status.adjust(StatusField::PendingAnswers, true);
-        SaveInProgress { reports: self.clone(), file: file.to_owned(), has_ended: false }
+        PendingAnswer(self.status.clone())
     }
 }
 
