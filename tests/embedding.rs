@@ -745,7 +745,7 @@ fn heap_exhaustion_by_lists_from_a_host_function_is_a_storage_condition() {
         assert!(run_in_child(name).success());
         return;
     }
-    let lisp = Lisp::builder().heap(1 << 30).threads(2).boot().expect("SBCL boots");
+    let lisp = Lisp::builder().heap(256 << 20).threads(2).boot().expect("SBCL boots");
     lisp.define("host:list", "Return a list.", || vec![1_i64; 1000]).expect("it is defined");
     lisp.define("host:long", "Return a long list.", || vec![1_i64; 30_000_000]).expect("it is defined");
     for code in ["(let ((all '())) (loop (push (host:list) all)))", "(length (host:long))"] {
