@@ -28,10 +28,10 @@ build-tools:
 sbcl: build-tools
 	$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION))
 
-# with_sbcl COMMAND: compiles the crates while SBCL, whose build uses one processor most of the time, is built. The build script
-# of the program waits for SBCL.
+# with_sbcl COMMAND: compiles the crates while SBCL is built. The build script of the program waits for SBCL, whose build takes
+# longest although it uses one processor most of the time, so the crates have a lower priority.
 define with_sbcl
-@$(1) & crates=$$!; \
+@nice $(1) & crates=$$!; \
 $(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION)) || { kill $$crates; exit 1; }; \
 wait $$crates
 endef
