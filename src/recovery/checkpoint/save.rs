@@ -164,7 +164,7 @@ impl SaveReporter {
     /// Counts one more pending answer on the status page, until the returned guard is dropped.
     fn count_pending_answer(&self) -> PendingAnswer {
         self.status.adjust(StatusField::PendingAnswers, true);
-        PendingAnswer(self.status.clone())
+        PendingAnswer(self.status)
     }
 }
 
