@@ -20,9 +20,8 @@ impl ToolSpec for ResetSession {
     const TITLE: &'static str = "Reset session";
     const DESCRIPTION: &'static str = "Start over: discard definitions, variables, packages, classes, threads and the \
         last error; keep limits[[checkpoint| and named checkpoints]]. Cannot be undone.";
-    // The answers of the evaluations that a reset ends may be large.
-    const POLICY: CallPolicy =
-        CallPolicy { repeatable: true, during_restore: true, core: true, is_slow: |_| true, ..CallPolicy::NONE };
+    // Not slow, so that a reset needs no new thread: code in the image may have set the limit of memory or threads to 0.
+    const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
