@@ -563,7 +563,7 @@ fn reload_reports_no_variable_whose_name_the_file_defines_in_two_packages() {
     project.system("app", &[("package", PACKAGE), ("a", &file(1))]).build("app");
     let mut server = project.server();
     load(&mut server, json!({"system": "app", "directory": "app"}));
-    project.write("app/a.lisp", &file(2));
+    project.write("app/a.lisp", file(2));
     let text = load(&mut server, json!({"system": "app"}));
     assert!(!text.contains("keeps its value"), "{text}");
 }
