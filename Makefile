@@ -47,9 +47,8 @@ sbcl-next: ## Build with another SBCL, and run every test (SRC: directory of its
 	$(MAKE) test SBCL_MCP_NEXT="$(or $(abspath $(SRC)),$(error SRC must name a directory with SBCL's source))" \
 	  CARGO_TARGET_DIR="$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/next"
 
-demo: build-tools ## Show a session over MCP, as a client sees it
-	$(call with_sbcl,cargo build)
-	cargo run --quiet -p demo -- "$${CARGO_TARGET_DIR:-target}/debug/sbcl-mcp"
+demo: build ## Show a session over MCP, as a client sees it
+	cargo run --quiet --release -p demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 
 test: setup ## Run every test: unit, integration, end to end with the official MCP SDKs
 	$(call with_sbcl,scripts/test.sh --no-run)
@@ -92,7 +91,7 @@ book: ## Build the book of docs/ in target/book (fetches mdBook, once)
 	scripts/book.sh
 
 reference: sbcl ## Regenerate docs/reference and the answers of the examples in docs
-	SBCL_MCP_UPDATE_REFERENCE=1 cargo test --workspace --features sbcl-mcp/num-bigint --test mcp -- book:: reference::
+	SBCL_MCP_UPDATE_REFERENCE=1 cargo test --release --workspace --features sbcl-mcp/num-bigint --test mcp -- book:: reference::
 
 lint-tools:
 	@scripts/setup.sh lint

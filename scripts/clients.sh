@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
-export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$target/debug/sbcl-mcp}
+export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$target/release/sbcl-mcp}
 export PYTHONDONTWRITEBYTECODE=1 NODE_COMPILE_CACHE=$target/clients/node-cache
 tests=$PWD/tests/clients
 

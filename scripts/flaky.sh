@@ -8,7 +8,7 @@ rounds=${SBCL_MCP_ROUNDS:-10}
 target=${CARGO_TARGET_DIR:-target}
 log=$target/flaky.log
 # The same features as in scripts/test.sh, so that the library is compiled only once.
-rust=(cargo test --workspace --features sbcl-mcp/num-bigint --test mcp)
+rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint --test mcp)
 "${rust[@]}" --no-run || exit 1
 : >"$log"
 

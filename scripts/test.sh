@@ -48,7 +48,7 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
 # A differing snapshot fails the test and leaves no file.
 export INSTA_UPDATE=no
 # All commands use the same features, so that the library is compiled only once.
-rust=(cargo test --workspace --features sbcl-mcp/num-bigint)
+rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint)
 "${rust[@]}" --no-run || exit 1
 [ "${1:-}" != --no-run ] || exit 0
 
@@ -59,14 +59,14 @@ other_suites() {
     suite "Rust" "${rust[@]}" --no-fail-fast $options
     suite "Documentation" "${rust[@]}" --doc
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
-        suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
+        suite "Example $example" cargo run --quiet --release --features sbcl-mcp/num-bigint --example "$example"
     done
     suite "Feature guarded-messages" \
-        cargo test --no-default-features --features core,guarded-messages --test library_soundness
+        cargo test --release --no-default-features --features core,guarded-messages --test library_soundness
 }
 
 client_suites() {
-    suite "Recording" scripts/recording.py --check "$target/debug/sbcl-mcp"
+    suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
     suite "Python SDK 1.x" scripts/clients.sh python-1
     suite "Python SDK 2.x" scripts/clients.sh python-2
     suite "Agent frameworks" scripts/clients.sh adapters

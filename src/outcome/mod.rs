@@ -296,16 +296,8 @@ const PART_BYTES: usize = 64;
 /// Returns an upper bound for the size of `text` as JSON, without quotes, in bytes. A control character counts as six
 /// bytes.
 pub(crate) fn json_size(text: &str) -> usize {
-    // This loop is also fast in a build without optimization, where an iterator would call functions for each byte.
-    let mut size = text.len();
-    for byte in text.as_bytes() {
-        size += match byte {
-            b'"' | b'\\' => 1,
-            0..b' ' => 5,
-            _ => 0,
-        };
-    }
-    size
+    let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
+    text.bytes().map(escaped).sum()
 }
 
 fn part_bytes(name: &str, value: &str) -> usize {

@@ -163,7 +163,7 @@ fn main() -> ExitCode {
 }
 
 fn session() -> Result<()> {
-    let binary = std::env::args().nth(1).unwrap_or_else(|| "target/debug/sbcl-mcp".to_owned());
+    let binary = std::env::args().nth(1).unwrap_or_else(|| "target/release/sbcl-mcp".to_owned());
     let begin = Instant::now();
     let mut client = Client::start(&binary)?;
     let opened = client.request(
