@@ -401,7 +401,8 @@ pub mod what_ends_the_process {
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp: calls fail
     //! with [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind
-    //! `FORKED`.
+    //! `FORKED`; the replies to other requests of a session are dropped. A child that a Lisp thread has forked ends with status
+    //! 0 when the Rust code that forked returns to Lisp.
 }
 
 pub mod mistakes {

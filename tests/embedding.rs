@@ -423,6 +423,17 @@ fn call_in_a_forked_child_fails_with_error_forked() {
             && is_forked(&lisp.session().evaluate(Evaluation::new("(+ 1 2)")))
             && replied.try_recv() == Ok(true)
     }));
+    let begun = lisp.eval_async::<i64>("(sleep 600)");
+    assert!(holds_in_forked_child(|| {
+        let mut begun = std::pin::pin!(begun);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        matches!(begun.as_mut().poll(&mut context), std::task::Poll::Ready(Err(Error::Forked)))
+    }));
+    assert!(holds_in_forked_child(|| {
+        let (sender, replied) = mpsc::channel();
+        lisp.session().reset(move |_| _ = sender.send(()));
+        replied.recv().is_err()
+    }));
 }
 
 #[test]
@@ -443,6 +454,25 @@ fn lisp_thread_that_forked_cannot_call_lisp_in_the_child() {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }
 
+#[test]
+fn child_that_a_lisp_thread_has_forked_ends_when_rust_returns_to_lisp() {
+    let name = "child_that_a_lisp_thread_has_forked_ends_when_rust_returns_to_lisp";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let value = lisp.eval::<Value>("(list 1)").expect("a value");
+    let child = lisp.enter(move |_| {
+        // SAFETY: the child only returns to the library, which ends it.
+        let child = unsafe { libc::fork() };
+        drop(value);
+        Ok(child)
+    });
+    assert_eq!(exit_status(child.expect("the process forks")), Some(0));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
 /// Forks this process, and returns true if `check` returns true in the child within 60 seconds.
 fn holds_in_forked_child(check: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child only calls the library, which makes no use of other threads, and _exit(2).
@@ -452,6 +482,12 @@ fn holds_in_forked_child(check: impl FnOnce() -> bool) -> bool {
         // SAFETY: _exit(2) takes a number.
         unsafe { libc::_exit(status) };
     }
+    exit_status(child) == Some(42)
+}
+
+/// Waits for the end of a child process and returns its exit status. Kills the child after 60 seconds, and returns `None` if
+/// a signal ended the child.
+fn exit_status(child: libc::pid_t) -> Option<i32> {
     let end = Instant::now() + Duration::from_secs(60);
     let mut status = 0;
     // SAFETY: `status` is writable.
@@ -462,7 +498,7 @@ fn holds_in_forked_child(check: impl FnOnce() -> bool) -> bool {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42
+    libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
 }
 
 #[test]

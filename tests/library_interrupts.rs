@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sbcl::{
     Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Restart, Serde, Shape,
@@ -1742,6 +1742,53 @@ fn definitions_near_the_end_of_the_binding_stack() {
         assert!(!defines(bindings));
         assert_eq!(lisp.eval::<i64>("(host:answer)").unwrap(), most, "{bindings} bindings");
     }
+}
+
+/// Drops handles with less and less of the control stack left, and then with hardly any of the binding stack left.
+fn handles_dropped_near_the_end_of_a_stack() {
+    static BATCHES: Mutex<Vec<Vec<Value>>> = Mutex::new(Vec::new());
+    let lisp = builder().control_stack(2 << 20).threads(1).boot().unwrap();
+    let inner = lisp.clone();
+    let drop_batch = || drop(BATCHES.lock().unwrap().pop());
+    let recurse = move || {
+        drop_batch();
+        inner.eval::<()>("(host:recurse)")
+    };
+    lisp.define("host:recurse", "Drop a thousand handles and recurse.", recurse).unwrap();
+    let inner = lisp.clone();
+    let drop_and_call = move || {
+        drop_batch();
+        inner.eval::<()>("1")
+    };
+    lisp.define("host:drop-handles", "Drop a thousand handles and call Lisp.", drop_and_call).unwrap();
+    let fill = |count: usize| {
+        let batch = || lisp.eval::<Vec<Value>>("(loop repeat 1000 collect (list :dropped))").unwrap();
+        *BATCHES.lock().unwrap() = std::iter::repeat_with(batch).take(count).collect();
+    };
+    for _ in 0..3 {
+        fill(60);
+        assert!(lisp.eval::<()>("(host:recurse)").is_err());
+    }
+    // The binding stack has 65,536 entries.
+    fill(100);
+    for bindings in (58_500..65_500).step_by(70) {
+        let variables = format!("(make-list {bindings} :initial-element '*padding*)");
+        let _ = lisp.eval::<()>(&format!("(progv {variables} '() (host:drop-handles))"));
+    }
+    BATCHES.lock().unwrap().clear();
+    let count = "(count '(:dropped) sbcl-host/embedding::**handle-table** :test #'equal)";
+    let end = Instant::now() + Duration::from_secs(20);
+    while lisp.eval::<i64>(count).unwrap() > 0 {
+        assert!(Instant::now() < end, "{} handles are never released", lisp.eval::<i64>(count).unwrap());
+    }
+}
+
+#[test]
+fn handles_dropped_for_lack_of_stack_are_released_later() {
+    run_probes(
+        "handles_dropped_for_lack_of_stack_are_released_later",
+        &[("handles_dropped_near_the_end_of_a_stack", handles_dropped_near_the_end_of_a_stack)],
+    );
 }
 
 #[test]

@@ -361,9 +361,15 @@ MISSING."
     (error "A function of an embedding program was called, but no embedding program is running."))
   (if *message-buffer*
       (perform-program-call function write missing)
-      (let ((*message-buffer* (acquire-message-buffer)))
-        (unwind-protect (perform-program-call function write missing)
-          (return-message-buffer)))))
+      (let ((*message-buffer* nil))
+        (unwind-protect
+             (progn
+               ;; An interruption that unwinds here would lose the buffer, or leave a lock of malloc held.
+               (without-interrupts
+                 (setf *message-buffer* (acquire-message-buffer)))
+               (perform-program-call function write missing))
+          (when *message-buffer*
+            (return-message-buffer))))))
 
 ;;; From the program to Lisp
 

@@ -343,8 +343,13 @@ impl Cx {
     pub(super) fn release_handles(&self) {
         // Handles dropped after this count may stay in the queue, so the loop ends however fast other threads drop handles.
         let mut left = message::dropped_handle_count();
-        // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail.
-        while left > 0 && !self.context.is_unwinding() && self.context.has_stack_room_for_lisp() {
+        // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail. Only
+        // a call shows whether Lisp has enough binding stack.
+        while left > 0
+            && !self.context.is_unwinding()
+            && self.context.has_stack_room_for_lisp(message::WAKE_THRESHOLD)
+            && self.call_entry::<()>(Entry::Objects, |_| Ok(())).is_ok()
+        {
             let released = message::take_dropped_handles();
             if released.is_empty() {
                 return;

@@ -14,6 +14,7 @@ use super::enter::Cx;
 use super::error::Error;
 use super::handle::Lisp;
 use super::pool::{self, RequestEnd};
+use crate::image::process;
 use crate::image::program::{CallContext, Followup, Task};
 use crate::os::panics;
 
@@ -97,6 +98,10 @@ impl<R> Future for Call<R> {
         if let Err(error) = &mut self.call {
             return Poll::Ready(Err(error.take().unwrap_or(Error::Aborted)));
         }
+        // In a forked process no thread ends the call, and a missing thread may hold the lock.
+        if process::is_forked() {
+            return Poll::Ready(Err(Error::Forked));
+        }
         // The lock is not held while a waker is cloned or dropped, because cloning and dropping run code of the program.
         let waker = context.waker().clone();
         let mut state = self.state.lock();
@@ -121,6 +126,7 @@ impl<R> Future for Call<R> {
 impl<R> Drop for Call<R> {
     fn drop(&mut self) {
         if let Ok(call) = self.call
+            && !process::is_forked()
             && !self.state.lock().is_over
         {
             pool::interrupt_call(call);

@@ -532,7 +532,8 @@ impl Lisp {
     /// The limit does not end code whose cleanup forms always stop the unwinding by another non-local exit, such as
     /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
     /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer; nor
-    /// while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument.
+    /// while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument; nor while four such
+    /// functions run, each of which has interrupted the one before, and has enabled interrupts again.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

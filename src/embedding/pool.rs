@@ -25,7 +25,7 @@ use crate::image::interruption::{self, Interruption};
 use crate::image::program::{
     self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState, sbcl_program_function,
 };
-use crate::image::{Event, message, process};
+use crate::image::{Event, message, process, signals};
 use crate::os::clock::DeadlineClock;
 use crate::os::helper_threads;
 use crate::os::panics::{self, PanicSafeDrop};
@@ -725,6 +725,11 @@ impl Pool {
             }
             Ok(())
         });
+        if is_outermost && process::is_forked() {
+            // The child process that the program's code has forked lacks its parent's other threads, and must not run the
+            // requests that wait for its parent.
+            signals::exit_now(0);
+        }
         drop(OPTIONS_STACK.with_borrow_mut(Vec::pop));
         let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
         let end = match result {

@@ -66,7 +66,7 @@ static RELEASE_WAKER: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
 /// Number of handles in the release queue at which a sleeping thread is woken; each multiple of this number wakes a thread
 /// again. A thread takes at most this many handles at a time.
-const WAKE_THRESHOLD: usize = 1024;
+pub(crate) const WAKE_THRESHOLD: usize = 1024;
 
 /// Number of handles in the release queue at which even a running call releases handles, since their objects may be large.
 const RELEASE_THRESHOLD_IN_CALL: usize = 16;

@@ -79,6 +79,14 @@ pub(crate) struct CallContext {
 /// call of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 3 * HEAP_PAGE_BYTES + 96 * 1024;
 
+/// At least the bytes of Lisp's frames below the frame that checks the room for a call (`check-stack-room` in
+/// `lisp/embedding/calls.lisp`).
+const LISP_FRAME_BYTES: usize = 16 * 1024;
+
+/// The bytes of stack that Lisp requires for each argument of a call (`check-stack-room-for-arguments` in
+/// `lisp/embedding/calls.lisp`).
+const LISP_ARGUMENT_BYTES: usize = 64;
+
 /// Bytes of stack, including SBCL's three guard pages, that must be left when Lisp is called: the frames up to the frame in
 /// which `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. SBCL would unwind past the caller's Rust
 /// frames.
@@ -336,9 +344,10 @@ impl CallContext {
         !self.is_stack_limited || self.stack.room().is_none_or(|room| room >= MIN_STACK_ROOM)
     }
 
-    /// Returns true if Lisp can be called here and does not refuse a call for lack of stack.
-    pub(crate) fn has_stack_room_for_lisp(&self) -> bool {
-        self.can_call(2 * MIN_STACK_ROOM)
+    /// Returns true if Lisp can be called here with `arguments` arguments, and does not refuse the call for lack of control
+    /// stack. Only Lisp knows how much binding stack is left.
+    pub(crate) fn has_stack_room_for_lisp(&self, arguments: usize) -> bool {
+        self.can_call(2 * MIN_STACK_ROOM + LISP_FRAME_BYTES + arguments * LISP_ARGUMENT_BYTES)
     }
 
     /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) always returns true. Callers use it to read the error

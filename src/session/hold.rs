@@ -9,6 +9,7 @@ use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{OpenQuestion, Request, SchedulerState};
 use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, bind_reply};
 use crate::error::{HoldEnd, HoldError, InspectError};
+use crate::image::process::is_forked;
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
@@ -213,7 +214,7 @@ impl Session {
     /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection holds
     /// no evaluation and has no request that could lead to a held evaluation, refuses the request at once instead of
     /// waiting for other connections' evaluations. A request that answers a `question` to the user is also refused if
-    /// the question is no longer open when the request's turn comes.
+    /// the question is no longer open when the request's turn comes. In a forked process, drops the request with its reply.
     fn enqueue_held_request(
         &self,
         mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
@@ -223,6 +224,9 @@ impl Session {
         question: Option<u64>,
     ) -> JobId {
         let id = JobId(job.id);
+        if is_forked() {
+            return id;
+        }
         let mut request = Request::new(&self.connection, job, timeout, body);
         request.question = question;
         if let Some(number) = question

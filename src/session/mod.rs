@@ -35,6 +35,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::Limits;
+use crate::image::process::is_forked;
 use crate::image::{Job, JobKind, Lane};
 use crate::os::clock::DeadlineClock;
 use crate::os::event_count::EventCount;
@@ -161,8 +162,12 @@ impl Inner {
 }
 
 impl Session {
+    /// Queues a request. In a forked process, which has no thread that could answer, drops the request with its reply.
     fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, body: RequestBody) -> JobId {
         let id = JobId(job.id);
+        if is_forked() {
+            return id;
+        }
         let mut scheduler = self.inner.scheduler.lock();
         scheduler.push(lane, Request::new(&self.connection, job, timeout, body));
         self.inner.unlock_and_notify(scheduler);

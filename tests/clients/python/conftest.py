@@ -1,5 +1,7 @@
 import logging
 
+import mcp.client.session
+import mcp.client.stdio
 import pytest
 
 from server import MODES
@@ -13,6 +15,14 @@ def anyio_backend():
 @pytest.fixture(params=MODES)
 def mode(request):
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def patient_sdk(monkeypatch):
+    """Raises the SDK's time limits for the start and the end of a server, which a busy machine exceeds."""
+    monkeypatch.setattr(mcp.client.stdio, "PROCESS_TERMINATION_TIMEOUT", 30)
+    if hasattr(mcp.client.session, "DISCOVER_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(mcp.client.session, "DISCOVER_TIMEOUT_SECONDS", 30)
 
 
 @pytest.fixture(autouse=True)
