@@ -343,13 +343,8 @@ impl Cx {
     pub(super) fn release_handles(&self) {
         // Handles dropped after this count may stay in the queue, so the loop ends however fast other threads drop handles.
         let mut left = message::dropped_handle_count();
-        // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail. Only
-        // a call shows whether Lisp has enough binding stack.
-        while left > 0
-            && !self.context.is_unwinding()
-            && self.context.has_stack_room_for_lisp(message::WAKE_THRESHOLD)
-            && self.call_entry::<()>(Entry::Objects, |_| Ok(())).is_ok()
-        {
+        // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail.
+        while left > 0 && self.can_release() {
             let released = message::take_dropped_handles();
             if released.is_empty() {
                 return;
@@ -360,6 +355,13 @@ impl Cx {
                 return;
             }
         }
+    }
+
+    /// Returns true if Lisp would release handles here. Only a call shows whether Lisp has enough binding stack.
+    fn can_release(&self) -> bool {
+        !self.context.is_unwinding()
+            && self.context.has_stack_room_for_lisp(message::WAKE_THRESHOLD)
+            && self.read::<()>(self.context.call(Entry::Objects as u64, <()>::VALUES.code(), &[])).is_ok()
     }
 
     /// Makes Lisp release the objects of `handles`. Lisp cannot be interrupted meanwhile.
