@@ -81,6 +81,7 @@ impl Observer for EventForwarder {
         self.status.set_step(None);
         self.status.set(StatusField::Deadline, timeout.map_or(0, deadline));
         self.status.set(StatusField::Client, connection);
+        self.status.raise(StatusField::HighestBegun, job);
         self.status.set(StatusField::Begun, job);
     }
 

@@ -236,7 +236,7 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last foreground job that began; 0 if there was none, or if the number on the page belongs to no
+    /// The highest number of a foreground job that began; 0 if there was none, or if the number on the page belongs to no
     /// call.
     pub(crate) begun: u64,
     /// True when the foreground job had not ended.

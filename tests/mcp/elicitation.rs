@@ -371,6 +371,20 @@ fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
     server.assert_works();
 }
 
+/// The job of the chosen restart has a higher number than the job of the call that waits.
+#[test]
+fn a_long_evaluation_that_waited_for_the_users_choice_keeps_its_image() {
+    let capabilities = json!({"elicitation": {}});
+    let mut server = elicitation_server_with(Mode::Supervised, &["--watch-interval", "20"], &capabilities);
+    let asking = post_asking(&mut server, CODE);
+    let (id, params) = next_question(&mut server);
+    let waiting = server.post_call("evaluate-lisp", json!({"code": "(loop repeat 10 do (sleep 0.1))"}));
+    server.request("ping", json!({}));
+    reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "1"));
+    assert!(server.outcome(asking).0.ends_with("=> (1 :END)"));
+    assert_eq!(server.outcome(waiting), ("=> NIL".to_owned(), false));
+}
+
 #[apply(both_modes)]
 fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) {
     let mut server =
