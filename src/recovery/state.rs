@@ -236,10 +236,10 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The highest number of a foreground job that began; 0 if there was none, or if the number on the page belongs to no
-    /// call.
+    /// The highest number of a requested foreground job that began; 0 if there was none, or if the number on the page
+    /// belongs to no call.
     pub(crate) begun: u64,
-    /// True when the foreground job had not ended.
+    /// True when a requested foreground job had not ended.
     pub(crate) in_flight: bool,
     /// The number of the connection that requested the foreground job.
     pub(crate) client: u64,

@@ -42,12 +42,14 @@ pub(crate) enum StatusField {
     InspectionDeadline,
     /// The id of the process that saves the persistent session at the end, and outlives the worker; 0 for none.
     Saver,
-    /// The highest number of a foreground job that began.
+    /// The number of a job of the call that requested the foreground job that began last; 0 for the server's own job.
+    RequestedBy,
+    /// The highest number that [`RequestedBy`](Self::RequestedBy) has had.
     HighestBegun,
 }
 
 /// The number of [`StatusField`]s.
-const FIELD_COUNT: usize = 13;
+const FIELD_COUNT: usize = 14;
 
 /// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;

@@ -240,17 +240,12 @@ impl Inner {
         }
     }
 
-    /// Reports the beginning of a requested foreground job to the observer, and sets the clock for the limits of any job.
+    /// Reports the beginning of a foreground job to the observer, and sets the clock for the limits of any job.
     fn report_job_begun(&self, running: Option<&mut RunningJob>, now: Instant) {
         let Some(running) = running else { return };
-        if running.is_foreground()
-            && running.is_requested()
-            && let Some(observer) = self.observer.get()
-        {
-            // The server's own jobs are not reported: their numbers exceed the numbers of waiting requests, and the
-            // supervisor would count these requests as begun.
+        if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
-            observer.job_begun(running.id, running.connection.id, timeout);
+            observer.job_begun(running.id, running.requested_by(), running.connection.id, timeout);
         }
         if running.evaluates() {
             self.evaluations_begun.fetch_add(1, Ordering::Relaxed);

@@ -295,6 +295,12 @@ impl RunningJob {
         !self.is_internal && self.activity.is_requested()
     }
 
+    /// Returns the number of a job of the call that requested this job; `None` for the server's own job, whose number
+    /// exceeds the numbers of requests that wait.
+    pub(super) fn requested_by(&self) -> Option<u64> {
+        self.is_requested().then_some(self.id)
+    }
+
     /// Returns true for a job on an evaluating thread.
     pub(super) fn evaluates(&self) -> bool {
         self.lane == Lane::Evaluation

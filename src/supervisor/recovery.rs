@@ -248,7 +248,7 @@ impl RecoveryRecord {
         self.record_finished_saves();
         let last = self.last_status(status);
         // A line whose job has begun was not lost: foreign code may have written the line's number to the status page.
-        let begun_last = call_of_job(status.get(StatusField::Begun));
+        let begun_last = call_of_job(status.get(StatusField::RequestedBy));
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != begun_last);
         lost_line.into_iter().for_each(|line| self.requests.record_lost_line(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
@@ -270,16 +270,18 @@ impl RecoveryRecord {
         // A job of a call that was never sent cannot have begun: foreign code may have written to the status page.
         let job_in =
             |field| Some(status.get(field)).filter(|job| call_of_job(*job) < self.requests.next_number()).unwrap_or(0);
-        let last = job_in(StatusField::Begun);
+        let requested_by = job_in(StatusField::RequestedBy);
+        let runs = status.get(StatusField::Begun) != status.get(StatusField::Ended);
         let client = status.get(StatusField::Client);
         let replaying = usize::try_from(status.get(StatusField::ReplayedForm)).unwrap_or(0).checked_sub(1);
         LastStatus {
             // If foreign code has written too high a number, at least the last job counts as begun.
-            begun: last.max(job_in(StatusField::HighestBegun)),
-            in_flight: last != 0 && last != status.get(StatusField::Ended),
+            begun: requested_by.max(job_in(StatusField::HighestBegun)),
+            in_flight: runs && requested_by != 0,
             client,
             // A job that its call submits late has the number of another client's call, or of a call that is answered.
-            job: (self.requests.connection(call_of_job(last)) == Some(client)).then(|| first_job_of_message(last)),
+            job: (self.requests.connection(call_of_job(requested_by)) == Some(client))
+                .then(|| first_job_of_message(requested_by)),
             background: status.background(),
             step: status.step(),
             replaying,
@@ -481,11 +483,17 @@ mod tests {
         let ([waiting, first], page) = ([1, 2].map(|call| job_number(call, 0)), status.map());
         page.set(StatusField::HighestBegun, first);
         page.set(StatusField::Ended, first);
+        page.set(StatusField::RequestedBy, waiting);
         page.set(StatusField::Begun, waiting);
         let last = recovery.last_status(&status);
         assert_eq!((last.begun, last.in_flight, last.job), (first, true, Some(waiting)));
         page.set(StatusField::Ended, waiting);
         assert!(!recovery.last_status(&status).in_flight);
+        // The server's own job is no client's evaluation.
+        page.set(StatusField::RequestedBy, 0);
+        page.set(StatusField::Begun, first + 1);
+        let last = recovery.last_status(&status);
+        assert_eq!((last.begun, last.in_flight, last.job), (first, false, None));
         recovery.record_crash(&status, true, &Crash::new("died"));
         assert_eq!(recovery.state.begun, first);
     }
