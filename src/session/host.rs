@@ -152,9 +152,11 @@ impl Host for Inner {
             Event::Interrupted(_) => self.record_interruption(running, false),
             Event::Unwinding(_) => self.record_interruption(running, true),
             Event::Released => {
-                let end = Instant::now() + self.limits.lock().cleanup;
+                let cleanup = self.limits.lock().cleanup;
+                let end = Instant::now() + cleanup;
                 running.deadline = Some(end);
                 self.clock.arm(end);
+                self.report_deadline(running, cleanup);
                 if let Activity::Held(about) = &mut running.activity {
                     about.begin_unwinding();
                 }
