@@ -385,6 +385,21 @@ fn a_long_evaluation_that_waited_for_the_users_choice_keeps_its_image() {
     assert_eq!(server.outcome(waiting), ("=> NIL".to_owned(), false));
 }
 
+#[test]
+fn a_call_that_waits_for_the_users_choice_runs_when_the_choice_ends_the_image() {
+    let mut server = elicitation_server(Mode::Supervised, &json!({"elicitation": {}}));
+    let code = "(restart-case (error \"boo\") (die () (sb-posix:kill (sb-posix:getpid) 9) (sleep 10)))";
+    let asking = post_asking(&mut server, code);
+    let (id, params) = next_question(&mut server);
+    let waiting = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    server.request("ping", json!({}));
+    reply(&mut server, &id, &accept(&offered_choice(&params, "DIE"), ""));
+    let (text, is_error) = server.outcome(asking);
+    assert!(is_error && text.starts_with("[ERROR] IMAGE-LOST\n"), "{text}");
+    let (text, is_error) = server.outcome(waiting);
+    assert!(!is_error && text.ends_with("=> 3"), "{text}");
+}
+
 #[apply(both_modes)]
 fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) {
     let mut server =
