@@ -146,6 +146,10 @@ impl Observer for EventForwarder {
         self.reporter.report_change(SessionEvent::Defined(definition.bounded()));
     }
 
+    fn evaluation_detached(&self, evaluation: u64) {
+        self.reporter.report_change(SessionEvent::Detached { evaluation });
+    }
+
     fn evaluation_numbered(&self, evaluation: u64) {
         self.status.set(StatusField::NewestEvaluation, evaluation);
     }

@@ -307,6 +307,11 @@ impl RecoveryState {
                     }
                 }
             }
+            SessionEvent::Detached { evaluation } => {
+                if let Some(definitions) = &mut self.definitions {
+                    definitions.make_local(evaluation);
+                }
+            }
             SessionEvent::Errors { client, added, last } => {
                 if let Some(client) = self.clients.get_mut(&client) {
                     client.errors.record(added, last);
@@ -772,6 +777,15 @@ mod tests {
 
     fn codes(state: &RecoveryState) -> Vec<&str> {
         state.definitions().map(|definition| &*definition.form.code).collect()
+    }
+
+    #[test]
+    fn definitions_of_an_evaluation_that_moves_to_the_background_become_local() {
+        let mut state = with_definitions(&["(in-package :b)", "(f)"]);
+        state.apply(SessionEvent::Defined(Definition { evaluation: 2, ..definition("(g)") }));
+        state.apply(SessionEvent::Detached { evaluation: 1 });
+        let locals: Vec<_> = state.definitions().map(|definition| definition.local).collect();
+        assert_eq!(locals, [true, true, false]);
     }
 
     #[test]
