@@ -220,6 +220,12 @@ impl Definitions {
         dropped
     }
 
+    /// Makes the definitions of this evaluation [local](Definition::local).
+    pub(crate) fn make_local(&mut self, evaluation: u64) {
+        let of_evaluation = self.entries.iter_mut().filter(|(_, definition)| definition.evaluation == evaluation);
+        of_evaluation.for_each(|(_, definition)| definition.local = true);
+    }
+
     /// Keeps only the first and the last occurrence of a repeated form; other forms may depend on the first. If the
     /// remaining forms still take too much room, drops forms by their [`DropRank`], the oldest first. Returns the
     /// positions of the dropped definitions that are only counted from now on.

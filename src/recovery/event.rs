@@ -88,6 +88,8 @@ pub(crate) enum SessionEvent {
     },
     /// A form defined something.
     Defined(Definition),
+    /// The foreground evaluation with this number continues in the background: its package stays its own.
+    Detached { evaluation: u64 },
     /// An evaluation changed the error state or history of a client.
     Errors {
         /// The number of the client's connection.
@@ -115,7 +117,7 @@ impl SessionEvent {
         match self {
             Self::Handshake { .. } | Self::Limits(_) | Self::SaveFailed { .. } => false,
             Self::Errors { client, .. } => *client == 0,
-            Self::Defined(_) | Self::Saving { .. } | Self::Saved(_) => true,
+            Self::Defined(_) | Self::Detached { .. } | Self::Saving { .. } | Self::Saved(_) => true,
         }
     }
 }

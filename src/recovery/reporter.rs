@@ -73,7 +73,7 @@ impl Observer for EventForwarder {
         self.replay.is_evaluating()
     }
 
-    fn job_begun(&self, job: u64, connection: u64, timeout: Option<Duration>) {
+    fn job_begun(&self, job: u64, requested_by: Option<u64>, connection: u64, timeout: Option<Duration>) {
         if self.is_replaying() {
             return;
         }
@@ -81,6 +81,8 @@ impl Observer for EventForwarder {
         self.status.set_step(None);
         self.status.set(StatusField::Deadline, timeout.map_or(0, deadline));
         self.status.set(StatusField::Client, connection);
+        self.status.set(StatusField::RequestedBy, requested_by.unwrap_or(0));
+        self.status.raise(StatusField::HighestBegun, requested_by.unwrap_or(0));
         self.status.set(StatusField::Begun, job);
     }
 
@@ -142,6 +144,10 @@ impl Observer for EventForwarder {
         let (form, changes) = (form.clone(), changes.clone());
         let definition = Definition { form, changes, local, attached, evaluation, took, too_long: None };
         self.reporter.report_change(SessionEvent::Defined(definition.bounded()));
+    }
+
+    fn evaluation_detached(&self, evaluation: u64) {
+        self.reporter.report_change(SessionEvent::Detached { evaluation });
     }
 
     fn evaluation_numbered(&self, evaluation: u64) {

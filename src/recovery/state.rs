@@ -236,10 +236,10 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last foreground job that began; 0 if there was none, or if the number on the page belongs to no
-    /// call.
+    /// The highest number of a requested foreground job that began; 0 if there was none, or if the number on the page
+    /// belongs to no call.
     pub(crate) begun: u64,
-    /// True when the foreground job had not ended.
+    /// True when a requested foreground job had not ended.
     pub(crate) in_flight: bool,
     /// The number of the connection that requested the foreground job.
     pub(crate) client: u64,
@@ -305,6 +305,11 @@ impl RecoveryState {
                         let cores = complete.chain(self.saving.iter_mut().map(|save| &mut save.coverage));
                         cores.filter(|core| core.position <= position).for_each(|core| core.dropped += 1);
                     }
+                }
+            }
+            SessionEvent::Detached { evaluation } => {
+                if let Some(definitions) = &mut self.definitions {
+                    definitions.make_local(evaluation);
                 }
             }
             SessionEvent::Errors { client, added, last } => {
@@ -772,6 +777,15 @@ mod tests {
 
     fn codes(state: &RecoveryState) -> Vec<&str> {
         state.definitions().map(|definition| &*definition.form.code).collect()
+    }
+
+    #[test]
+    fn definitions_of_an_evaluation_that_moves_to_the_background_become_local() {
+        let mut state = with_definitions(&["(in-package :b)", "(f)"]);
+        state.apply(SessionEvent::Defined(Definition { evaluation: 2, ..definition("(g)") }));
+        state.apply(SessionEvent::Detached { evaluation: 1 });
+        let locals: Vec<_> = state.definitions().map(|definition| definition.local).collect();
+        assert_eq!(locals, [true, true, false]);
     }
 
     #[test]

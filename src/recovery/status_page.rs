@@ -17,13 +17,13 @@ use crate::session::MAX_BACKGROUND;
 /// A number on the page. The discriminant is the number's index on the page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum StatusField {
-    /// The number of the last foreground job that began.
+    /// The number of the foreground job that began last. Job numbers do not always rise.
     Begun,
     /// The number of the connection whose foreground job began last.
     Client,
-    /// The number of the last foreground job that ended.
+    /// The number of the foreground job that ended last. It equals [`Begun`](Self::Begun) unless a foreground job runs.
     Ended,
-    /// The deadline of the last foreground job that began, or of the replayed form, in nanoseconds of
+    /// The deadline of the foreground job that began last, or of the replayed form, in nanoseconds of
     /// [`monotonic_nanoseconds`]; 0 for none.
     Deadline,
     /// The number of the form that is being replayed, from 1; 0 for none.
@@ -42,10 +42,14 @@ pub(crate) enum StatusField {
     InspectionDeadline,
     /// The id of the process that saves the persistent session at the end, and outlives the worker; 0 for none.
     Saver,
+    /// The number of a job of the call that requested the foreground job that began last; 0 for the server's own job.
+    RequestedBy,
+    /// The highest number that [`RequestedBy`](Self::RequestedBy) has had.
+    HighestBegun,
 }
 
 /// The number of [`StatusField`]s.
-const FIELD_COUNT: usize = 12;
+const FIELD_COUNT: usize = 14;
 
 /// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
@@ -194,6 +198,14 @@ impl WorkerStatus {
     /// Returns the process that saves the session at the end.
     pub(crate) fn saver(&self) -> Option<Pid> {
         process_id(self.get(StatusField::Saver))
+    }
+
+    /// Maps the page as a worker does.
+    #[cfg(test)]
+    pub(crate) fn map(&self) -> StatusPage {
+        use std::os::fd::IntoRawFd;
+        StatusPage::map(self.0.try_clone().expect("a descriptor is free").into_raw_fd())
+            .expect("the page can be mapped")
     }
 
     /// Reads the numbers of the background evaluations.

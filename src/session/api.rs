@@ -319,8 +319,9 @@ impl Session {
             return None;
         }
         self.inner.report_background(&scheduler);
-        if let (true, Some(observer)) = (scheduler.find(id.0).is_some(), self.inner.observer.get()) {
+        if let (Some(running), Some(observer)) = (scheduler.find(id.0), self.inner.observer.get()) {
             observer.job_ended(id.0);
+            observer.evaluation_detached(running.evaluation);
         }
         let mut outcome = outcome_so_far(&mut scheduler, id);
         self.inner.unlock_and_notify(scheduler);

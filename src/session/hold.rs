@@ -234,6 +234,7 @@ impl Session {
             && let Some(asked) = &mut hold.question
         {
             asked.on_withdrawal = None;
+            request.job_of_call = asked.first_job;
         }
         if scheduler.cannot_hold(self.connection.id) {
             let answer = Inner::refuse(&mut scheduler, request);

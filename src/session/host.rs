@@ -152,9 +152,11 @@ impl Host for Inner {
             Event::Interrupted(_) => self.record_interruption(running, false),
             Event::Unwinding(_) => self.record_interruption(running, true),
             Event::Released => {
-                let end = Instant::now() + self.limits.lock().cleanup;
+                let cleanup = self.limits.lock().cleanup;
+                let end = Instant::now() + cleanup;
                 running.deadline = Some(end);
                 self.clock.arm(end);
+                self.report_deadline(running, cleanup);
                 if let Activity::Held(about) = &mut running.activity {
                     about.begin_unwinding();
                 }
@@ -240,17 +242,12 @@ impl Inner {
         }
     }
 
-    /// Reports the beginning of a requested foreground job to the observer, and sets the clock for the limits of any job.
+    /// Reports the beginning of a foreground job to the observer, and sets the clock for the limits of any job.
     fn report_job_begun(&self, running: Option<&mut RunningJob>, now: Instant) {
         let Some(running) = running else { return };
-        if running.is_foreground()
-            && running.is_requested()
-            && let Some(observer) = self.observer.get()
-        {
-            // The server's own jobs are not reported: their numbers exceed the numbers of waiting requests, and the
-            // supervisor would count these requests as begun.
+        if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
-            observer.job_begun(running.id, running.connection.id, timeout);
+            observer.job_begun(running.id, running.requested_by(), running.connection.id, timeout);
         }
         if running.evaluates() {
             self.evaluations_begun.fetch_add(1, Ordering::Relaxed);

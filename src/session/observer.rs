@@ -12,8 +12,9 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 /// method may block.
 pub(crate) trait Observer: Send + Sync {
     /// Called when a foreground job begins, with the numbers of the job and of its connection, and with the job's time
-    /// limit; `None` for no limit.
-    fn job_begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
+    /// limit; `None` for no limit. `requested_by` is the number of a job of the call that requested the job; `None` for the
+    /// server's own job.
+    fn job_begun(&self, _job: u64, _requested_by: Option<u64>, _connection: u64, _timeout: Option<Duration>) {}
     /// Called when the foreground job gets a new deadline. The argument is the time until the deadline; `None` for no
     /// deadline.
     fn deadline_changed(&self, _more: Option<Duration>) {}
@@ -44,6 +45,9 @@ pub(crate) trait Observer: Send + Sync {
         _evaluation: u64,
     ) {
     }
+    /// Called when the foreground evaluation with this number continues in the background. From now on, the package was
+    /// bound for this evaluation only, also for the forms that have defined something already.
+    fn evaluation_detached(&self, _evaluation: u64) {}
     /// Called when a connection ends.
     fn connection_ended(&self, _connection: u64) {}
     /// Called when a new evaluation gets its number.

@@ -284,18 +284,20 @@ pub(crate) struct UserQuestion {
 }
 
 impl Session {
-    /// Begins a question to the user about the held evaluation that failed with `error`. The answer may take any time;
-    /// until then, this connection's requests wait, except resets and requests about the held evaluation. If the hold
-    /// ends before the user has chosen, `on_withdrawal` is called. Returns `None` if the evaluation is no longer held.
+    /// Begins a question to the user about the held evaluation that failed with `error`. `first_job` is the lowest number
+    /// for the jobs of the call that asks. The answer may take any time; until then, this connection's requests wait, except
+    /// resets and requests about the held evaluation. If the hold ends before the user has chosen, `on_withdrawal` is called.
+    /// Returns `None` if the evaluation is no longer held.
     pub(crate) fn begin_user_question(
         &self,
         error: &ErrorRecord,
+        first_job: u64,
         on_withdrawal: impl FnOnce(HoldEnd) + Send + 'static,
     ) -> Option<UserQuestion> {
         let number = self.inner.next_job_id();
         let mut scheduler = self.inner.scheduler.lock();
         let hold = scheduler.hold_of_error(self.connection.id, error)?;
-        let question = OpenQuestion { number, on_withdrawal: Some(Box::new(on_withdrawal)) };
+        let question = OpenQuestion { number, first_job, on_withdrawal: Some(Box::new(on_withdrawal)) };
         if hold.question.replace(question).is_none()
             && let Some(observer) = self.inner.observer.get()
         {
@@ -309,6 +311,16 @@ impl UserQuestion {
     /// Returns true until the hold ends or is resumed.
     pub(crate) fn is_open(&self) -> bool {
         self.session.inner.scheduler.lock().hold_of_question(self.number).is_some()
+    }
+
+    /// Passes the question to the call with which the client has repeated the call that asked. `first_job` is the lowest
+    /// number for the jobs of the repeated call.
+    pub(crate) fn pass_to_call(&self, first_job: u64) {
+        let mut scheduler = self.session.inner.scheduler.lock();
+        let question = scheduler.hold_of_question(self.number).and_then(|hold| hold.question.as_mut());
+        if let Some(question) = question {
+            question.first_job = first_job;
+        }
     }
 
     /// Aborts the held evaluation, as [`Session::abort_held`] does.

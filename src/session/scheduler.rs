@@ -44,6 +44,9 @@ pub(super) struct Request {
     /// The number of the question to the user that this request answers. The request is refused if the question is no
     /// longer open. `None` for a request that answers no question.
     pub(super) question: Option<u64>,
+    /// The number of a job of the call that made the request: the job's own number, except for a request that answers a
+    /// question to the user.
+    pub(super) job_of_call: u64,
     /// True if the request is refused unless the session is [idle](SchedulerState::check_idle) when its turn comes. Such a
     /// request releases no held evaluation.
     pub(super) needs_idle: bool,
@@ -62,11 +65,12 @@ impl Request {
         job.connection = connection.id;
         Self {
             connection: connection.clone(),
-            job,
             timeout,
             body,
             background: false,
             question: None,
+            job_of_call: job.id,
+            job,
             needs_idle: false,
             is_internal: false,
         }
@@ -119,6 +123,9 @@ pub(super) struct Hold {
 /// A question to the user about a held evaluation.
 pub(super) struct OpenQuestion {
     pub(super) number: u64,
+    /// The lowest number for the jobs of the call that asks. The job of the user's choice has a higher number than the jobs
+    /// of the calls that wait for the choice.
+    pub(super) first_job: u64,
     /// The function to call if the hold ends before the user has answered; `None` once the user has answered.
     pub(super) on_withdrawal: Option<Reply<HoldEnd>>,
 }
@@ -126,6 +133,8 @@ pub(super) struct OpenQuestion {
 /// A job that Lisp has begun.
 pub(super) struct RunningJob {
     pub(super) id: u64,
+    /// The number of a job of the call that requested the job.
+    job_of_call: u64,
     /// The connection that sent the request.
     pub(super) connection: Arc<Connection>,
     pub(super) lane: Lane,
@@ -198,6 +207,7 @@ impl RunningJob {
     ) -> Option<Self> {
         Some(Self {
             id: request.job.id,
+            job_of_call: request.job_of_call,
             connection: request.connection,
             lane,
             thread: 0,
@@ -293,6 +303,12 @@ impl RunningJob {
     /// Returns true if a client or a program requested the job.
     pub(super) fn is_requested(&self) -> bool {
         !self.is_internal && self.activity.is_requested()
+    }
+
+    /// Returns the number of a job of the call that requested this job; `None` for the server's own job, whose number
+    /// exceeds the numbers of requests that wait.
+    pub(super) fn requested_by(&self) -> Option<u64> {
+        self.is_requested().then_some(self.job_of_call)
     }
 
     /// Returns true for a job on an evaluating thread.

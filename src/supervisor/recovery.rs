@@ -248,7 +248,8 @@ impl RecoveryRecord {
         self.record_finished_saves();
         let last = self.last_status(status);
         // A line whose job has begun was not lost: foreign code may have written the line's number to the status page.
-        let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != call_of_job(last.begun));
+        let begun_last = call_of_job(status.get(StatusField::RequestedBy));
+        let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != begun_last);
         lost_line.into_iter().for_each(|line| self.requests.record_lost_line(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
         if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
@@ -267,17 +268,20 @@ impl RecoveryRecord {
     /// Reads a worker's status page.
     fn last_status(&self, status: &WorkerStatus) -> LastStatus {
         // A job of a call that was never sent cannot have begun: foreign code may have written to the status page.
-        let begun = Some(status.get(StatusField::Begun))
-            .filter(|job| call_of_job(*job) < self.requests.next_number())
-            .unwrap_or(0);
+        let job_in =
+            |field| Some(status.get(field)).filter(|job| call_of_job(*job) < self.requests.next_number()).unwrap_or(0);
+        let requested_by = job_in(StatusField::RequestedBy);
+        let runs = status.get(StatusField::Begun) != status.get(StatusField::Ended);
         let client = status.get(StatusField::Client);
         let replaying = usize::try_from(status.get(StatusField::ReplayedForm)).unwrap_or(0).checked_sub(1);
         LastStatus {
-            begun,
-            in_flight: begun > status.get(StatusField::Ended),
+            // If foreign code has written too high a number, at least the last job counts as begun.
+            begun: requested_by.max(job_in(StatusField::HighestBegun)),
+            in_flight: runs && requested_by != 0,
             client,
             // A job that its call submits late has the number of another client's call, or of a call that is answered.
-            job: (self.requests.connection(call_of_job(begun)) == Some(client)).then(|| first_job_of_message(begun)),
+            job: (self.requests.connection(call_of_job(requested_by)) == Some(client))
+                .then(|| first_job_of_message(requested_by)),
             background: status.background(),
             step: status.step(),
             replaying,
@@ -465,6 +469,33 @@ mod tests {
         recovery.finish_call(1);
         recovery.finish_call(2);
         assert!(recovery.state.replaced_for.is_empty());
+    }
+
+    /// A job that waited while its client's user was asked a question begins after jobs with higher numbers.
+    #[test]
+    fn jobs_that_began_before_a_job_with_a_lower_number_do_not_begin_again() {
+        let checkpoints = TestCheckpoints::new("lower");
+        let (mut recovery, status) = session(&checkpoints);
+        for line in ["waits\n", "begins\n"] {
+            recovery.requests.add(0, line.as_bytes());
+            assert!(recovery.requests.next_piece().is_some());
+        }
+        let ([waiting, first], page) = ([1, 2].map(|call| job_number(call, 0)), status.map());
+        page.set(StatusField::HighestBegun, first);
+        page.set(StatusField::Ended, first);
+        page.set(StatusField::RequestedBy, waiting);
+        page.set(StatusField::Begun, waiting);
+        let last = recovery.last_status(&status);
+        assert_eq!((last.begun, last.in_flight, last.job), (first, true, Some(waiting)));
+        page.set(StatusField::Ended, waiting);
+        assert!(!recovery.last_status(&status).in_flight);
+        // The server's own job is no client's evaluation.
+        page.set(StatusField::RequestedBy, 0);
+        page.set(StatusField::Begun, first + 1);
+        let last = recovery.last_status(&status);
+        assert_eq!((last.begun, last.in_flight, last.job), (first, false, None));
+        recovery.record_crash(&status, true, &Crash::new("died"));
+        assert_eq!(recovery.state.begun, first);
     }
 
     #[test]

@@ -80,8 +80,10 @@ impl Watchdog {
             return (count(&mut self.unready, deadline < monotonic_nanoseconds()) >= UNREADY_LIMIT)
                 .then(|| Crash::new("did not become ready in time and was terminated"));
         }
+        // `Ended` is read first: if a job begins meanwhile, that job runs.
+        let ended = worker.status.get(StatusField::Ended);
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
-        let running = begun > worker.status.get(StatusField::Ended);
+        let running = begun != ended;
         let is_stopped = processes::is_stopped(worker.pid);
         let is_overdue = running && deadline != 0 && deadline < monotonic_nanoseconds();
         let timeout = || failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
@@ -124,5 +126,35 @@ impl Watchdog {
             Crash::new("stopped reading requests and was terminated")
                 .stalled_at(requests.first_open_line_from(last_read))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recovery::status_page::WorkerStatus;
+    use crate::rpc::WriteBuffer;
+
+    /// A job that waited while its client's user was asked a question begins after jobs with higher numbers.
+    #[test]
+    fn a_job_that_begins_after_a_job_with_a_higher_number_keeps_the_worker_alive() {
+        let status = WorkerStatus::new(None).expect("memory");
+        let page = status.map();
+        let (output, input) = std::io::pipe().expect("a pipe");
+        let this_process = rustix::process::getpid();
+        let mut worker = WorkerProcess::new(this_process, status, WriteBuffer::new(input.into()), output.into());
+        worker.replayed = true;
+        let mut requests = Requests::new();
+        requests.add(0, b"{\"id\":7,\"method\":\"tools/call\"}");
+        assert!(requests.next_piece().is_some());
+        page.set(StatusField::LastLineRead, 1);
+        let mut watchdog = Watchdog::new(Duration::ZERO);
+        let mut check = |begun, ended| {
+            page.set(StatusField::Begun, begun);
+            page.set(StatusField::Ended, ended);
+            (0..2 * STALLED_LIMIT).find_map(|_| watchdog.check(&worker, &mut requests, true))
+        };
+        assert!(check(5, 6).is_none());
+        assert!(check(5, 5).expect("nothing runs").cause.starts_with("stopped answering"));
     }
 }

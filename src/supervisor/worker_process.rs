@@ -55,25 +55,7 @@ pub(super) fn start(
     let child = command.process_group(0).spawn();
     status.set_inheritable(false)?;
     lock.map_or(Ok(()), |lock| rustix::io::fcntl_setfd(lock, FdFlags::CLOEXEC))?;
-    Ok(WorkerProcess {
-        pid: Pid::from_child(&child?),
-        status,
-        input: Some(WriteBuffer::new(to)),
-        output: from,
-        is_output_open: true,
-        buffer: Vec::new(),
-        start: 0,
-        partial_answer: Vec::new(),
-        partial_answer_line: None,
-        bytes_read: 0,
-        sent: 0,
-        received: 0,
-        wait_status: None,
-        ready: false,
-        replayed: false,
-        announced_status: None,
-        has_unreadable_event: false,
-    })
+    Ok(WorkerProcess::new(Pid::from_child(&child?), status, WriteBuffer::new(to), from))
 }
 
 /// A frame's kind, line number and payload. The payload is owned if it came in parts.
@@ -116,6 +98,29 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
+    /// Creates the record of a process that was just started, with the pipes that the process reads and writes.
+    pub(super) fn new(pid: Pid, status: WorkerStatus, input: WriteBuffer, output: OwnedFd) -> Self {
+        Self {
+            pid,
+            status,
+            input: Some(input),
+            output,
+            is_output_open: true,
+            buffer: Vec::new(),
+            start: 0,
+            partial_answer: Vec::new(),
+            partial_answer_line: None,
+            bytes_read: 0,
+            sent: 0,
+            received: 0,
+            wait_status: None,
+            ready: false,
+            replayed: false,
+            announced_status: None,
+            has_unreadable_event: false,
+        }
+    }
+
     /// Writes unsent bytes and then waiting lines, as long as the process reads them, but not much more than one piece
     /// per call. A process gets lines only once it is ready, since it must read its recovery state first.
     pub(super) fn send_waiting(&mut self, requests: &mut Requests) {

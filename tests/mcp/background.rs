@@ -218,6 +218,18 @@ fn replay_of_a_background_evaluation_leaves_the_sessions_package() {
 }
 
 #[test]
+fn replay_of_an_evaluation_that_moved_to_the_background_leaves_the_sessions_package() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :moved (:use :cl))");
+    let code = "(in-package :moved) (defun f () 1) (sleep 600)";
+    let text = call_ok(&mut server, "evaluate-lisp", json!({"code": code, "wait": 0.3}));
+    assert!(text.ends_with(" continues in the background."), "{text}");
+    kill_worker(&server);
+    let text = server.evaluate("(list (package-name *package*) (moved::f))");
+    assert!(text.ends_with("=> (\"COMMON-LISP-USER\" 1)"), "{text}");
+}
+
+#[test]
 fn image_loss_names_the_lost_evaluations() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(loop)");

@@ -371,6 +371,35 @@ fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
     server.assert_works();
 }
 
+/// The job of the chosen restart has a higher number than the job of the call that waits.
+#[test]
+fn a_long_evaluation_that_waited_for_the_users_choice_keeps_its_image() {
+    let capabilities = json!({"elicitation": {}});
+    let mut server = elicitation_server_with(Mode::Supervised, &["--watch-interval", "20"], &capabilities);
+    let asking = post_asking(&mut server, CODE);
+    let (id, params) = next_question(&mut server);
+    let waiting = server.post_call("evaluate-lisp", json!({"code": "(loop repeat 10 do (sleep 0.1))"}));
+    server.request("ping", json!({}));
+    reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "1"));
+    assert!(server.outcome(asking).0.ends_with("=> (1 :END)"));
+    assert_eq!(server.outcome(waiting), ("=> NIL".to_owned(), false));
+}
+
+#[test]
+fn a_call_that_waits_for_the_users_choice_runs_when_the_choice_ends_the_image() {
+    let mut server = elicitation_server(Mode::Supervised, &json!({"elicitation": {}}));
+    let code = "(restart-case (error \"boo\") (die () (sb-posix:kill (sb-posix:getpid) 9) (sleep 10)))";
+    let asking = post_asking(&mut server, code);
+    let (id, params) = next_question(&mut server);
+    let waiting = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    server.request("ping", json!({}));
+    reply(&mut server, &id, &accept(&offered_choice(&params, "DIE"), ""));
+    let (text, is_error) = server.outcome(asking);
+    assert!(is_error && text.starts_with("[ERROR] IMAGE-LOST\n"), "{text}");
+    let (text, is_error) = server.outcome(waiting);
+    assert!(!is_error && text.ends_with("=> 3"), "{text}");
+}
+
 #[apply(both_modes)]
 fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) {
     let mut server =

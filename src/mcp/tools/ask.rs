@@ -113,7 +113,7 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
     match channel(&call.client) {
         Channel::Nobody => helper_threads::run(move || call.reply(outcome)),
         Channel::Repeat => {
-            let Some(user_question) = call.session().begin_user_question(error, drop) else {
+            let Some(user_question) = call.session().begin_user_question(error, call.first_job, drop) else {
                 return answer_with_current_outcome(call, outcome, None);
             };
             let (number, state) = {
@@ -174,9 +174,12 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     };
     let response = responses.and_then(|mut responses| responses.remove(QUESTION_KEY));
     let result = response.and_then(|response| serde_json::from_value(response).ok());
-    handle_with(move |call| match result {
-        Some(result) => apply_choice(call, ask_state, outcome, &result, user_question),
-        None => ask_or_answer(call, ask_state, outcome),
+    handle_with(move |call| {
+        user_question.pass_to_call(call.first_job);
+        match result {
+            Some(result) => apply_choice(call, ask_state, outcome, &result, user_question),
+            None => ask_or_answer(call, ask_state, outcome),
+        }
     })
 }
 
@@ -219,7 +222,7 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
     let hold_end = Arc::new(OnceLock::new());
     let begun = outcome.result.as_ref().err().and_then(|error| {
         let (hold_end, pending) = (hold_end.clone(), pending.clone());
-        session.begin_user_question(error, move |end| {
+        session.begin_user_question(error, call.first_job, move |end| {
             _ = hold_end.set(end);
             pending.withdraw_question(withdrawal_reason(end));
         })

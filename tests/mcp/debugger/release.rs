@@ -95,6 +95,16 @@ fn new_evaluation_releases_the_held_evaluation_with_a_notice(mode: Mode) {
     call_ok(&mut server, "abort-evaluation", json!({}));
 }
 
+#[test]
+fn a_long_release_before_the_next_evaluation_keeps_the_image() {
+    let mut server = Server::start_with(&["--cleanup", "20", "--watch-interval", "20"]);
+    server.initialize("2025-06-18");
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 2)");
+    hold(&mut server, "(unwind-protect (error \"x\") (loop repeat 10 do (sleep 0.1)))");
+    assert_eq!(server.evaluate("*x*"), format!("{RELEASED}=> 2"));
+}
+
 #[apply(both_modes)]
 fn inspection_tools_and_configure_limits_keep_the_evaluation_held(mode: Mode) {
     let mut server = mode.ready();
