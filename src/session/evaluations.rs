@@ -10,6 +10,7 @@ use super::events::OutcomeBuilder;
 use super::scheduler::{MAX_BACKGROUND, SchedulerState};
 use super::{AnswerFn, Inner, JobId, Reply, Session, bind_reply};
 use crate::error::EvaluationError;
+use crate::os::{helper_threads, panics};
 use crate::outcome::{EvaluationStatus, Outcome, Progress, byte_offset};
 
 /// The maximum number of finished evaluations that are kept.
@@ -63,6 +64,8 @@ struct Waiter {
     evaluation: u64,
     /// True if the reply gives the outcome to the evaluation's own client.
     delivers: bool,
+    /// True if the reply passes on the outcome. A helper thread calls such a reply, which may render a large answer.
+    uses_outcome: bool,
     reply: Reply<Arc<Outcome>>,
 }
 
@@ -153,10 +156,18 @@ impl Evaluations {
         self.take_waiters(id, &outcome)
     }
 
-    /// Takes the replies that wait for this evaluation, and binds each reply to the outcome.
+    /// Takes the replies that wait for this evaluation, and binds each reply to the outcome. The replies that use the
+    /// outcome are one answer, which runs them one after the other on a helper thread.
     fn take_waiters(&mut self, id: u64, outcome: &Arc<Outcome>) -> Vec<AnswerFn> {
-        let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
-        waiters.map(|waiter| -> AnswerFn { bind_reply(waiter.reply, outcome.clone()) }).collect()
+        let (mut answers, mut slow) = (Vec::new(), Vec::new());
+        for waiter in self.waiters.extract_if(.., |waiter| waiter.evaluation == id) {
+            let answers = if waiter.uses_outcome { &mut slow } else { &mut answers };
+            answers.push(bind_reply(waiter.reply, outcome.clone()));
+        }
+        if !slow.is_empty() {
+            answers.push(Box::new(move || helper_threads::run(move || panics::call_all(slow))));
+        }
+        answers
     }
 
     /// Records the outcome of an evaluation. Keeps the outcome if it is complete and there is room, and sets
@@ -344,8 +355,8 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held, or at once if this is
-    /// already the case. Does not change the error state. If the evaluation belongs to this connection, the
+    /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held, on a helper thread, or at once
+    /// if this is already the case. Does not change the error state. If the evaluation belongs to this connection, the
     /// connection's next answer no longer mentions the evaluation's failure.
     ///
     /// # Errors
@@ -457,7 +468,7 @@ impl Inner {
         let evaluations = &mut scheduler.evaluations;
         evaluations.last_wait += 1;
         let wait = WaitId(evaluations.last_wait);
-        evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
+        evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, uses_outcome: to.is_some(), reply });
         Ok(wait)
     }
 }
@@ -467,5 +478,54 @@ impl SchedulerState {
     fn running_builder(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
         let mut builders = self.running.iter().filter_map(|running| running.activity.outcome_builder());
         builders.find(|builder| builder.evaluation() == evaluation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::Limits;
+    use crate::session::completion::end_evaluation;
+    use crate::session::events::JobEnd;
+
+    /// Returns a session without an image.
+    fn session() -> Session {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        Session { connection: inner.own_connection.clone(), inner }
+    }
+
+    /// Adds an evaluation that job `job` will run, and returns its number.
+    fn add_evaluation(session: &Session, job: u64) -> u64 {
+        session.number_evaluation(&mut session.inner.scheduler.lock(), job, &"1".into())
+    }
+
+    /// Ends an evaluation successfully, and sends the answers.
+    fn end(session: &Session, id: u64) {
+        let outcome = OutcomeBuilder::blank(id).finish(JobEnd::Succeeded);
+        let answer = end_evaluation(&mut session.inner.scheduler.lock(), outcome, Box::new(drop));
+        answer();
+    }
+
+    /// The replies may render large answers. The thread that ends the evaluation must not wait for them, and other work for
+    /// helper threads must not wait for many of them.
+    #[test]
+    fn replies_that_wait_for_an_outcome_run_on_one_helper_thread() {
+        let session = session();
+        let id = add_evaluation(&session, 1);
+        let (send, receive) = mpsc::channel();
+        for _ in 0..3 {
+            let send = send.clone();
+            let reply = move |outcome: Arc<Outcome>| send.send((thread::current().id(), outcome.evaluation)).unwrap();
+            session.await_outcome(id, reply).unwrap();
+        }
+        drop(send);
+        end(&session, id);
+        let calls: Vec<_> = receive.iter().collect();
+        let (helper, _) = calls[0];
+        assert_ne!(helper, thread::current().id());
+        assert_eq!(calls, [(helper, id); 3]);
     }
 }
