@@ -796,12 +796,13 @@ impl SchedulerState {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds no evaluation, and has neither a running job nor a job that waits for
-    /// an evaluating thread. Such jobs could end in a hold.
+    /// Returns true if the connection holds no evaluation, and has neither a job on an evaluating thread nor a job that
+    /// waits for such a thread. Such jobs could end in a hold, except in the background.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let lane = &self.waiting[Lane::Evaluation as usize];
+        let may_hold = |running: &RunningJob| running.evaluates() && !running.is_background();
         self.holds.iter().all(|hold| hold.connection.id != connection)
-            && self.running.iter().all(|running| running.connection.id != connection)
+            && !self.running.iter().any(|running| running.connection.id == connection && may_hold(running))
             && lane.iter().all(|request| request.connection.id != connection)
     }
 
