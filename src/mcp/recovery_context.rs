@@ -33,6 +33,8 @@ const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(700);
 /// another image.
 #[derive(Debug, Clone)]
 pub(super) struct RecoveryContext {
+    /// The number of the client's connection.
+    connection: u64,
     pub(super) reporter: Reporter,
     event_loop: Arc<EventLoop>,
     status: StatusPage,
@@ -70,7 +72,8 @@ impl RecoveryContext {
         if let Some(errors) = self.errors.get(&session.connection_number()) {
             session.set_errors(errors.clone());
         }
-        Self { lost: Arc::default(), loss_reported: Arc::default(), ..self.clone() }
+        let connection = session.connection_number();
+        Self { connection, lost: Arc::default(), loss_reported: Arc::default(), ..self.clone() }
     }
 
     /// Reports the replacement of the last image to a client, once the definitions are replayed.
@@ -129,15 +132,15 @@ impl RecoveryContext {
         self.status.adjust(StatusField::PendingAnswers, more);
     }
 
-    /// Returns true until the replay is complete.
+    /// Returns true until the replay is complete and the client's waiting calls have continued.
     pub(super) fn is_restoring(&self) -> bool {
-        !self.replay.is_complete()
+        !self.replay.is_complete(self.connection)
     }
 
-    /// Calls `then` once the replay has ended: on this thread if the replay is already over, else on the thread that
-    /// ends it.
+    /// Calls `then` once the replay has ended: on this thread if the replay is already over and no earlier call of the
+    /// client waits, else on the thread that continues the client's waiting calls.
     pub(super) fn when_replay_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
-        self.replay.when_ended(then);
+        self.replay.when_ended(self.connection, then);
     }
 
     /// Calls `then` once the definitions are replayed, and never if the replay is abandoned.
@@ -303,6 +306,7 @@ pub(super) fn resume(
     let reporter = Reporter::new(output);
     let errors = state.clients.iter().map(|(number, client)| (*number, client.errors.clone())).collect();
     let context = RecoveryContext {
+        connection: session.connection_number(),
         reporter: reporter.clone(),
         event_loop: event_loop.clone(),
         status,
@@ -353,7 +357,8 @@ pub(super) fn resume(
 }
 
 impl RecoveryContext {
-    /// Replays the definitions, then continues the waiting calls.
+    /// Replays the definitions, then continues the waiting calls: those of each client on a thread of its own, since a call
+    /// may search directories or read checkpoints before it waits for Lisp.
     fn replay(&self, session: &Session, state: &RecoveryState) {
         // The notices of the boot are taken first and added again later, so that `discard_pending_messages` discards only
         // the messages of the replay.
@@ -366,7 +371,18 @@ impl RecoveryContext {
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
         // The field is cleared after the report: until then, the supervisor blames a crash on the form replayed last.
         self.status.set(StatusField::ReplayedForm, 0);
-        self.replay.end();
+        for connection in self.replay.end() {
+            self.count_pending_answer(true);
+            let context = self.clone();
+            let continue_calls = move || {
+                context.replay.continue_calls(connection);
+                context.count_pending_answer(false);
+                context.event_loop.wake();
+            };
+            if std::thread::Builder::new().name("sbcl-mcp-waited".to_owned()).spawn(continue_calls.clone()).is_err() {
+                continue_calls();
+            }
+        }
         self.event_loop.wake();
     }
 }
