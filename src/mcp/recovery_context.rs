@@ -16,7 +16,9 @@ use crate::recovery::checkpoint::save::SaveReporter;
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::definitions::UnrestoredForm;
 use crate::recovery::event::WorkerEvent;
-use crate::recovery::messages::{ReplacementMessages, outcome_after_reset, replacement_messages, unrestored_line};
+use crate::recovery::messages::{
+    ReplacementMessages, outcome_after_reset, outcome_lost_with_batch, replacement_messages, unrestored_line,
+};
 use crate::recovery::replay::{DefinitionReplay, ReplayEnd};
 use crate::recovery::reporter::{EventForwarder, Reporter};
 use crate::recovery::state::{CheckpointRestore, ClientState, RecoveryState};
@@ -183,6 +185,9 @@ impl RecoveryContext {
     /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
     /// outcome becomes the session's last error, unless another call's evaluation was lost.
     pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
+        if !self.crashed && self.has_batch_replaced_image(job) {
+            return outcome_lost_with_batch();
+        }
         let connection = session.connection_number();
         let Some(messages) = self.messages.get() else { return outcome_after_reset() };
         let evaluated = messages.is_lost_evaluation(connection, job);
@@ -222,12 +227,16 @@ impl RecoveryContext {
     /// Returns the reason why the call whose jobs begin at `job` cannot request another image, as a sentence. Only one call
     /// of a batch can do so: each new image runs the whole batch again.
     pub(super) fn replacement_obstacle(&self, job: u64) -> Option<String> {
-        let is_other_call = |by: &u64| *by != job && call_of_job(*by) == call_of_job(job);
-        self.replaced_for.iter().any(is_other_call).then(|| {
+        self.has_batch_replaced_image(job).then(|| {
             "Nothing was reset or restored: another call of the same batch has already replaced the image. Send this \
              call outside the batch."
                 .to_owned()
         })
+    }
+
+    /// Returns true if another call of the same batch as the call whose jobs begin at `job` has already replaced an image.
+    fn has_batch_replaced_image(&self, job: u64) -> bool {
+        self.replaced_for.iter().any(|by| *by != job && call_of_job(*by) == call_of_job(job))
     }
 
     /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if that restore has replaced an
