@@ -131,8 +131,16 @@ impl Conversation {
 
     /// Cancels the requests of a client that is gone, and ends its connection.
     pub(super) fn end(&self) {
-        self.inflight().cancel_all();
+        self.cancel_requests();
         self.tools.session().disconnect();
+    }
+
+    /// Cancels the requests of a client that is gone. The jobs that wait are cancelled first: none of them must begin
+    /// because the job before it was cancelled.
+    pub(super) fn cancel_requests(&self) {
+        self.inflight().close();
+        self.tools.session().withdraw_waiting();
+        self.inflight().cancel_all();
     }
 
     /// Refuses a line that is too long. `id` is the id of the request in the line, if an id was found.

@@ -16,7 +16,9 @@ use crate::recovery::checkpoint::save::SaveReporter;
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::definitions::UnrestoredForm;
 use crate::recovery::event::WorkerEvent;
-use crate::recovery::messages::{ReplacementMessages, outcome_after_reset, replacement_messages, unrestored_line};
+use crate::recovery::messages::{
+    ReplacementMessages, outcome_after_reset, outcome_lost_with_batch, replacement_messages, unrestored_line,
+};
 use crate::recovery::replay::{DefinitionReplay, ReplayEnd};
 use crate::recovery::reporter::{EventForwarder, Reporter};
 use crate::recovery::state::{CheckpointRestore, ClientState, RecoveryState};
@@ -33,6 +35,8 @@ const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(700);
 /// another image.
 #[derive(Debug, Clone)]
 pub(super) struct RecoveryContext {
+    /// The number of the client's connection.
+    connection: u64,
     pub(super) reporter: Reporter,
     event_loop: Arc<EventLoop>,
     status: StatusPage,
@@ -70,7 +74,8 @@ impl RecoveryContext {
         if let Some(errors) = self.errors.get(&session.connection_number()) {
             session.set_errors(errors.clone());
         }
-        Self { lost: Arc::default(), loss_reported: Arc::default(), ..self.clone() }
+        let connection = session.connection_number();
+        Self { connection, lost: Arc::default(), loss_reported: Arc::default(), ..self.clone() }
     }
 
     /// Reports the replacement of the last image to a client, once the definitions are replayed.
@@ -129,15 +134,15 @@ impl RecoveryContext {
         self.status.adjust(StatusField::PendingAnswers, more);
     }
 
-    /// Returns true until the replay is complete.
+    /// Returns true until the replay is complete and the client's waiting calls have continued.
     pub(super) fn is_restoring(&self) -> bool {
-        !self.replay.is_complete()
+        !self.replay.is_complete(self.connection)
     }
 
-    /// Calls `then` once the replay has ended: on this thread if the replay is already over, else on the thread that
-    /// ends it.
+    /// Calls `then` once the replay has ended: on this thread if the replay is already over and no earlier call of the
+    /// client waits, else on the thread that continues the client's waiting calls.
     pub(super) fn when_replay_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
-        self.replay.when_ended(then);
+        self.replay.when_ended(self.connection, then);
     }
 
     /// Calls `then` once the definitions are replayed, and never if the replay is abandoned.
@@ -180,6 +185,9 @@ impl RecoveryContext {
     /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
     /// outcome becomes the session's last error, unless another call's evaluation was lost.
     pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
+        if !self.crashed && self.has_batch_replaced_image(job) {
+            return outcome_lost_with_batch();
+        }
         let connection = session.connection_number();
         let Some(messages) = self.messages.get() else { return outcome_after_reset() };
         let evaluated = messages.is_lost_evaluation(connection, job);
@@ -219,12 +227,16 @@ impl RecoveryContext {
     /// Returns the reason why the call whose jobs begin at `job` cannot request another image, as a sentence. Only one call
     /// of a batch can do so: each new image runs the whole batch again.
     pub(super) fn replacement_obstacle(&self, job: u64) -> Option<String> {
-        let is_other_call = |by: &u64| *by != job && call_of_job(*by) == call_of_job(job);
-        self.replaced_for.iter().any(is_other_call).then(|| {
+        self.has_batch_replaced_image(job).then(|| {
             "Nothing was reset or restored: another call of the same batch has already replaced the image. Send this \
              call outside the batch."
                 .to_owned()
         })
+    }
+
+    /// Returns true if another call of the same batch as the call whose jobs begin at `job` has already replaced an image.
+    fn has_batch_replaced_image(&self, job: u64) -> bool {
+        self.replaced_for.iter().any(|by| *by != job && call_of_job(*by) == call_of_job(job))
     }
 
     /// Returns the outcome of the restore that the call whose jobs begin at `job` requested, if that restore has replaced an
@@ -303,6 +315,7 @@ pub(super) fn resume(
     let reporter = Reporter::new(output);
     let errors = state.clients.iter().map(|(number, client)| (*number, client.errors.clone())).collect();
     let context = RecoveryContext {
+        connection: session.connection_number(),
         reporter: reporter.clone(),
         event_loop: event_loop.clone(),
         status,
@@ -353,7 +366,8 @@ pub(super) fn resume(
 }
 
 impl RecoveryContext {
-    /// Replays the definitions, then continues the waiting calls.
+    /// Replays the definitions, then continues the waiting calls: those of each client on a thread of its own, since a call
+    /// may search directories or read checkpoints before it waits for Lisp.
     fn replay(&self, session: &Session, state: &RecoveryState) {
         // The notices of the boot are taken first and added again later, so that `discard_pending_messages` discards only
         // the messages of the replay.
@@ -366,7 +380,18 @@ impl RecoveryContext {
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
         // The field is cleared after the report: until then, the supervisor blames a crash on the form replayed last.
         self.status.set(StatusField::ReplayedForm, 0);
-        self.replay.end();
+        for connection in self.replay.end() {
+            self.count_pending_answer(true);
+            let context = self.clone();
+            let continue_calls = move || {
+                context.replay.continue_calls(connection);
+                context.count_pending_answer(false);
+                context.event_loop.wake();
+            };
+            if std::thread::Builder::new().name("sbcl-mcp-waited".to_owned()).spawn(continue_calls.clone()).is_err() {
+                continue_calls();
+            }
+        }
         self.event_loop.wake();
     }
 }

@@ -199,7 +199,7 @@ impl Conversation {
                 self.inflight().output.send_done(number);
             }
         }
-        self.inflight().cancel_all();
+        self.cancel_requests();
     }
 }
 

@@ -137,6 +137,14 @@ pub(crate) fn outcome_after_reset() -> Outcome {
     failed_outcome(CANCELLED, "A reset replaced the image and ended the evaluation.".to_owned())
 }
 
+/// Returns the outcome of a call that had begun when another call of its batch replaced the image. The answers to a batch are
+/// sent together, so the call may have ended.
+pub(crate) fn outcome_lost_with_batch() -> Outcome {
+    let text = "Another call of the same batch replaced the image. The evaluation had begun; if it had ended, its result is \
+        lost.";
+    failed_outcome(CANCELLED, text.to_owned())
+}
+
 /// Returns the outcome of a call that the last image did not finish. `is_foreground` is true for the evaluation whose
 /// outcome the crash report may contain.
 fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: bool) -> Outcome {

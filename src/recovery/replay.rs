@@ -1,5 +1,6 @@
 //! The replay: evaluates the definitions again, form by form. Calls that need the image wait for the end of the replay.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -32,18 +33,27 @@ pub(crate) enum ReplayEnd {
 /// The continuation of a call that waits for the end of the replay.
 type WaitingCall = Box<dyn FnOnce(ReplayEnd) + Send>;
 
-/// The stage of a replay, with the calls that wait for its end, in order.
+/// The stage of a replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// Forms are being evaluated.
-    Evaluating(Vec<WaitingCall>),
-    /// All forms are evaluated. The waiting calls continue one after the other, and new calls queue behind them.
-    Releasing(Vec<WaitingCall>),
+    Evaluating,
+    /// All forms are evaluated, but their report is not complete.
+    Evaluated,
     Ended(ReplayEnd),
+}
+
+/// The stage of a replay, and the calls that wait.
+struct State {
+    stage: Stage,
+    /// The calls that wait, by connection, in order. After the end of the replay, a connection with an entry has calls that
+    /// have not continued yet, and its new calls queue behind them.
+    waiting: BTreeMap<u64, Vec<WaitingCall>>,
 }
 
 /// The replay of the definitions in a new image.
 pub(crate) struct DefinitionReplay {
-    stage: Mutex<Stage>,
+    state: Mutex<State>,
     /// The number of the form that is being evaluated, counted from 1.
     current_form: AtomicUsize,
     /// The number of all forms.
@@ -62,29 +72,31 @@ impl std::fmt::Debug for DefinitionReplay {
 impl DefinitionReplay {
     /// Creates a replay of this many forms, which has not begun.
     pub(crate) fn new(form_count: usize) -> Self {
-        Self { stage: Mutex::new(Stage::Evaluating(Vec::new())), current_form: AtomicUsize::new(0), form_count }
+        let state = State { stage: Stage::Evaluating, waiting: BTreeMap::new() };
+        Self { state: Mutex::new(state), current_form: AtomicUsize::new(0), form_count }
     }
 
     /// Returns true until all definitions have been evaluated again or the replay has been abandoned.
     pub(crate) fn is_evaluating(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Evaluating(_))
+        self.state.lock().stage == Stage::Evaluating
     }
 
-    /// Returns true once the replay is complete and all waiting calls have continued.
-    pub(crate) fn is_complete(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Ended(ReplayEnd::Complete))
+    /// Returns true once the replay is complete and all waiting calls of this connection have continued.
+    pub(crate) fn is_complete(&self, connection: u64) -> bool {
+        let state = self.state.lock();
+        state.stage == Stage::Ended(ReplayEnd::Complete) && !state.waiting.contains_key(&connection)
     }
 
-    /// Calls `then` when the replay has ended: at once if it already has, else later, on the thread that ends the replay.
-    pub(crate) fn when_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
-        let mut stage = self.stage.lock();
-        match &mut *stage {
-            Stage::Evaluating(waiting) | Stage::Releasing(waiting) => waiting.push(Box::new(then)),
-            Stage::Ended(end) => {
-                let end = *end;
-                drop(stage);
+    /// Calls `then` when the replay has ended and the earlier waiting calls of this connection have continued: at once if
+    /// this is already the case, else later, on the thread that [continues](Self::continue_calls) the connection's calls.
+    pub(crate) fn when_ended(&self, connection: u64, then: impl FnOnce(ReplayEnd) + Send + 'static) {
+        let mut state = self.state.lock();
+        match state.stage {
+            Stage::Ended(end) if !state.waiting.contains_key(&connection) => {
+                drop(state);
                 then(end);
             }
+            _ => state.waiting.entry(connection).or_default().push(Box::new(then)),
         }
     }
 
@@ -132,42 +144,58 @@ impl DefinitionReplay {
             }
         }
         status.set(StatusField::Deadline, 0);
-        self.begin_release().then_some(report)
+        self.finish_evaluating().then_some(report)
     }
 
-    /// Begins the stage in which waiting calls continue. Returns false when the replay was abandoned.
-    fn begin_release(&self) -> bool {
-        let mut stage = self.stage.lock();
-        let Stage::Evaluating(waiting) = &mut *stage else { return false };
-        *stage = Stage::Releasing(std::mem::take(waiting));
-        true
+    /// Records that all forms are evaluated. Returns false when the replay was abandoned.
+    fn finish_evaluating(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_evaluating = state.stage == Stage::Evaluating;
+        if is_evaluating {
+            state.stage = Stage::Evaluated;
+        }
+        is_evaluating
     }
 
-    /// Continues all waiting calls and ends the replay.
-    pub(crate) fn end(&self) {
+    /// Ends the replay. Returns the connections with waiting calls, for which the caller must call
+    /// [`continue_calls`](Self::continue_calls).
+    pub(crate) fn end(&self) -> Vec<u64> {
+        let mut state = self.state.lock();
+        if state.stage == Stage::Evaluated {
+            state.stage = Stage::Ended(ReplayEnd::Complete);
+        }
+        state.waiting.keys().copied().collect()
+    }
+
+    /// Continues the waiting calls of a connection one after the other, and the calls that arrive meanwhile. A call may
+    /// take long before it waits for Lisp.
+    pub(crate) fn continue_calls(&self, connection: u64) {
         loop {
-            let mut stage = self.stage.lock();
-            let Stage::Releasing(waiting) = &mut *stage else { return };
-            let waiting = std::mem::take(waiting);
+            let mut state = self.state.lock();
+            let Some(waiting) = state.waiting.get_mut(&connection).map(std::mem::take) else { return };
             if waiting.is_empty() {
-                *stage = Stage::Ended(ReplayEnd::Complete);
+                state.waiting.remove(&connection);
                 return;
             }
-            drop(stage);
+            drop(state);
             waiting.into_iter().for_each(|then| then(ReplayEnd::Complete));
         }
     }
 
-    /// Abandons the replay, calls `notify` and then continues the waiting calls. Does nothing when the replay has
-    /// ended.
+    /// Abandons the replay unless it has ended, and calls `notify` if so. Then continues the calls that still wait, in an
+    /// image that will be replaced.
     pub(crate) fn abandon(&self, notify: impl FnOnce()) {
-        let mut stage = self.stage.lock();
-        let (Stage::Evaluating(waiting) | Stage::Releasing(waiting)) = &mut *stage else { return };
-        let waiting = std::mem::take(waiting);
-        *stage = Stage::Ended(ReplayEnd::Abandoned);
-        drop(stage);
-        notify();
-        waiting.into_iter().for_each(|then| then(ReplayEnd::Abandoned));
+        let mut state = self.state.lock();
+        let waiting = std::mem::take(&mut state.waiting);
+        let has_ended = matches!(state.stage, Stage::Ended(_));
+        if !has_ended {
+            state.stage = Stage::Ended(ReplayEnd::Abandoned);
+        }
+        drop(state);
+        if !has_ended {
+            notify();
+        }
+        waiting.into_values().flatten().for_each(|then| then(ReplayEnd::Abandoned));
     }
 }
 
@@ -223,28 +251,59 @@ mod tests {
         let (calls, call) = calls();
         let (late, first) = (replay.clone(), call(1));
         let third = call(3);
-        replay.when_ended(move |end| {
+        replay.when_ended(0, move |end| {
             first(end);
-            late.when_ended(third);
+            late.when_ended(0, third);
         });
-        replay.when_ended(call(2));
+        replay.when_ended(0, call(2));
         assert!(replay.is_evaluating() && calls.lock().is_empty());
-        assert!(replay.begin_release());
-        replay.end();
+        assert!(replay.finish_evaluating());
+        assert_eq!(replay.end(), [0]);
+        replay.continue_calls(0);
         assert_eq!(*calls.lock(), [1, 2, 3].map(|number| (number, ReplayEnd::Complete)));
-        assert!(replay.is_complete());
+        assert!(replay.is_complete(0));
+    }
+
+    #[test]
+    fn calls_do_not_wait_for_the_waiting_calls_of_another_connection() {
+        let replay = DefinitionReplay::new(0);
+        let (calls, call) = calls();
+        replay.when_ended(1, call(1));
+        assert!(replay.finish_evaluating());
+        replay.when_ended(2, call(2));
+        assert!(calls.lock().is_empty(), "the report of the replay is not complete");
+        assert_eq!(replay.end(), [1, 2]);
+        replay.continue_calls(2);
+        replay.when_ended(2, call(3));
+        assert!(replay.is_complete(2) && !replay.is_complete(1));
+        replay.continue_calls(1);
+        assert_eq!(*calls.lock(), [2, 3, 1].map(|number| (number, ReplayEnd::Complete)));
+        assert!(replay.is_complete(1));
+    }
+
+    #[test]
+    fn calls_that_have_not_continued_when_the_image_is_replaced_are_abandoned() {
+        let replay = DefinitionReplay::new(0);
+        let (calls, call) = calls();
+        replay.when_ended(0, call(1));
+        assert!(replay.finish_evaluating());
+        assert_eq!(replay.end(), [0]);
+        replay.abandon(|| unreachable!("the replay is complete"));
+        replay.continue_calls(0);
+        assert_eq!(*calls.lock(), [(1, ReplayEnd::Abandoned)]);
+        assert!(replay.is_complete(0));
     }
 
     #[test]
     fn abandoning_a_replay_notifies_before_it_resumes_waiting_and_later_calls() {
         let replay = DefinitionReplay::new(1);
         let (calls, call) = calls();
-        replay.when_ended(call(1));
+        replay.when_ended(0, call(1));
         replay.abandon(|| assert!(calls.lock().is_empty()));
-        replay.when_ended(call(2));
+        replay.when_ended(0, call(2));
         replay.abandon(|| unreachable!("it has ended"));
-        replay.end();
+        assert!(replay.end().is_empty());
         assert_eq!(*calls.lock(), [1, 2].map(|number| (number, ReplayEnd::Abandoned)));
-        assert!(!replay.is_evaluating() && !replay.is_complete());
+        assert!(!replay.is_evaluating() && !replay.is_complete(0));
     }
 }

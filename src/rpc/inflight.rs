@@ -72,6 +72,8 @@ struct Table {
     batched_bytes: usize,
     server_requests: HashMap<u64, ServerRequest>,
     timers: BTreeSet<(Instant, Timer)>,
+    /// True once the client is gone, so that no answer can reach it.
+    is_closed: bool,
 }
 
 impl std::fmt::Debug for Table {
@@ -253,10 +255,7 @@ impl Inflight {
         for (sent, _) in &withdrawn {
             self.withdraw(*sent, "the evaluation was cancelled");
         }
-        match request.destination {
-            Destination::Line(call) => self.output.send_done(call),
-            Destination::Batch(batch) => self.finish_batch_member(&mut table, &batch),
-        }
+        self.finish_unanswered(&mut table, &request.destination);
         drop(table);
         self.output.notify_answered();
         request.cancel.into_iter().for_each(|cancel| cancel());
@@ -299,11 +298,29 @@ impl Inflight {
         }
         table.bytes -= state.bytes;
         table.batched_bytes -= state.answers.len();
-        if state.answers.is_empty() {
+        if state.answers.is_empty() || table.is_closed {
             self.output.send_done(batch.call);
         } else {
             self.output.answer(batch.call, std::mem::take(&mut state.answers));
         }
+    }
+
+    /// Completes a request without an answer.
+    fn finish_unanswered(&self, table: &mut Table, destination: &Destination) {
+        match destination {
+            Destination::Line(call) => self.output.send_done(*call),
+            Destination::Batch(batch) => self.finish_batch_member(table, batch),
+        }
+    }
+
+    /// Makes all requests complete without an answer from now on, because the client is gone.
+    pub(crate) fn close(&self) {
+        self.table.lock().is_closed = true;
+    }
+
+    /// Returns true after [`close`](Self::close).
+    pub(crate) fn is_closed(&self) -> bool {
+        self.table.lock().is_closed
     }
 
     /// Cancels all pending requests, because the client is gone. The newest request is cancelled first: a queued job must
@@ -330,7 +347,10 @@ impl Inflight {
 
     /// Sends an answer if the request is still pending.
     fn settle<R: Serialize>(&self, number: u64, body: ResponseBody<R>) {
-        let id = self.table.lock().requests.get(&number).map(|request| request.id.clone());
+        let id = {
+            let table = self.table.lock();
+            table.requests.get(&number).filter(|_| !table.is_closed).map(|request| request.id.clone())
+        };
         // The answer is encoded before the lock is taken, so that other threads with answers need not wait for this step.
         let answer = id.filter(|_| !self.output.has_excess_backlog()).map(|id| encode(&id, body));
         // The lock is held until the answer is sent, so that a cancellation comes either before or after the answer.
@@ -343,6 +363,7 @@ impl Inflight {
         };
         let answer = answer.unwrap_or_else(|| encode_error(&request.id, unread_error()));
         match &request.destination {
+            destination if table.is_closed => self.finish_unanswered(&mut table, destination),
             Destination::Line(call) => self.output.answer(*call, answer),
             Destination::Batch(batch) => {
                 let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
@@ -613,12 +634,18 @@ impl Responder {
         self.inflight.fail(self.request, error);
     }
 
-    /// Leaves the request to another process, which will answer it. Returns false if the request has been answered already,
-    /// for example because the client has cancelled it.
+    /// Leaves the request to another process, which will answer it. Returns false if the request needs no answer any more,
+    /// for example because the client has cancelled it or is gone.
     pub(crate) fn leave_unanswered(mut self) -> bool {
         self.settled = true;
-        let request = self.inflight.table.lock().take(self.request);
-        request.is_some()
+        let mut table = self.inflight.table.lock();
+        let request = table.take(self.request);
+        let is_closed = table.is_closed;
+        if let Some(request) = request.as_ref().filter(|_| is_closed) {
+            self.inflight.finish_unanswered(&mut table, &request.destination);
+        }
+        drop(table);
+        request.is_some() && !is_closed
     }
 }
 
@@ -684,6 +711,28 @@ mod tests {
         assert_eq!(answers[0], json!({"jsonrpc": "2.0", "id": 1, "result": "one"}));
         assert_eq!(answers[1]["error"]["code"], -32602);
         assert_eq!((&answers[2]["error"]["code"], &answers[3]["error"]["code"]), (&json!(-32603), &json!(-32603)));
+    }
+
+    #[test]
+    fn a_client_that_is_gone_gets_no_answers() {
+        let client = Client::new();
+        let batch = Inflight::new_batch(2);
+        let admit = |id| client.inflight.admit(RequestId::Number(id), 2, Some(&batch), 10).unwrap();
+        let members = [admit(1), admit(2), admit(3)];
+        client.inflight.mark_batch_read(&batch);
+        let [early, answered, left] = members;
+        early.answer(json!("early"));
+        let single = [4, 5, 6].map(|id| client.admit(id).unwrap());
+        client.inflight.close();
+        answered.answer(json!("late"));
+        assert!(!left.leave_unanswered());
+        let [answered, left, cancelled] = single;
+        answered.answer(json!("late"));
+        assert!(!left.leave_unanswered());
+        client.inflight.cancel_all();
+        cancelled.answer(json!("late"));
+        assert!(client.inflight.is_idle() && client.inflight.is_closed());
+        assert_eq!(client.end(), Vec::<Value>::new());
     }
 
     #[test]

@@ -9,8 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::activity::{Inspection, RequestBody};
 use super::error_state::ErrorState;
-use super::scheduler::{Request, RunningJob};
-use super::{INSPECTION_TIMEOUT, Inner, Session};
+use super::scheduler::{Request, RunningJob, SchedulerState};
+use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, Session};
 use crate::error::{EndedHold, HoldEnd};
 use crate::image::{InterruptReason, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
@@ -126,10 +126,7 @@ impl Session {
         }
         inner.attached.lock().retain(|other| other.id != connection.id);
         let mut scheduler = inner.scheduler.lock();
-        let mut answers = Vec::new();
-        for (lane, request) in scheduler.take_waiting_of_connection(connection.id) {
-            answers.push(inner.withdraw(&mut scheduler, lane, request));
-        }
+        let answers = inner.withdraw_waiting_of(&mut scheduler, connection);
         let of_it = |running: &&RunningJob| running.connection.id == connection.id;
         let running: Vec<_> = scheduler.running.iter().filter(of_it).map(|running| running.id).collect();
         for job in running {
@@ -151,6 +148,14 @@ impl Session {
         if let Some(observer) = inner.observer.get() {
             observer.connection_ended(connection.id);
         }
+    }
+
+    /// Cancels all requests of this connection that wait, which takes much less time than to cancel each of them.
+    pub(crate) fn withdraw_waiting(&self) {
+        let mut scheduler = self.inner.scheduler.lock();
+        let answers = self.inner.withdraw_waiting_of(&mut scheduler, &self.connection);
+        self.inner.unlock_and_notify(scheduler);
+        self.inner.deliver(answers);
     }
 
     /// Sets the name that other connections see: `name` without control characters, cut after 60 characters.
@@ -185,6 +190,12 @@ impl Inner {
         std::iter::once(self.own_connection.clone()).chain(attached)
     }
 
+    /// Cancels all waiting requests of a connection. Returns their answers.
+    fn withdraw_waiting_of(&self, scheduler: &mut SchedulerState, connection: &Connection) -> Vec<AnswerFn> {
+        let waiting = scheduler.take_waiting_of_connection(connection.id);
+        waiting.into_iter().map(|(lane, request)| self.withdraw(scheduler, lane, request)).collect()
+    }
+
     /// Returns true if there is a connection other than `connection`.
     pub(super) fn has_other_connections(&self, connection: &Connection) -> bool {
         connection.is_attached() || !self.attached.lock().is_empty()
@@ -209,5 +220,30 @@ impl Inner {
                 listener(&text, Some(evaluation));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::{Evaluation, Limits};
+
+    #[test]
+    fn withdrawing_the_waiting_requests_of_a_connection_cancels_no_other_requests() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner };
+        let gone = session.connect();
+        let (send, receive) = mpsc::channel();
+        for (number, session) in [&session, &gone, &session, &gone].into_iter().enumerate() {
+            let send = send.clone();
+            session.submit(Evaluation::new("1"), move |outcome| send.send((number, outcome.is_error())).unwrap());
+        }
+        gone.withdraw_waiting();
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), [(1, true), (3, true)]);
+        gone.withdraw_waiting();
+        session.withdraw_waiting();
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), [(0, true), (2, true)]);
     }
 }

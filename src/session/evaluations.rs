@@ -1,6 +1,6 @@
 //! The evaluations of a session: their numbers, and the outcomes of the last evaluations.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use super::events::OutcomeBuilder;
 use super::scheduler::{MAX_BACKGROUND, SchedulerState};
 use super::{AnswerFn, Inner, JobId, Reply, Session, bind_reply};
 use crate::error::EvaluationError;
+use crate::os::{helper_threads, panics};
 use crate::outcome::{EvaluationStatus, Outcome, Progress, byte_offset};
 
 /// The maximum number of finished evaluations that are kept.
@@ -21,7 +22,10 @@ const MAX_CODE_CHARS: u64 = 1_000;
 
 /// The identity of a wait for the end of an evaluation, by which the wait can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WaitId(u64);
+pub struct WaitId {
+    evaluation: u64,
+    number: u64,
+}
 
 /// The stage of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub(super) struct EvaluationEntry {
     outcome: Option<Arc<Outcome>>,
     /// The size of the outcome, as it counts towards [`MAX_BYTES`].
     bytes: usize,
+    /// The replies that wait until no job works on the evaluation, by the numbers of their waits.
+    waiters: BTreeMap<u64, Waiter>,
 }
 
 impl EvaluationEntry {
@@ -59,10 +65,10 @@ impl EvaluationEntry {
 }
 
 struct Waiter {
-    id: WaitId,
-    evaluation: u64,
     /// True if the reply gives the outcome to the evaluation's own client.
     delivers: bool,
+    /// True if the reply passes on the outcome. A helper thread calls such a reply, which may render a large answer.
+    uses_outcome: bool,
     reply: Reply<Arc<Outcome>>,
 }
 
@@ -86,12 +92,11 @@ pub(super) struct Evaluations {
     last_at_start: u64,
     /// The evaluations that were in the background when the previous image was lost.
     lost: Vec<u64>,
-    /// The entries, ordered by number.
-    entries: VecDeque<EvaluationEntry>,
-    /// The size of all kept outcomes in bytes, and their number.
+    /// The entries, by number.
+    entries: BTreeMap<u64, EvaluationEntry>,
+    /// The size of all kept outcomes in bytes, and the numbers of their evaluations.
     bytes: usize,
-    finished: usize,
-    waiters: Vec<Waiter>,
+    kept: BTreeSet<u64>,
     last_wait: u64,
 }
 
@@ -101,7 +106,7 @@ impl Evaluations {
         self.last += 1;
         let kept = byte_offset(code, MAX_CODE_CHARS);
         let code = if kept == code.len() { code.clone() } else { code[..kept].into() };
-        self.entries.push_back(EvaluationEntry {
+        let entry = EvaluationEntry {
             id: self.last,
             connection: connection.clone(),
             job,
@@ -110,7 +115,9 @@ impl Evaluations {
             run_time: Duration::ZERO,
             outcome: None,
             bytes: 0,
-        });
+            waiters: BTreeMap::new(),
+        };
+        self.entries.insert(self.last, entry);
         self.last
     }
 
@@ -135,7 +142,7 @@ impl Evaluations {
 
     /// Records that `job` begins or resumes an evaluation.
     pub(super) fn begin(&mut self, id: u64, job: u64, now: Instant) {
-        if let Some(entry) = self.entry(id) {
+        if let Some(entry) = self.entries.get_mut(&id) {
             entry.job = job;
             entry.stage = Stage::Running(now);
         }
@@ -146,17 +153,11 @@ impl Evaluations {
     /// waited for the evaluation.
     #[must_use]
     pub(super) fn mark_stopped(&mut self, id: u64, is_held: bool) -> Vec<AnswerFn> {
-        let Some(entry) = self.entry(id) else { return Vec::new() };
+        let Some(entry) = self.entries.get_mut(&id) else { return Vec::new() };
         entry.stop();
         let Some(mut outcome) = entry.outcome.clone() else { return Vec::new() };
         clear_held_unless(is_held, &mut outcome);
-        self.take_waiters(id, &outcome)
-    }
-
-    /// Takes the replies that wait for this evaluation, and binds each reply to the outcome.
-    fn take_waiters(&mut self, id: u64, outcome: &Arc<Outcome>) -> Vec<AnswerFn> {
-        let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
-        waiters.map(|waiter| -> AnswerFn { bind_reply(waiter.reply, outcome.clone()) }).collect()
+        bind_waiters(std::mem::take(&mut entry.waiters), &outcome)
     }
 
     /// Records the outcome of an evaluation. Keeps the outcome if it is complete and there is room, and sets
@@ -164,11 +165,12 @@ impl Evaluations {
     #[must_use]
     pub(super) fn end(&mut self, mut outcome: Outcome) -> EndedEvaluation {
         let id = outcome.evaluation;
-        let Some(index) = self.find(id) else {
+        let Some(entry) = self.entries.get_mut(&id) else {
             return EndedEvaluation { outcome: Arc::new(outcome), waiters: Vec::new(), forgotten: Vec::new() };
         };
-        self.forget_outcome(index);
-        let entry = &mut self.entries[index];
+        if self.kept.remove(&id) {
+            self.bytes -= std::mem::take(&mut entry.bytes);
+        }
         entry.stop();
         let before = entry.outcome.take();
         let mut combined = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
@@ -180,33 +182,33 @@ impl Evaluations {
         }
         let outcome = Arc::new(outcome);
         let combined = combined.map_or_else(|| outcome.clone(), Arc::new);
+        let waiters = bind_waiters(std::mem::take(&mut entry.waiters), &combined);
         let mut forgotten = Vec::new();
         if outcome.kept {
             entry.bytes = bytes;
-            entry.outcome = Some(combined.clone());
+            entry.outcome = Some(combined);
             self.bytes += bytes;
-            self.finished += 1;
+            self.kept.insert(id);
             self.evict(id, &mut forgotten);
         } else {
-            forgotten.extend(self.entries.remove(index));
+            forgotten.extend(self.entries.remove(&id));
         }
-        let waiters = self.take_waiters(id, &combined);
         EndedEvaluation { outcome, waiters, forgotten }
     }
 
     /// Returns true if a waiting reply gives the outcome to this evaluation's own client.
     pub(super) fn is_awaited(&self, id: u64) -> bool {
-        self.waiters.iter().any(|waiter| waiter.evaluation == id && waiter.delivers)
+        self.entries.get(&id).is_some_and(|entry| entry.waiters.values().any(|waiter| waiter.delivers))
     }
 
     /// Returns the evaluation that this job works on.
     pub(super) fn find_by_job(&self, job: u64) -> Option<u64> {
-        self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.id)
+        self.entries.values().rev().find(|entry| entry.job == job).map(|entry| entry.id)
     }
 
     /// Returns the connection of the evaluation that this job works on.
     pub(super) fn connection_of_job(&self, job: u64) -> Option<Arc<Connection>> {
-        self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
+        self.entries.values().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
     }
 
     /// Returns the outcome of a held evaluation.
@@ -217,7 +219,7 @@ impl Evaluations {
     /// Transfers an evaluation to this connection. The evaluation becomes the connection's newest unless the connection
     /// has a newer evaluation.
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
-        if let Some(entry) = self.entry(id) {
+        if let Some(entry) = self.entries.get_mut(&id) {
             entry.connection = connection.clone();
             connection.newest_evaluation.fetch_max(id, Ordering::Relaxed);
         }
@@ -225,20 +227,13 @@ impl Evaluations {
 
     /// Removes all evaluations that are over. The numbers continue, and evaluations that wait or run stay.
     pub(super) fn reset(&mut self) {
-        self.entries.retain(|entry| entry.stage != Stage::Over);
+        self.entries.retain(|_, entry| entry.stage != Stage::Over);
         self.lost.clear();
-        (self.bytes, self.finished) = (0, 0);
+        self.bytes = 0;
+        self.kept.clear();
         if self.entries.is_empty() {
             self.last_at_start = self.last;
         }
-    }
-
-    fn find(&self, id: u64) -> Option<usize> {
-        self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
-    }
-
-    fn entry(&mut self, id: u64) -> Option<&mut EvaluationEntry> {
-        self.find(id).map(|index| &mut self.entries[index])
     }
 
     /// Returns the entry of a connection's newest evaluation.
@@ -256,8 +251,8 @@ impl Evaluations {
     /// Returns the entry of evaluation `id`.
     fn get(&self, id: u64) -> Result<&EvaluationEntry, EvaluationError> {
         let none = self.last == 0;
-        match self.find(id) {
-            Some(index) => Ok(&self.entries[index]),
+        match self.entries.get(&id) {
+            Some(entry) => Ok(entry),
             None if none => Err(EvaluationError::None),
             None if id == 0 || id > self.last => Err(EvaluationError::Unknown { id, last: self.last }),
             None if self.lost.contains(&id) => Err(EvaluationError::Lost { id }),
@@ -265,28 +260,23 @@ impl Evaluations {
         }
     }
 
-    /// Subtracts an entry's outcome from the totals.
-    fn forget_outcome(&mut self, index: usize) {
-        let entry = &mut self.entries[index];
-        if entry.outcome.is_some() {
-            self.finished -= 1;
-            self.bytes -= std::mem::take(&mut entry.bytes);
-        }
-    }
-
-    fn take_entry(&mut self, index: usize) -> Option<EvaluationEntry> {
-        self.forget_outcome(index);
-        self.entries.remove(index)
-    }
-
     /// Moves the oldest finished entries except `newest` into `forgotten` until the limits [`MAX_KEPT_EVALUATIONS`] and
     /// [`MAX_BYTES`] hold.
     fn evict(&mut self, newest: u64, forgotten: &mut Vec<EvaluationEntry>) {
-        while self.finished > MAX_KEPT_EVALUATIONS || self.bytes > MAX_BYTES {
-            let oldest = self.entries.iter().position(|entry| entry.id != newest && entry.stage == Stage::Over);
-            let Some(oldest) = oldest else { return };
-            forgotten.extend(self.take_entry(oldest));
+        while self.kept.len() > MAX_KEPT_EVALUATIONS || self.bytes > MAX_BYTES {
+            // A held evaluation that is being resumed has an outcome, too.
+            let is_over = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.stage == Stage::Over);
+            let Some(oldest) = self.kept.iter().copied().find(|id| *id != newest && is_over(id)) else { return };
+            self.kept.remove(&oldest);
+            let entry = self.entries.remove(&oldest);
+            self.bytes -= entry.as_ref().map_or(0, |entry| entry.bytes);
+            forgotten.extend(entry);
         }
+    }
+
+    /// Takes the reply of a wait.
+    fn take_waiter(&mut self, wait: WaitId) -> Option<Waiter> {
+        self.entries.get_mut(&wait.evaluation)?.waiters.remove(&wait.number)
     }
 }
 
@@ -344,8 +334,8 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held, or at once if this is
-    /// already the case. Does not change the error state. If the evaluation belongs to this connection, the
+    /// Calls `reply` with the outcome of an evaluation when the evaluation is over or held, on a helper thread, or at once
+    /// if this is already the case. Does not change the error state. If the evaluation belongs to this connection, the
     /// connection's next answer no longer mentions the evaluation's failure.
     ///
     /// # Errors
@@ -369,7 +359,8 @@ impl Session {
 
     /// Cancels a wait for an evaluation. The reply of the wait is dropped.
     pub fn cancel_wait(&self, wait: WaitId) {
-        self.inner.scheduler.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
+        let waiter = self.inner.scheduler.lock().evaluations.take_waiter(wait);
+        drop(waiter);
     }
 
     /// Cancels an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for an evaluation that
@@ -383,16 +374,17 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the number of the foreground evaluation that `job` waits behind, and the running time of that evaluation
-    /// so far; `None` if `job` does not wait, or no evaluation is in the foreground.
+    /// Returns the number of the evaluation that `job` works on or was submitted for, if it is known.
+    pub(crate) fn evaluation_of(&self, job: JobId) -> Option<u64> {
+        self.inner.scheduler.lock().evaluations.find_by_job(job.0)
+    }
+
+    /// Returns the number of the foreground evaluation that evaluation `id` waits behind, and the running time of that
+    /// evaluation so far; `None` if evaluation `id` does not wait, or no evaluation is in the foreground.
     #[must_use]
-    pub fn blocking_evaluation(&self, job: JobId) -> Option<(u64, Duration)> {
+    pub fn blocking_evaluation(&self, id: u64) -> Option<(u64, Duration)> {
         let scheduler = self.inner.scheduler.lock();
-        let waits = scheduler
-            .evaluations
-            .find_by_job(job.0)
-            .and_then(|id| scheduler.evaluations.get(id).ok())
-            .is_some_and(|entry| entry.stage == Stage::Queued);
+        let waits = scheduler.evaluations.get(id).is_ok_and(|entry| entry.stage == Stage::Queued);
         let first = scheduler.running.iter().find(|running| running.is_foreground())?;
         let entry = scheduler.evaluations.get(first.evaluation).ok()?;
         match entry.stage {
@@ -424,6 +416,20 @@ impl Session {
     }
 }
 
+/// Binds the replies that wait for an evaluation to its outcome. The replies that use the outcome are one answer, which
+/// runs them one after the other on a helper thread.
+fn bind_waiters(waiters: BTreeMap<u64, Waiter>, outcome: &Arc<Outcome>) -> Vec<AnswerFn> {
+    let (mut answers, mut slow) = (Vec::new(), Vec::new());
+    for waiter in waiters.into_values() {
+        let answers = if waiter.uses_outcome { &mut slow } else { &mut answers };
+        answers.push(bind_reply(waiter.reply, outcome.clone()));
+    }
+    if !slow.is_empty() {
+        answers.push(Box::new(move || helper_threads::run(move || panics::call_all(slow))));
+    }
+    answers
+}
+
 /// Clears the mark of a held evaluation in the outcome of an evaluation that is no longer held.
 fn clear_held_unless(is_held: bool, outcome: &mut Arc<Outcome>) {
     if outcome.held && !is_held {
@@ -452,12 +458,14 @@ impl Inner {
             }
             drop(scheduler);
             reply(outcome);
-            return Ok(WaitId(0));
+            return Ok(WaitId { evaluation: id, number: 0 });
         }
         let evaluations = &mut scheduler.evaluations;
         evaluations.last_wait += 1;
-        let wait = WaitId(evaluations.last_wait);
-        evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
+        let wait = WaitId { evaluation: id, number: evaluations.last_wait };
+        if let Some(entry) = evaluations.entries.get_mut(&id) {
+            entry.waiters.insert(wait.number, Waiter { delivers, uses_outcome: to.is_some(), reply });
+        }
         Ok(wait)
     }
 }
@@ -467,5 +475,83 @@ impl SchedulerState {
     fn running_builder(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
         let mut builders = self.running.iter().filter_map(|running| running.activity.outcome_builder());
         builders.find(|builder| builder.evaluation() == evaluation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::Limits;
+    use crate::session::completion::end_evaluation;
+    use crate::session::events::JobEnd;
+
+    /// Returns a session without an image.
+    fn session() -> Session {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        Session { connection: inner.own_connection.clone(), inner }
+    }
+
+    /// Adds an evaluation that job `job` will run, and returns its number.
+    fn add_evaluation(session: &Session, job: u64) -> u64 {
+        session.number_evaluation(&mut session.inner.scheduler.lock(), job, &"1".into())
+    }
+
+    /// Ends an evaluation successfully, and sends the answers.
+    fn end(session: &Session, id: u64) {
+        let outcome = OutcomeBuilder::blank(id).finish(JobEnd::Succeeded);
+        let answer = end_evaluation(&mut session.inner.scheduler.lock(), outcome, Box::new(drop));
+        answer();
+    }
+
+    /// The replies may render large answers. The thread that ends the evaluation must not wait for them, and other work for
+    /// helper threads must not wait for many of them.
+    #[test]
+    fn replies_that_wait_for_an_outcome_run_on_one_helper_thread() {
+        let session = session();
+        let id = add_evaluation(&session, 1);
+        let (send, receive) = mpsc::channel();
+        for _ in 0..3 {
+            let send = send.clone();
+            let reply = move |outcome: Arc<Outcome>| send.send((thread::current().id(), outcome.evaluation)).unwrap();
+            session.await_outcome(id, reply).unwrap();
+        }
+        drop(send);
+        end(&session, id);
+        let calls: Vec<_> = receive.iter().collect();
+        let (helper, _) = calls[0];
+        assert_ne!(helper, thread::current().id());
+        assert_eq!(calls, [(helper, id); 3]);
+    }
+
+    #[test]
+    fn cancelled_wait_for_an_evaluation_gets_no_reply() {
+        let session = session();
+        let id = add_evaluation(&session, 1);
+        let (send, receive) = mpsc::channel();
+        let waits = [0, 1, 2].map(|number| {
+            let send = send.clone();
+            session.await_stop(id, move || send.send(number).unwrap()).unwrap()
+        });
+        drop(send);
+        session.cancel_wait(waits[1]);
+        end(&session, id);
+        session.cancel_wait(waits[0]);
+        assert_eq!(receive.iter().collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn the_newest_outcomes_are_kept_whatever_evaluations_wait() {
+        let session = session();
+        let ids: Vec<_> = (0..30).map(|job| add_evaluation(&session, job)).collect();
+        let (waiting, over) = ids.split_at(5);
+        over.iter().for_each(|id| end(&session, *id));
+        let (gone, kept) = over.split_at(over.len() - MAX_KEPT_EVALUATIONS);
+        let progress = |id: &u64| session.evaluation(Some(*id)).map(|status| status.progress);
+        assert!(waiting.iter().all(|id| progress(id) == Ok(Progress::Queued)));
+        assert!(gone.iter().all(|id| progress(id) == Err(EvaluationError::Gone { id: *id })));
+        assert!(kept.iter().all(|id| matches!(progress(id), Ok(Progress::Over(..)))));
     }
 }

@@ -50,14 +50,21 @@ impl Session {
     ///
     /// # Errors
     /// Returns [`HoldError`] when no evaluation is held, none of the held evaluations has the number `id`, several are
-    /// held and `id` is `None`, this connection already holds an evaluation, the evaluation's error was too large to
-    /// keep, or the user is being asked about the evaluation.
+    /// held and `id` is `None`, this connection already holds an evaluation or has an evaluation that runs or waits for the
+    /// foreground, the evaluation's error was too large to keep, or the user is being asked about the evaluation.
     pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
         let refused = |reason: String| Err(HoldError::Refused(reason));
         let Self { inner, connection } = self;
         let mut scheduler = inner.scheduler.lock();
-        if scheduler.hold_of(connection.id).is_some() {
+        if scheduler.held_by(connection.id).is_some() {
             return refused("This connection already holds an evaluation: resume or abort it first.".to_owned());
+        }
+        if !scheduler.cannot_hold(connection.id) {
+            return refused(
+                "This connection has an evaluation that runs or waits, and that may be held when it fails: wait until \
+                 it ends, or abort it first."
+                    .to_owned(),
+            );
         }
         let held: Vec<_> = scheduler.holds.iter().map(|hold| hold.builder.evaluation()).collect();
         let wanted = match (id, &held[..]) {

@@ -812,12 +812,13 @@ impl SchedulerState {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds no evaluation, and has neither a running job nor a job that waits for
-    /// an evaluating thread. Such jobs could end in a hold.
+    /// Returns true if the connection holds no evaluation, and has neither a job on an evaluating thread nor a job that
+    /// waits for such a thread. Such jobs could end in a hold, except in the background.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let lane = &self.waiting[Lane::Evaluation as usize];
+        let may_hold = |running: &RunningJob| running.evaluates() && !running.is_background();
         self.holds.iter().all(|hold| hold.connection.id != connection)
-            && self.running.iter().all(|running| running.connection.id != connection)
+            && !self.running.iter().any(|running| running.connection.id == connection && may_hold(running))
             && lane.iter().all(|request| request.connection.id != connection)
     }
 
@@ -916,6 +917,16 @@ impl SchedulerState {
             + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
     }
 
+    /// Returns true if there is no room for another evaluation in the background. Does not search the queue further than
+    /// necessary.
+    fn is_background_full(&self) -> bool {
+        let mut waiting = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);
+        match MAX_BACKGROUND.saturating_sub(self.background_count()) {
+            0 => true,
+            room => waiting.nth(room - 1).is_some(),
+        }
+    }
+
     /// Returns true if the thread of `job`, which is in the background, must not wait for an evaluation that is
     /// submitted now: the background is full, and every evaluation there would wait for an evaluation that cannot begin
     /// or end. `in_background` is true if the submitted evaluation is for the background.
@@ -980,10 +991,10 @@ impl SchedulerState {
     /// limit. Returns false if the limit of background evaluations is reached, or the evaluation has ended or is not
     /// detachable.
     pub(super) fn move_to_background(&mut self, job: u64) -> bool {
-        let full = self.background_and_waiting_count() >= MAX_BACKGROUND;
+        let full = self.is_background_full();
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
         let is_detachable = |it: &Request| matches!(it.job.kind, JobKind::Evaluate { detached: true, .. });
-        if let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && is_detachable(it) && !full) {
+        if !full && let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && is_detachable(it)) {
             request.background = true;
         } else if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
             finishing.background = true;
@@ -1136,6 +1147,21 @@ mod tests {
             _ => None,
         });
         assert_eq!(order.collect::<Vec<_>>(), [5, 1, 4, 6, 2, 3]);
+    }
+
+    #[test]
+    fn evaluations_that_wait_for_the_background_count_towards_its_limit() {
+        let mut scheduler = SchedulerState::default();
+        let connection = Connection::new(1);
+        let count = MAX_BACKGROUND as u64;
+        for id in 0..=count {
+            let request = test_requests::request(&connection, id, test_requests::evaluation_kind(true));
+            scheduler.push(Lane::Evaluation, request);
+        }
+        assert!((0..count).all(|id| scheduler.move_to_background(id)));
+        assert!(!scheduler.move_to_background(count));
+        scheduler.take_waiting(0).unwrap();
+        assert!(scheduler.move_to_background(count));
     }
 
     /// Evaluations begin in the order of their numbers, in the background too. All foreground evaluations begin on the same

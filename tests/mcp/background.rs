@@ -67,6 +67,15 @@ fn background_call_is_answered_at_once_and_check_evaluation_returns_the_result()
 }
 
 #[test]
+fn check_evaluation_shows_the_result_of_a_finished_evaluation_even_if_it_must_not_wait() {
+    let mut server = Server::ready();
+    server.evaluate("42");
+    for _ in 0..100 {
+        assert_eq!(call_ok(&mut server, "check-evaluation", json!({"id": 1, "wait": 0})), "=> 42");
+    }
+}
+
+#[test]
 fn wait_argument_moves_a_longer_evaluation_to_the_background() {
     let mut server = Server::ready();
     define_semaphore(&mut server);

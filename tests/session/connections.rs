@@ -210,6 +210,34 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
 }
 
 #[test]
+fn connection_whose_own_evaluation_may_be_held_cannot_take_over_another() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    let held = hold(&agent, "(error \"theirs\")").evaluation;
+    let directory = tempfile::tempdir().unwrap();
+    let end = directory.path().join("end");
+    let await_end = format!("(loop until (probe-file {end:?}) do (sleep 0.01))");
+    let (send, ended) = mpsc::channel();
+    let evaluation = Evaluation { hold: true, ..Evaluation::new(format!("{await_end} (error \"mine\")")) };
+    person.submit(evaluation, move |outcome| send.send(outcome).expect("somebody waits"));
+    assert!(person.take_over(Some(held)).unwrap_err().to_string().contains("runs or waits"));
+    std::fs::write(&end, "").unwrap();
+    let own = ended.recv_timeout(REPLY_TIMEOUT).expect("an answer").evaluation;
+    assert!(person.take_over(Some(held)).unwrap_err().to_string().contains("already holds an evaluation"));
+    assert_eq!((agent.held_evaluation(), person.held_evaluation()), (Some(held), Some(own)));
+    wait(|reply| _ = person.abort_held(reply)).unwrap();
+    // An evaluation in the background is never held.
+    std::fs::remove_file(&end).unwrap();
+    let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new(await_end) };
+    person.submit(evaluation, |_| ());
+    person.take_over(Some(held)).unwrap();
+    assert_eq!((agent.held_evaluation(), person.held_evaluation()), (None, Some(held)));
+    std::fs::write(&end, "").unwrap();
+    person.disconnect();
+    assert_eq!(values(&agent, "3"), ["3"]);
+}
+
+#[test]
 fn definitions_by_another_connection_are_announced_in_a_notice() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());

@@ -67,6 +67,10 @@ impl Call {
 
     /// Answers with a tool's result.
     pub(super) fn reply(self, reply: impl Into<Reply>) {
+        // For a client that is gone, the result is not rendered, because that takes time.
+        if self.context.inflight.is_closed() {
+            return;
+        }
         let mut reply = reply.into();
         let max = self.context.max_answer();
         // The text is always one block: some clients show only the first block of an error.
@@ -225,9 +229,10 @@ impl PendingCall {
     ) {
         if let Some(token) = &self.token {
             let (printing, waiting) = (session.clone(), session.clone());
+            let evaluation = session.evaluation_of(job);
             let printed = move |from| reports(&printing, job, from);
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, move || {
-                let (first, time) = waiting.blocking_evaluation(job)?;
+                let (first, time) = waiting.blocking_evaluation(evaluation?)?;
                 Some(format!("waiting for evaluation {first}, which has been running for {:.0} s", time.as_secs_f64()))
             });
         }

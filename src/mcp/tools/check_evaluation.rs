@@ -13,7 +13,6 @@ use super::arguments::{CharacterIndex, EvaluationNumber, PageCharacters, parse_s
 use super::{
     Call, CallHandler, CallPolicy, Fault, Reply, ToolResult, ToolSpec, handle_with, inspection_hints, reply_with,
 };
-use crate::os::helper_threads;
 use crate::report::{self, EvaluationPart, Page};
 use crate::schema::{Tests, json};
 use crate::{EvaluationError, EvaluationStatus, Outcome, Progress, Session, WaitId};
@@ -146,10 +145,7 @@ impl ToolSpec for CheckEvaluation {
         handle_with(move |call| {
             answer_within(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
                 let of = session.clone();
-                session.await_outcome(id, move |outcome| {
-                    // The thread that ended the evaluation must not render large answers, of which there may be many.
-                    helper_threads::run(move || answer(Reply::from(AwaitedResult::new(&of, outcome))));
-                })
+                session.await_outcome(id, move |outcome| answer(Reply::from(AwaitedResult::new(&of, outcome))))
             });
         })
     }
