@@ -100,7 +100,7 @@ pub(crate) fn steps(page: &str) -> Vec<(String, Step)> {
                 "console" => commands(block, begin),
                 "repl" => typed(block, begin),
                 "lisp" => {
-                    FILE.captures(first).map(|file| Step::File(file[1].to_owned(), body(1))).into_iter().collect()
+                    FILE.captures(first).map(|file| Step::File(file[1].to_owned(), body(0))).into_iter().collect()
                 }
                 "diff" => first.strip_prefix("--- ").map(|file| change(file, &block[1..])).into_iter().collect(),
                 _ if first.starts_with("→ ") || is_meanwhile(first) => calls(block, begin, ""),
