@@ -31,6 +31,18 @@ pub(crate) fn binary() -> &'static str {
     &BINARY
 }
 
+/// Returns a time limit, in seconds, for code that does not end by itself. Before the limit, Lisp compiles the code and begins
+/// to run it, which takes seconds in QEMU (`.ci/arm64`).
+pub(crate) fn short_limit() -> f64 {
+    // The machine is in bytes 18 and 19 of an ELF file.
+    let machine = |path: &str| {
+        let mut header = [0; 20];
+        std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut header)).expect("the program can be read");
+        [header[18], header[19]]
+    };
+    if machine(binary()) == machine("/proc/self/exe") { 0.5 } else { 5.0 }
+}
+
 /// A directory of one test, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
 

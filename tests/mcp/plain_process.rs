@@ -1,7 +1,7 @@
 //! A server without a supervisor: an evaluation that cannot be interrupted is answered and abandoned, and the process
 //! ends only when its stuck thread blocks everything.
 
-use crate::client::Server;
+use crate::client::{Server, short_limit};
 use crate::server_mode::Mode;
 use serde_json::json;
 
@@ -14,9 +14,9 @@ fn plain() -> Server {
     server
 }
 
-/// Evaluates code with a time limit of half a second.
+/// Evaluates code with a short time limit.
 fn evaluate_stuck(server: &mut Server, code: &str) -> (String, bool) {
-    server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}))
+    server.call_tool("evaluate-lisp", json!({"code": code, "timeout": short_limit()}))
 }
 
 /// The code is answered with TIMEOUT as abandoned, and further requests are served.
@@ -121,7 +121,7 @@ fn process_exits_at_the_fifth_abandoned_thread() {
         assert!(text.contains("thread was abandoned"), "{text}");
     }
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
-    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(sb-sys:without-interrupts (loop (sleep 1)))", "timeout": 0.5}});
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(sb-sys:without-interrupts (loop (sleep 1)))", "timeout": short_limit()}});
     let answer = server.request("tools/call", call);
     let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
     assert!(message.contains("4 such evaluations"), "{message}");
@@ -171,7 +171,7 @@ fn stuck_inspection_and_background_evaluation_are_abandoned_too() {
     assert!(is_error && text.contains("10 second"), "{text}");
     let (text, is_error) = server.call_tool("describe-symbol", json!({"name": "car"}));
     assert!(!is_error, "{text}");
-    let arguments = json!({"code": "(sb-sys:without-interrupts (loop))", "timeout": 0.5, "background": true});
+    let arguments = json!({"code": "(sb-sys:without-interrupts (loop))", "timeout": short_limit(), "background": true});
     let (text, is_error) = server.call_tool("evaluate-lisp", arguments);
     assert!(!is_error, "{text}");
     let (text, is_error) = server.call_tool("check-evaluation", json!({"id": 2, "wait": 10}));

@@ -7,7 +7,7 @@ mod restarts;
 
 use std::time::{Duration, Instant};
 
-use crate::client::{Server, call_err, call_ok, evaluate_err, frame_locals, last_error};
+use crate::client::{Server, call_err, call_ok, evaluate_err, frame_locals, last_error, short_limit};
 use crate::processes::wait_until;
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;

@@ -279,10 +279,10 @@ fn definitions_made_by_eval_in_frame_are_replayed_after_image_loss() {
     let mut server = Server::ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (sb-sys:without-interrupts (loop)))");
     in_frame(&mut server, 1, "(defvar *kept* 7) (setf *kept* 8)\n(defun kept () (list :kept *kept*))");
-    call_ok(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": short_limit()}));
     in_frame(&mut server, 1, "(+ 1 2)");
     let lost = "(sb-sys:without-interrupts (loop))";
-    let text = call_err(&mut server, "eval-in-frame", json!({"frame": 1, "code": lost, "timeout": 0.3}));
+    let text = call_err(&mut server, "eval-in-frame", json!({"frame": 1, "code": lost, "timeout": short_limit()}));
     assert!(text.contains("The Lisp image did not respond to an interrupt"), "{text}");
     assert!(text.contains("\nRestored: all 2 defining forms.\n"), "{text}");
     assert_eq!(server.evaluate("(kept)"), "=> (:KEPT 7)");
