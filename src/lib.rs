@@ -46,7 +46,7 @@
 //! | platform | status |
 //! |---|---|
 //! | x86-64 Linux, glibc 2.31 or newer | tested |
-//! | aarch64 Linux | the Rust code compiles, but has never run there |
+//! | aarch64 Linux | the program runs in QEMU; the library has never run there |
 //! | macOS, Windows | not supported |
 //!
 //! The crate needs Rust 1.89 or newer. The first build on a machine compiles SBCL, which takes some minutes.
