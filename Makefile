@@ -90,8 +90,9 @@ checkpoint-figures: build ## Measure the cost of checkpoints, with ratios to a p
 book: ## Build the book of docs/ in target/book (fetches mdBook, once)
 	scripts/book.sh
 
-reference: sbcl ## Regenerate docs/reference and the answers of the examples in docs
-	SBCL_MCP_UPDATE_REFERENCE=1 cargo test --release --workspace --features sbcl-mcp/num-bigint --test mcp -- book:: reference::
+reference: build ## Regenerate docs/reference and the answers of the examples in docs
+	SBCL_MCP_UPDATE_REFERENCE=1 SBCL_MCP_BIN="$(abspath $(or $(CARGO_TARGET_DIR),target))/release/sbcl-mcp" \
+	  cargo test --workspace --features sbcl-mcp/num-bigint --test mcp -- book:: reference::
 
 lint-tools:
 	@scripts/setup.sh lint

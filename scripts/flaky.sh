@@ -7,9 +7,11 @@ cd "$(dirname "$0")/.." || exit
 rounds=${SBCL_MCP_ROUNDS:-10}
 target=${CARGO_TARGET_DIR:-target}
 log=$target/flaky.log
-# The same features as in scripts/test.sh, so that the library is compiled only once.
-rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint --test mcp)
-"${rust[@]}" --no-run || exit 1
+mkdir -p "$target"
+export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$(realpath "$target")/release/sbcl-mcp}
+# The same programs as in scripts/test.sh.
+rust=(cargo test --workspace --features sbcl-mcp/num-bigint --test mcp)
+{ cargo build --release && "${rust[@]}" --no-run; } || exit 1
 : >"$log"
 
 load=()

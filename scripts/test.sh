@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test suite; with --no-run, only compiles the suites. The end-to-end tests use the binary that cargo test has
-# built. All suites run even if an earlier one fails. Most tests wait for processes, timers and locks most of
+# Runs every test suite; with --no-run, only compiles the suites and the server. The test programs are compiled without
+# optimization, and start the optimized server. All suites run even if an earlier one fails. Most tests wait for processes, timers and locks most of
 # the time, so three groups of suites run at the same time: the server's suite, clients of the server, and the rest. The output of
 # the other groups is printed after that of the server's suite. The tests that measure delays, or that fill a heap faster than an
 # overloaded machine could react, run last, one on each processor.
@@ -48,9 +48,10 @@ print("--lib", "--bins", *("--test=" + t["name"] for t in targets if t["kind"] =
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
 # A differing snapshot fails the test and leaves no file.
 export INSTA_UPDATE=no
+export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$(realpath "$target")/release/sbcl-mcp}
 # All commands use the same features, so that the library is compiled only once.
-rust=(cargo test --release --workspace --features sbcl-mcp/num-bigint)
-"${rust[@]}" --no-run || exit 1
+rust=(cargo test --workspace --features sbcl-mcp/num-bigint)
+{ cargo build --release && "${rust[@]}" --no-run; } || exit 1
 [ "${1:-}" != --no-run ] || exit 0
 
 other_suites() {
@@ -60,14 +61,14 @@ other_suites() {
     suite "Rust" "${rust[@]}" --no-fail-fast $options
     suite "Documentation" "${rust[@]}" --doc
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
-        suite "Example $example" cargo run --quiet --release --features sbcl-mcp/num-bigint --example "$example"
+        suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
     done
     suite "Feature guarded-messages" \
-        cargo test --release --no-default-features --features core,guarded-messages --test library_soundness
+        cargo test --no-default-features --features core,guarded-messages --test library_soundness
 }
 
 client_suites() {
-    suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
+    suite "Recording" scripts/recording.py --check "$SBCL_MCP_BIN"
     suite "Python SDK 1.x" scripts/clients.sh python-1
     suite "Python SDK 2.x" scripts/clients.sh python-2
     suite "Agent frameworks" scripts/clients.sh adapters
