@@ -78,8 +78,8 @@ struct sbcl_job {
   const uint32_t *name;
   uint64_t name_length; /* characters */
   uint64_t evaluation;  /* number of the evaluation that the job belongs to, or 0; recorded in compiled code */
-  const uint32_t *operation; /* a list (:NAME :ARGUMENT value …) as text; values are strings, integers, T, NIL or lists
-                                of such values */
+  const uint32_t *operation; /* a list (:NAME :ARGUMENT value …) as text; values are strings, integers, T, NIL, lists of
+                                strings, or lists of lists of this form */
   uint64_t operation_length; /* characters */
   uint64_t connection; /* the connection whose values of *package* and of the REPL, printer and reader variables
                           apply; 0: the global values */
@@ -273,8 +273,8 @@ struct sbcl_host {
    * enum sbcl_event states. For events whose comment states no result, returns 1 if the host keeps no more of the text begun
    * last, so that the text need not be printed to its end; else 0. */
   int32_t (*event)(uint64_t job, uint32_t kind, int64_t number, const uint32_t *text, uint64_t length);
-  /* A directory that replaces the home directory of a user who has no writable home directory. The directory need not
-   * exist; the host removes it at the end of the process. */
+  /* A directory for temporary files, which also replaces a home directory that is unknown, and a cache directory that
+   * is not writable. The directory need not exist; the host removes it at the end of the process. */
   const uint32_t *scratch;
   uint64_t scratch_length; /* characters; 0 if there is no such directory */
   struct sbcl_library *library; /* null if no program embeds the image */
@@ -300,7 +300,8 @@ extern void (*sbcl_host_stack_lost)(uint32_t stack);
  * ADDRESS is in the last page of a stack of the calling Lisp thread, the Lisp code that handles stack exhaustion has
  * exhausted the stack again: abandons that code, makes the thread continue in sbcl_host_stack_lost, and returns 1.
  * Otherwise, and if C code wrote to the last page of a stack that it does not use itself, returns 0. On aarch64, the alien
- * stack is the stack of C code, on which the handler itself runs, so the handler is not called when it is exhausted. */
+ * stack is the stack of C code, on which the handler itself runs, so the handler is not called when this stack is
+ * exhausted. */
 int32_t sbcl_host_catch_stack_loss(void *address, void *context);
 
 /* In the shim: returns 1 if SBCL knows the calling thread. Async-signal-safe. */

@@ -287,9 +287,9 @@ bool __wrap_maybe_gc(os_context_t *context) {
 
 #ifdef LISP_FEATURE_ARM64
 
-/* Makes the unused part of this thread's control stack zero. SBCL's functions overwrite it. But a stack is large, and writing
- * makes all of it resident, in each thread that stops for a collection. So the kernel takes back the pages here, and provides
- * pages of zeros when the stack grows again. */
+/* Makes the unused part of this thread's control stack zero. SBCL's functions overwrite this part. But a stack is
+ * large, and writing makes the whole stack resident, in each thread that stops for a collection. So the kernel takes back
+ * the pages here, and provides pages of zeros when the stack grows again. */
 static void clear_unused_stack(void) {
   struct thread *thread = get_sb_vm_thread();
   char *unused = (char *)thread->control_stack_pointer;
@@ -418,7 +418,7 @@ int32_t sbcl_host_fork_stopped(int32_t wait_for_c, lispobj *threads, uint32_t co
 }
 
 /* Takes and releases the locks of the C library that a process needs to save an image. Never returns if a thread that is
- * missing in this process holds one of them. */
+ * missing in this process holds one of these locks. */
 void sbcl_host_take_c_locks(void) {
 #ifdef __GLIBC__
   /* mallinfo takes the lock of every arena. */

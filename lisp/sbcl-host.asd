@@ -1,7 +1,7 @@
-;;;; The systems of the Lisp side. Loaded from an editor or a REPL into a stock SBCL of the pinned version, they serve
-;;;; no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Within a system, each file depends only
-;;;; on the files before it. Except for "sbcl-host", which combines the other systems, no system depends on a system that
-;;;; is defined below it.
+;;;; The systems of the Lisp side. Loaded from an editor or a REPL into a stock SBCL of the pinned version, the systems
+;;;; serve no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Within a system, each file depends
+;;;; only on the files before it. Except for "sbcl-host", which combines the other systems, no system depends on a
+;;;; system that is defined below it.
 
 (asdf:defsystem "sbcl-host"
   :description "The Lisp side of sbcl-mcp."
@@ -49,7 +49,7 @@
                (:file "tracing") (:file "traced-functions") (:file "profiling") (:file "patches")))
 
 (asdf:defsystem "sbcl-host/testing"
-  :description "Running tests of any framework, and finding the code suspected when they fail."
+  :description "Running the tests of any framework, and finding the code that may be at fault when they fail."
   :depends-on ("sb-cover" "sb-rt" "sbcl-host/tools")
   :pathname "testing/"
   :serial t

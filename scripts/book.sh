@@ -7,11 +7,11 @@ version=0.5.4
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp/mdbook-$version
 mdbook=$cache/bin/mdbook
 if [ ! -x "$mdbook" ]; then
-    # Without the server that watches for changes: that is most of its dependencies.
+    # Without the features `watch` and `serve`, most of mdBook's dependencies are not needed.
     cargo install mdbook --version "$version" --locked --no-default-features --features search --root "$cache"
 fi
 target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
 "$mdbook" build --dest-dir "$target/book"
-# What llms.txt points to.
+# Copy the Markdown files, to which llms.txt refers.
 (cd docs && find . -name '*.md' -print0 | tar --null -T - -cf -) | tar -C "$target/book" -xf -
 echo "book: $target/book/index.html"

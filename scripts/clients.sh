@@ -14,7 +14,7 @@ tests=$PWD/tests/clients
 # The commands are chained with &&, because `set -e` has no effect inside $(...).
 environment() {
     local directory=$target/clients/$1 requirements=$2
-    # The interpreter is started, too, because that of a moved or incomplete environment does not work.
+    # The interpreter is started, too, because the interpreter of a moved or incomplete environment does not work.
     if ! cmp -s "$requirements" "$directory/installed.txt" || ! "$directory/bin/python" -c '' 2>/dev/null; then
         echo "clients: installing $1" >&2
         rm -rf "$directory" &&

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures the tools of a working day over MCP, as medians, and compares each with its limit. The limits apply to a quiet
-machine and the release binary.
+"""Measures the tools of a working day over MCP, as medians, and compares each median with its limit. The limits apply
+to a quiet machine and the release binary.
 
     scripts/figures.py BINARY
 
@@ -20,7 +20,7 @@ from mutants import Server
 INSTALLED = Path("/usr/share/common-lisp/source")
 LIBRARIES = ("alexandria", "babel", "bordeaux-threads", "cl-ppcre", "closer-mop", "esrap", "fiveam", "flexi-streams",
              "iterate", "named-readtables", "split-sequence", "trivial-garbage")
-# The number of calls for a median, that for longer calls, and the number of calls to trace.
+# The number of calls for a median, the number of longer calls for a median, and the number of calls to trace.
 SHORT, LONG = 101, 7
 TRACED = 5_000
 

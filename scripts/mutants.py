@@ -88,8 +88,8 @@ def line_of(text, position):
 
 
 def rewrite(path, text):
-    """Writes `text` to the file and deletes its fasl, so that it is compiled again. Time stamps would not do, because they
-    count in seconds and two mutants may be written within one."""
+    """Writes `text` to the file and deletes the file's fasl, so that the file is compiled again, however little time
+    has passed since the last mutant."""
     path.write_text(text)
     for compiled in Path(os.environ["XDG_CACHE_HOME"]).rglob(f"{path.stem}.fasl"):
         compiled.unlink()

@@ -5,7 +5,8 @@ Nothing has changed, so a notice is a failure. With --append, a comment is appen
 
     scripts/reload_libraries.py [--binary FILE] [--append] [--source DIRECTORY] [SYSTEM...]
 
-DIRECTORY has one directory of sources per library, as Debian's /usr/share/common-lisp/source has; it is copied first.
+DIRECTORY has one directory of sources per library, as Debian's /usr/share/common-lisp/source has. The script works on
+a copy of DIRECTORY.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     scripts/round_trips.py BINARY [--peer COMMAND] [--rounds N] [--calls N]
 
 Compares `cat`, for the cost of the pipes alone; the supervised server; the plain process; and optionally another server,
-COMMAND, which must have a tool `evaluate-lisp` with an argument `code`. With COMMAND, also prints each time's ratio to
-that server's, as the median over the rounds.
+COMMAND, which must have a tool `evaluate-lisp` with an argument `code`. With COMMAND, also prints the ratio of each time
+to the time of that server, as the median over the rounds.
 """
 
 import argparse

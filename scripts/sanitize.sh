@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 sanitizer=${1:-}
 case $sanitizer in
     address) tests=() ;;
-    # Tests in which several threads use a queue. ThreadSanitizer does not support fences, so no test that relies on a fence.
+    # Tests in which several threads use a queue. ThreadSanitizer does not support fences, so tests that rely on
+    # a fence are left out.
     thread) tests=(os:: rpc:: session:: image::message_buffer) ;;
     *)
         echo "usage: scripts/sanitize.sh address|thread" >&2

@@ -81,7 +81,8 @@ find_missing_test_tools() {
         add_missing "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
     # The terminal of tests/mcp/repl.rs.
     has tmux || add_missing tmux tmux tmux tmux tmux
-    # Test frameworks and libraries for tests/mcp/run_tests/ and tests/mcp/reloading.rs. Only Debian packages them.
+    # Test frameworks and libraries for tests/mcp/run_tests/ and tests/mcp/reloading.rs. Only Debian packages
+    # these systems.
     if has apt-get; then
         local system
         for system in fiveam rt alexandria esrap chipz iterate puri; do

@@ -3,8 +3,8 @@
 //! A state is the stack of open parentheses, and the construct within which the next line begins. Each line leads from
 //! one state to another, at a cost for each disagreement between its indentation and the stack. An edit costs
 //! [`EDIT_COST`], more than any single disagreement. So a repair seldom has more edits than it takes to balance the text,
-//! and the edits are placed where the lines after them align. Of equal states only the cheapest is kept. This keeps the
-//! number of states small, because a closed form leaves no trace in the stack.
+//! and the edits are placed where the lines after them align. Of equal states only the cheapest is kept. The number of
+//! states stays small, because a closed form leaves no trace in the stack.
 
 use std::collections::HashMap;
 use std::ops::Range;

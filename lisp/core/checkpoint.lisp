@@ -200,7 +200,7 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
   (declare (type function wait))
   (let* ((end (+ (monotonic-milliseconds) (* 1000 seconds)))
          (thread (loop for thread = sb-impl::*finalizer-thread*
-                       ;; Another thread, for example in SB-POSIX:FORK, may be starting it.
+                       ;; Another thread, for example in SB-POSIX:FORK, may be starting the finalizer thread.
                        while (and (eq thread :start) (< (monotonic-milliseconds) end))
                        do (funcall wait)
                        finally (return (and (sb-thread::thread-p thread) thread))))
@@ -337,7 +337,7 @@ in reverse order, and the handler that this function adds ends the process at on
   "Make the kernel end this process after **SAVING-SECONDS**. This process may hang in C code that waits for a thread that
 was not forked, and no other process may be left to end it."
   (let ((signals (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
-    ;; 14 is SIGALRM. Its action becomes SIG_DFL (0), and SIG_UNBLOCK (1) unblocks it.
+    ;; 14 is SIGALRM. The action of the signal becomes SIG_DFL (0), and SIG_UNBLOCK (1) unblocks the signal.
     (setf (aref signals 1) #x20)
     (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) 14 0)
     (with-pinned-objects (signals)
@@ -378,8 +378,8 @@ that cannot be restored."
       (setf (sb-ext:bytes-consed-between-gcs) nursery))))
 
 (defun save-image (path)
-  "Save this image to the file PATH, a native namestring, and end the process, with status 0. If that fails, report the
-reason on the process's standard error and end with status 9. Only a forked child may call this."
+  "Save this image to the file PATH, a native namestring, and end the process, with status 0. If saving fails, report
+the reason on the process's standard error and end with status 9. Only a forked child may call this."
   (setf *saving-image* t
         **event-function-address** 0
         **next-job-function-address** 0)
@@ -445,7 +445,8 @@ nothing meanwhile.")
 
 (defconstant +shutdown-fork-wait-seconds+ 5
   "The maximum number of seconds to wait until nothing blocks a fork of the session's image when the server shuts down.
-FORK_WAIT of src/recovery/checkpoint/save.rs depends on it: the server then stops waiting for the fork.")
+FORK_WAIT of src/recovery/checkpoint/save.rs, after which the server stops waiting for the fork, depends on this
+number.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the
@@ -596,7 +597,7 @@ collect all garbage first, because damage from threads that were cut off for sav
       (push-record "definitions" :count (length systems) :kind "system"))))
 
 (defun reopen-shared-object-or-skip (reopen object)
-  "Call REOPEN to reopen OBJECT, a shared object that was open when the image was saved. If that fails, record OBJECT
+  "Call REOPEN to reopen OBJECT, a shared object that was open when the image was saved. If REOPEN fails, record OBJECT
 and skip it, because otherwise the image could not be booted."
   (handler-bind ((error (lambda (failure)
                           (declare (ignore failure))

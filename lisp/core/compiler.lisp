@@ -3,8 +3,8 @@
 (in-package "SBCL-HOST")
 
 ;;; The policy of evaluated code keeps callers in backtraces despite tail calls, keeps locals visible, and makes a frame
-;;; keep its closure. The policy does not slow the code down: step conditions, the only part of debug 3 that would, are
-;;; off. The policy applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. If the user asks for
+;;; keep its closure. Step conditions, which are a part of debug 3 and make code slow, are off. The policy applies
+;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. If the user asks for
 ;;; more speed than debugging, the user's own policy applies instead: SBCL then compiles a function's calls to itself as
 ;;; local calls, which debug 3 would prevent.
 
@@ -27,8 +27,8 @@ request."
   (> (sb-c::policy-quality policy 'speed) debug))
 
 (defun make-evaluation-lexenv ()
-  "Return a new lexical environment for evaluating the user's forms. Its policy is a fresh object, by which
-SUBMITTED-CODE-LEXENV-P recognises this environment and environments derived from it."
+  "Return a new lexical environment for evaluating the user's forms. The environment's policy is a fresh object, by
+which SUBMITTED-CODE-LEXENV-P recognises this environment and environments derived from it."
   (let* ((policy sb-c::*policy*)
          (own (or **debug-declaimed** (speed-exceeds-debug-p policy (sb-c::policy-quality policy 'debug)))))
     (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv)
@@ -102,7 +102,7 @@ ASDF's summaries of the files with warnings are then omitted, because the warnin
 (defvar *compile-failures* nil
   "The conditions that make the compilation of the current file fail, newest first: lists of the reported type, the
 condition or its report, file, line, column and form. While such conditions are recorded, the list has NIL as an
-additional last element, so that it is never empty. When they are not recorded, the value is NIL.")
+additional last element, so that it is never empty. When no conditions are recorded, the value is NIL.")
 
 (defconstant +max-compile-failures+ 5
   "The maximum number of conditions in *COMPILE-FAILURES*.")
@@ -130,10 +130,10 @@ column and form. Style warnings do not count."
     (push (list* type (or (reader-error-report condition) condition) location) *compile-failures*)))
 
 (defun record-warning (condition)
-  "Push CONDITION, a warning that the user's handlers have declined, while warnings are recorded. Do not push it if it
-was pushed before, if SBCL muffles it, if it only reports a redefinition, or if it is one of the ASDF summaries that are
-omitted (see *REPORT-SEVERITIES*). Muffle only direct warnings (see MUFFLE-DIRECT-WARNING): SBCL's handlers signal other
-warnings again before they count them, and the compiler's verdict is based on that count."
+  "Push CONDITION, a warning that the user's handlers have declined, while warnings are recorded. Do not push a warning
+that was pushed before, that SBCL muffles, that only reports a redefinition, or that is one of the ASDF summaries that
+are omitted (see *REPORT-SEVERITIES*). Muffle only direct warnings (see MUFFLE-DIRECT-WARNING): SBCL's handlers signal
+other warnings again before they count them, and the compiler's verdict is based on that count."
   (unless (or (not *recording-warnings*)
               (eq condition *last-recorded-condition*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))

@@ -1,5 +1,5 @@
-;;;; SBCL's contribs, which are part of the core. ASDF and REQUIRE must not look for their files, and the core must not
-;;;; contain paths of the build machine.
+;;;; SBCL's contribs, which are part of the core. ASDF and REQUIRE must not look for the files of contribs, and the core
+;;;; must not contain paths of the build machine.
 
 (in-package "SBCL-HOST")
 

@@ -7,8 +7,8 @@
 made the definition, or NIL if the session itself made it.")
 
 (defglobal **system-packages** '()
-  "The packages of the core except COMMON-LISP-USER. Definitions of their symbols count as the system's, not as the
-session's.")
+  "The packages of the core except COMMON-LISP-USER. Definitions of symbols of these packages count as the system's, not
+as the session's.")
 
 (defglobal **core-systems** '()
   "The names of the systems that are part of the core.")

@@ -186,7 +186,7 @@ interruption called."
   (let ((frame (or (let ((frame (interrupted-lisp-frame)))
                      (and frame (inner-frame-p hook (frame-address frame)) frame))
                    (caller-frame hook))))
-    ;; If the thread was in a foreign call, the innermost frames are bogus. Skip them.
+    ;; If the thread was in a foreign call, the innermost frames are bogus, so skip them.
     (loop while (and frame (bogus-frame-p frame) (user-frame-p frame))
           do (setf frame (sb-di:frame-down frame)))
     ;; The frame may belong to the code that the runtime calls after a garbage collection.
@@ -412,7 +412,7 @@ NIL."
   "Return true when CALL only reports an error that MACHINERY found. MACHINERY is a value of FRAME-MACHINERY, such as \"the
 reader\", and CALL is inside the innermost frame of this machinery."
   (or (member (reported-frame-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
-      ;; The reader calls functions of the stream from which it reads. Their errors count as the reader's.
+      ;; The reader calls functions of the stream from which it reads. Errors in these functions count as the reader's.
       (and (string= machinery "the reader")
            (reported-frame-system call)
            (not (member (reported-frame-name call) '(eval sb-int:simple-eval-in-lexenv))))))

@@ -17,7 +17,7 @@ than frequent collections.")
 
 (defun limit-nursery ()
   "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or after its default number of bytes, if less.
-ADAPT-NURSERY may change this after each collection."
+ADAPT-NURSERY may change the number of bytes after each collection."
   (setf **default-nursery-size** (sb-ext:bytes-consed-between-gcs)
         **nursery-size** (min +small-nursery-size+ **default-nursery-size**)
         (sb-ext:bytes-consed-between-gcs) **nursery-size**))
@@ -100,10 +100,10 @@ be in the heap.")
 
 (defun next-nursery-size (kept)
   "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. If KEPT is
-less than +SMALL-NURSERY-SIZE+, the number is +SMALL-NURSERY-SIZE+ or SBCL's default, whichever is less. Otherwise it is
-SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads are being ended and
-KEPT exceeds HEAP-LIMIT, it is the whole rest of the heap: until these threads have unwound, there may be no room to copy
-their objects, and a collection without room ends the process."
+less than +SMALL-NURSERY-SIZE+, the number is +SMALL-NURSERY-SIZE+ or SBCL's default, whichever is less. Otherwise the
+number is SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads are being
+ended and KEPT exceeds HEAP-LIMIT, the number is the whole rest of the heap: until these threads have unwound, there may
+be no room to copy their objects, and a collection without room ends the process."
   (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery-size+ (- (sb-ext:dynamic-space-size) kept)))
         ((< kept +small-nursery-size+) (min +small-nursery-size+ **default-nursery-size**))
         (t **default-nursery-size**)))
@@ -141,14 +141,14 @@ user."
                        (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list-text threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))
-        ;; The finalizer thread runs COLLECT-AFTER-THREADS. Notify it again, because it may have checked before these
-        ;; threads were ended, and the next collection is far off.
+        ;; The finalizer thread runs COLLECT-AFTER-THREADS. Notify the finalizer thread again, because it may have
+        ;; checked before these threads were ended, and the next collection is far off.
         (sb-impl::finalizer-thread-notify 1)
         (when (find self threads)
           (sb-thread:abort-thread))))))
 
 (defun heap-full-p ()
-  "Ask the host whether the evaluation of this thread keeps more bytes than its heap limit. Return true if it does."
+  "Return true if the evaluation of this thread, according to the host, keeps more bytes than its heap limit."
   (event *job-id* (event-code :heap)))
 
 (defun heap-cleared-p ()
@@ -179,9 +179,9 @@ the evaluation that filled the heap, a string, or NIL."
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
 (defvar *end-part-for-heap* nil
-  "A function that ends the current part of the evaluation, such as a test, when the heap is nearly full. Its argument is
-its caller's frame pointer. The function returns only if the part is already being ended. NIL if a full heap ends the whole
-evaluation.")
+  "A function that ends the current part of the evaluation, such as a test, when the heap is nearly full. The function's
+argument is the frame pointer of its caller. The function returns only if the part is already being ended. NIL if a full
+heap ends the whole evaluation.")
 
 (defvar *ended-part* nil
   "The name, a string, of the part of the evaluation that was ended because the heap was nearly full, if ending the part did
@@ -254,7 +254,7 @@ HEAP-LIMIT allows for the call."
 Called after each collection, in the thread that caused the collection. If this thread is a user thread, it ends last, in
 this function."
   (adapt-nursery)
-  ;; COLLECT-RECENT-GARBAGE may need more than one collection. Do not check the heap before it has finished.
+  ;; COLLECT-RECENT-GARBAGE may need more than one collection. Do not check the heap before this function has finished.
   (unless (sb-thread:holding-mutex-p **collection-lock**)
     (when (> (sb-kernel:dynamic-usage) (heap-limit))
       (end-threads-for-heap))

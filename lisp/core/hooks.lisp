@@ -9,8 +9,8 @@
     (intern (format nil "**~A-PROVIDER**" name) (symbol-package name))))
 
 (defmacro define-hook (name lambda-list documentation &body default)
-  "Define the function NAME with LAMBDA-LIST (required parameters only). A package that is loaded later may implement it with
-PROVIDE-HOOK. Without an implementation, the function evaluates DEFAULT."
+  "Define the function NAME with LAMBDA-LIST (required parameters only). A package that is loaded later may implement
+the function with PROVIDE-HOOK. Without an implementation, the function evaluates DEFAULT."
   (let ((variable (hook-variable name)))
     `(progn
        (declaim (type (or null function) ,variable))

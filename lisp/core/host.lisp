@@ -1,5 +1,6 @@
-;;;; The functions of the host that Lisp calls, as ffi/sbcl_host.h declares them. All alien code of this contract is in
-;;;; this file, except the functions that the host calls, which are in start.lisp.
+;;;; The functions of the host that Lisp calls, as struct sbcl_host in ffi/sbcl_host.h declares them. The functions that
+;;;; the host calls are in embedding/start.lisp. The interface to embedding programs, struct sbcl_library, is in
+;;;; embedding/calls.lisp and embedding/embedding.lisp.
 
 (in-package "SBCL-HOST")
 
@@ -48,7 +49,8 @@
 (defconstant +interrupt-timeout+ (declared-number "SBCL_INTERRUPT_TIMEOUT")
   "The reason in an :INTERRUPT job when the time limit of the job to interrupt has passed.")
 (defconstant +interrupt-cancel+ (declared-number "SBCL_INTERRUPT_CANCEL")
-  "The reason in an :INTERRUPT job when the client has cancelled the call.")
+  "The reason in an :INTERRUPT job when the job to interrupt was cancelled, for example by its client or because the
+client has disconnected.")
 (defconstant +interrupt-heap+ (declared-number "SBCL_INTERRUPT_HEAP")
   "The reason in an :INTERRUPT job when the heap is nearly full.")
 
@@ -80,15 +82,15 @@
   (1+ (the fixnum (exhaust-control-stack))))
 
 (defun check-stack-end ()
-  "Perform CHECK-HOST-STACK near the guard pages of the control stack. From the end of the stack inwards, these are: the hard
-guard page; the guard page, whose space SBCL uses to handle exhaustion; and the return guard page, which SBCL protects after
-an exhaustion until code writes to it."
+  "Perform CHECK-HOST-STACK near the guard pages of the control stack. From the end of the stack inwards, there are the
+hard guard page; the guard page, whose space SBCL uses to handle exhaustion; and the return guard page, which SBCL
+protects after an exhaustion until code writes to it."
   (let ((room (control-stack-room))
         (guard-end (* 2 sb-c:+backend-page-bytes+)))
     (declare (type index room))
     (cond ((>= room (+ guard-end +host-stack-bytes+))
-           ;; Write below the stack pointer, where nothing is stored. If the return guard page is protected, this makes SBCL
-           ;; remove the protection.
+           ;; Write below the stack pointer, where nothing is stored. If the return guard page is protected, the write
+           ;; makes SBCL remove the protection.
            (setf (sap-ref-8 (sb-vm::current-sp) (- +host-stack-bytes+)) 0))
           ;; A write below the stack pointer that hits the guard page would leave SBCL too little space to handle exhaustion.
           ((>= room guard-end)

@@ -10,7 +10,7 @@ could be abandoned.")
 (declaim (type (member nil :error :interrupted) *failure-reason*))
 (defvar *failure-reason* nil
   "The reason for this evaluation's failure: :ERROR for an error that reached the debugger, :INTERRUPTED, or NIL if the
-evaluation has not failed. Cleanup forms that stop the unwinding do not reset it.")
+evaluation has not failed. Cleanup forms that stop the unwinding do not reset this variable.")
 
 (defvar *after-unwinding* nil
   "A function without arguments to call once a failed evaluation has unwound, or NIL.")
@@ -73,7 +73,7 @@ function to call after the unwinding, or NIL."
 (defun unwind-from-stack-end (stack)
   "End this thread's evaluation, or the thread itself if it runs no evaluation. Called when STACK, a value of the C enum
 sbcl_stack, is exhausted again while the first exhaustion is being handled. Little room is left on the stack. If the
-cleanup forms use it up, too, this function is called again."
+cleanup forms use up this room, too, this function is called again."
   (unless *unwind-evaluation*
     (sb-thread:abort-thread))
   (if *failure-reason*
@@ -116,7 +116,7 @@ function that the interruption called."
 
 (defconstant +max-nested-interruptions+ 4
   "The maximum number of interruptions that interrupt each other in a thread. SBCL ends the process when a thread has more
-than SB-VM:MAX-INTERRUPTS interrupt contexts; the others are left for errors, collections and faults.")
+than SB-VM:MAX-INTERRUPTS interrupt contexts; the remaining contexts are for errors, collections and faults.")
 
 (declaim (type fixnum *nested-interruptions*))
 (defvar *nested-interruptions* 0
@@ -154,7 +154,8 @@ own, such as malloc's, which a non-local exit would leave held, and for which a 
 #+linux
 (defun start-interruption-timer ()
   "Start a timer that sends this thread the signal of INTERRUPT-THREAD in a millisecond. Return the timer's number, or NIL if
-the kernel provides none. The functions of the C library could allocate memory (timer_create(2))."
+the kernel provides none. Make system calls, because the C library's functions for timers could allocate memory
+(timer_create(2))."
   (let ((sigevent (make-array 8 :element-type '(unsigned-byte 64) :initial-element 0))
         (timer (make-array 1 :element-type '(unsigned-byte 64) :initial-element 0))
         (time (make-array 4 :element-type '(unsigned-byte 64) :initial-contents '(0 0 0 1000000))))
@@ -172,7 +173,7 @@ the kernel provides none. The functions of the C library could allocate memory (
 #+linux
 (defun interrupt-this-thread-soon (function)
   "Make INTERRUPT-THREAD's signal handler call FUNCTION on this thread in a millisecond. Return the number of the timer for
-END-INTERRUPTION-TIMER, or NIL if that is impossible. Call this function in an interruption."
+END-INTERRUPTION-TIMER, or NIL if no timer could be started. Call this function in an interruption."
   (let ((timer (start-interruption-timer)))
     (when timer
       (sb-thread::with-tls-lock (sb-thread:*current-thread*)

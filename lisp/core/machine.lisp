@@ -1,6 +1,6 @@
-;;;; The processor-specific code of the Lisp side. Each kind of processor has a section, and all sections define the same
-;;;; names. No other file of the Lisp side contains code for a particular processor. The host's processor-specific code is in
-;;;; src/image/machine.rs, and ffi/shim.c contains the code for SBCL's C runtime.
+;;;; The processor-specific code of the Lisp side. Each kind of processor has a section, and all sections define the
+;;;; names that other files use. No other file of the Lisp side contains code for a particular processor. The host's
+;;;; processor-specific code is in src/image/machine.rs, and ffi/shim.c contains the code for SBCL's C runtime.
 
 (in-package "SBCL-HOST")
 
@@ -125,7 +125,7 @@ sbcl_host_pause in ffi/shim.c makes this check."
             (t fname))))
 
   ;; Non-local exits: the assembly routine UNWIND (src/assembly/x86-64/assem-rtns.lisp) calls the cleanup code of each
-  ;; UNWIND-PROTECT. Before the call it pushes the block to unwind to, the start of the values and their number.
+  ;; UNWIND-PROTECT. Before the call, UNWIND pushes the block to unwind to, the start of the values and their number.
   (defconstant +exit-count-offset+ 8
     "The offset from the stack pointer, in cleanup code, of the number of values of the exit.")
   (defconstant +exit-start-offset+ 16
@@ -293,7 +293,8 @@ takes long, and makes the whole stack resident.")
 
   (defun trapped-p (pc)
     "Return true when the code interrupted at the address PC was not interrupted, but has executed SBCL's trap instruction,
-BRK. The PC is its address or, where the runtime has already skipped it, the next."
+BRK. The PC is the address of this instruction or, where the runtime has already skipped the instruction, the next
+address."
     (flet ((brk-p (instruction)
              (eql #xD4200000 (logand instruction #xFFE0001F))))
       (or (brk-p (instruction-at pc)) (brk-p (instruction-at (- pc 4))))))
@@ -329,7 +330,7 @@ frame pointer (a SAP), may belong to another frame, or its frame may no longer b
 
   (defun signal-context ()
     "Return the context of the code that the signal of INTERRUPT-THREAD, or a trap, interrupted last in this thread, or NIL.
-SBCL's handlers bind a variable to it."
+SBCL's handlers bind a variable to this context."
     (let ((context (and (boundp 'sb-kernel:*current-internal-error-context*)
                         sb-kernel:*current-internal-error-context*)))
       (if (typep context 'system-area-pointer)
@@ -381,8 +382,8 @@ the collector would take its registers for Lisp objects."
     (sb-kernel:fdefn-name cell))
 
   ;; Non-local exits: the assembly routine UNWIND (src/assembly/arm64/assem-rtns.lisp) calls the cleanup code of each
-  ;; UNWIND-PROTECT. Before the call it pushes the block to unwind to, the start of the values, their number, and the
-  ;; address at which UNWIND continues.
+  ;; UNWIND-PROTECT. Before the call, UNWIND pushes the block to unwind to, the start of the values, their number, and
+  ;; the address at which UNWIND continues.
   (defconstant +exit-count-offset+ -16
     "The offset from the stack pointer, in cleanup code, of the number of values of the exit.")
   (defconstant +exit-start-offset+ -24
@@ -410,7 +411,7 @@ single value.")
   ;; src/runtime/interrupt.c). An encapsulation, which is a closure, has no code of its own, so such a function is replaced.
   (defun install-patch (function tag wrapper)
     "Encapsulate the function named FUNCTION with WRAPPER. TAG names the encapsulation. If TAG is :REPLACEMENT, WRAPPER is a
-list of the function with which to replace FUNCTION, and SBCL's function."
+list of two functions: the function with which to replace FUNCTION, and SBCL's function."
     (if (eq tag :replacement)
         (setf (sb-kernel:fdefn-fun (sb-int:find-fdefn function)) (first wrapper))
         (encapsulate function tag wrapper)))

@@ -48,7 +48,7 @@ into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance tab
 
 (defconstant +max-compared-symbols+ 20000
   "The maximum number of a package's accessible symbols that SIMILAR-SYMBOL-NAMES compares with a name. In a package with
-more symbols, it compares only symbols whose names begin with that name.")
+more symbols, the function compares only symbols whose names begin with that name.")
 
 (defun many-symbols-p (package)
   "Return true when more than +MAX-COMPARED-SYMBOLS+ symbols are accessible in PACKAGE."

@@ -14,8 +14,8 @@
   "A table from the kinds of jobs, keywords, to the functions that run jobs of the kind.")
 
 (defmacro define-job (kind (job) documentation &body body)
-  "Define the function that runs jobs of KIND. JOB is the name of its parameter. BODY returns true on success. BODY runs with
-interrupts disabled, and must enable them only around user code."
+  "Define the function that runs jobs of KIND. JOB is the name of the function's parameter. BODY returns true on
+success. BODY runs with interrupts disabled, and must enable them only around user code."
   `(setf (gethash ,kind **job-functions**)
          (sb-int:named-lambda (job ,kind) (,job)
            ,documentation
@@ -100,8 +100,8 @@ PUSH-FIELD. A kind or field that records.sexp does not list is an error at compi
                  collect `(push-field ,name ,value))))))
 
 (defun form-package (name)
-  "Return the package named NAME, in which a form was first read. If it does not exist, signal an error: in any other package,
-the form's names would be different symbols."
+  "Return the package named NAME, in which a form was first read. If there is no such package, signal an error: in any
+other package, the form's names would be different symbols."
   (or (find-package name)
       (error 'sb-kernel:simple-package-error
              :package name

@@ -1,6 +1,6 @@
 ;;;; Patches of SBCL and assumptions about it: the macros that declare them, and the declarations that this package needs.
-;;;; Packages that build on this one have a patches.lisp of their own. The build checks all assumptions. If one does not
-;;;; hold in the SBCL at hand, the build fails and names the assumption.
+;;;; Packages that build on this one have a patches.lisp of their own. The build checks all assumptions. If an
+;;;; assumption does not hold in the SBCL at hand, the build fails and names the assumption.
 
 (in-package "SBCL-HOST")
 
@@ -19,7 +19,8 @@ not hold, so the build tests dangerous assumptions after all others."
   `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
 (defun assumption-problem (name holds-p)
-  "Return the reason why the assumption NAME does not hold, or NIL if it holds. HOLDS-P is the function that tests it."
+  "Return the reason why the assumption NAME does not hold, or NIL if it holds. HOLDS-P is the function that tests the
+assumption."
   ;; A failing probe may even end the process. The last line of the build's log is then the name of the probe.
   (format t "~&Probing: ~A~%" name)
   (finish-output)

@@ -67,7 +67,7 @@ TEXT contains no such DELIMITER."
             (t (return position))))))
 
 (defun feature-p (text form)
-  "Return true when a feature expression in TEXT holds in this image. FORM is its map (see FORM-MAP)."
+  "Return true when the feature expression in TEXT with the map FORM (see FORM-MAP) holds in this image."
   (flet ((name (form)
            (let ((token (subseq text form (token-end text form))))
              (string-upcase (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))))
@@ -198,9 +198,9 @@ elements (see the beginning of this file)."
   (let ((*read-time-values* '()))
     (catch 'scan-failed (scan-form text start 0))))
 
-(defun form-position (form)
-  "Return the position at which a form begins. FORM is its map (see FORM-MAP)."
-  (if (consp form) (first form) form))
+(defun form-position (map)
+  "Return the position at which the form with the map MAP begins (see FORM-MAP)."
+  (if (consp map) (first map) map))
 
 (defun position-at-path (map path)
   "Return the position of the subform at PATH in the form with the map MAP (see FORM-MAP). PATH is a list of indices,
@@ -607,8 +607,8 @@ begin right after the end of the previous form."
 
 (defun start-positions (source namestring)
   "Return a vector of the positions, in octets, of the top-level forms in the file with the native namestring NAMESTRING; or
-NIL. Take them from SOURCE, an SB-DI:DEBUG-SOURCE. While a compiled file is still being loaded, SOURCE does not have them
-yet, so scan the file."
+NIL. Take the positions from SOURCE, an SB-DI:DEBUG-SOURCE. While a compiled file is still being loaded, SOURCE does not
+have the positions yet, so scan the file."
   (or (sb-di:debug-source-start-positions source)
       (multiple-value-bind (octets date entry) (file-octets namestring)
         (declare (ignore date))
@@ -926,7 +926,7 @@ SB-C::COMPILER-ERROR-CONTEXT of code outside any file."
   (let* ((form (sb-c::compiler-error-context-original-form context))
          (path (sb-c::compiler-error-context-original-source-path context))
          ;; The context of a warning at the end of the compilation unit was recorded earlier. The source information that
-         ;; belongs to it no longer exists.
+         ;; belongs to this context no longer exists.
          (root (and sb-c::*source-info*
                     (not (eq context sb-c::*compiler-error-context*))
                     (guarded (values (sb-c::find-source-root (first (last path)) sb-c::*source-info*)) (failure) nil)))

@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 ;;; The numbers of operations of a stream's MISC function. SBCL's macro %STREAM-OPCODE (src/code/ansi-stream.lisp) does not
-;;; exist in the finished SBCL, so the numbers are repeated here. An assumption in patches.lisp checks them.
+;;; exist in the finished SBCL, so the numbers are repeated here. An assumption in patches.lisp checks these numbers.
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +listen+ 0)
   (defconstant +force-output+ 2)
@@ -70,7 +70,7 @@ so their output is pushed in the order in which it was printed."
                             (:copier nil)
                             (:predicate nil))
   "An output stream that pushes events of EVENT-KIND for the job of the thread that prints. As SBCL's own standard streams
-do, it accepts octets as well as characters."
+do, the stream accepts octets as well as characters."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
   ;; The index of this stream's column in the slot COLUMNS of a THREAD-OUTPUT.
   (column-index 0 :type (integer 0 1) :read-only t)
@@ -79,8 +79,8 @@ do, it accepts octets as well as characters."
 
 (declaim (type (or null function) *on-output*))
 (defvar *on-output* nil
-  "A function that also receives the output of this thread to the standard streams; or NIL. Its arguments are a string, and
-the start and end of the output in the string.")
+  "A function that also receives the output of this thread to the standard streams; or NIL. The function's arguments
+are a string, and the start and end of the output in the string.")
 
 (declaim (inline push-output))
 (defun push-output (stream string start end)
@@ -345,8 +345,8 @@ the file."
 
 (declaim (type (or null function) *text-sink*))
 (defvar *text-sink* nil
-  "A function that receives the text of this thread's text streams instead of the host; or NIL. Its arguments are a string,
-and the start and end of the text in the string. The function returns true when it wants no more text.")
+  "A function that receives the text of this thread's text streams instead of the host; or NIL. The function's arguments
+are a string, and the start and end of the text in the string. The function returns true when it wants no more text.")
 
 (defun push-stream-text (stream string start end)
   "Push the characters of STRING from START below END, which were printed to STREAM. If STREAM is limited and the receiver

@@ -41,9 +41,9 @@ job, EVALUATION is the EVALUATION structure, and OBSERVER is the value of *SIGNA
   "The value of the constant SIG_UNBLOCK in the C header signal.h.")
 
 (defun unblock-signals ()
-  "Unblock SBCL's deferrable signals and SIGALRM in this thread. SBCL starts its own threads with SIGALRM blocked. It starts
-the threads of timers from its SIGALRM handler, so they inherit all signals that the handler blocks. A thread with these
-signals blocked could not be interrupted (see DEFERRABLE_SIGNALS in src/image/signals.rs)."
+  "Unblock SBCL's deferrable signals and SIGALRM in this thread. SBCL starts its own threads with SIGALRM blocked. SBCL
+starts the threads of timers from its SIGALRM handler, so they inherit all signals that the handler blocks. A thread
+with these signals blocked could not be interrupted (see DEFERRABLE_SIGNALS in src/image/signals.rs)."
   (sb-unix::unblock-deferrable-signals)
   (let ((set (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     (declare (dynamic-extent set))

@@ -211,8 +211,8 @@ no such restart."
 
 (defun call-as-value-code (function)
   "Call FUNCTION, which evaluates code whose values resume the held evaluation, and return its values. The code is an
-evaluation of its own: its definitions do not count as definitions of the held evaluation. Notify the user that they are not
-restored."
+evaluation of its own: its definitions do not count as definitions of the held evaluation. If the code defines
+something, notify the user that these definitions are not restored."
   (declare (type function function))
   (let ((*evaluation* (make-evaluation :number (evaluation-number *evaluation*))))
     (unwind-protect (funcall function)

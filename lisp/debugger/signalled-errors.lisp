@@ -1,5 +1,5 @@
-;;;; Errors at the point where they are signalled, before any handler runs. This includes errors that the evaluated code
-;;;; handles itself, so that they never reach the debugger.
+;;;; Errors at the point where they are signalled, before any handler runs. The evaluated code may handle these
+;;;; errors itself, so that they never reach the debugger.
 
 (in-package "SBCL-HOST/DEBUGGER")
 

@@ -26,15 +26,15 @@
 
 ;;; Functions that every program has
 (defconstant +program-run+ (declared-number "SBCL_PROGRAM_RUN")
-  "The number of the program's function that runs a closure. Its argument is the closure's number.")
+  "The number of the program's function that runs a closure. The function's argument is the closure's number.")
 (defconstant +program-ask+ (declared-number "SBCL_PROGRAM_ASK")
   "The number of the program's function that passes a condition to the handler of this thread's current call and returns
 the restart that the handler chooses.")
 (defconstant +program-read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
   "The number of the program's function that returns the next characters of standard input, or NIL at its end.")
 (defconstant +program-defined+ (declared-number "SBCL_PROGRAM_DEFINED")
-  "The number of the program's function that records a definition. Its arguments are the number of the new function, and the
-number of the function that it replaces, or 0.")
+  "The number of the program's function that records a definition. The arguments are the number of the new function, and
+the number of the function that it replaces, or 0.")
 
 (declaim (type (unsigned-byte 64) **program-call-address**))
 (defglobal **program-call-address** 0
@@ -95,7 +95,7 @@ Some of SBCL's functions allocate such a list and pass it on."
   "Return the values of FORM. If a non-local exit unwinds FORM, stop the exit, set *PENDING-EXIT*, and return the values of
 BODY. FRAME is the frame pointer of the enclosing function. The expansion is that of UNWIND-PROTECT in SBCL's
 src/compiler/ir1-translators.lisp, except that the cleanup code does not return to its caller, the assembly routine UNWIND.
-Instead it reads the words that UNWIND pushed on the stack."
+Instead the cleanup code reads the words that UNWIND pushed on the stack."
   (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
     `(block ,drop-through
        (let ((,next (block ,exit

@@ -293,7 +293,7 @@ NAME is looked up at each call."
 
 (defun resolve-callee (object)
   "Return T when OBJECT is a function or a symbol, which can be called as it is. When OBJECT is a function name of the
-form (SETF symbol), return a function that calls it. Return NIL for any other object."
+form (SETF symbol), return a function that calls the function with this name. Return NIL for any other object."
   (typecase object
     ((or function symbol) t)
     ((cons (eql setf) (cons symbol null)) (make-function-caller object))))

@@ -11,8 +11,8 @@
   "The thread that booted the image, which has returned to the host and serves no lane.")
 
 (defglobal **abandoned-threads** nil
-  "Threads that no longer serve a lane because they did not react to an interruption. User code sees them among its own
-threads.")
+  "Threads that no longer serve a lane because they did not react to an interruption. User code sees these threads
+among its own threads.")
 
 (defun host-thread-p (thread)
   "Return true when THREAD belongs to the host. User code sees only a main thread, which evaluates in the foreground, the
@@ -168,7 +168,7 @@ mutex. Report the empty string if there is no such mutex."
   t)
 
 (defun contain-interruption (function)
-  "Call FUNCTION, with which a timer or another thread interrupts this idle server thread. A non-local exit out of
+  "Call FUNCTION, with which a timer or another thread interrupts this idle thread of the host. A non-local exit out of
 FUNCTION ends here, and an error is reported as an error of a thread."
   (let ((sb-thread::*interrupt-handler* nil))
     (block interruption

@@ -66,8 +66,8 @@ error there would lose handles, and the deadline is for the user's own code."
 
 (declaim (inline make-message-buffer))
 (defstruct (message-buffer (:conc-name buffer-) (:copier nil) (:predicate nil))
-  "A buffer in which a thread writes its messages. ADDRESS is its address, CAPACITY its size in words, FILL the number
-of words written, and HANDLES the number of handles in the current message."
+  "A buffer in which a thread writes its messages. ADDRESS is the buffer's address, CAPACITY its size in words, FILL the
+number of words written, and HANDLES the number of handles in the current message."
   (address 0 :type (unsigned-byte 64))
   (capacity 0 :type (unsigned-byte 62))
   (fill 0 :type (unsigned-byte 62))

@@ -12,8 +12,9 @@
   ;; the mark. BRANCH is :THEN or :ELSE if the mark belongs to a branch of that subform, else NIL. If the form defines a
   ;; macro, the list also has an element (number :EXPANSION) for each mark of a call of the macro.
   (marks '() :type list)
-  ;; SEARCHED is true once LOCATE-FORM has searched for the form. If it was found, TEXT is the text of its file, MAP is the
-  ;; form's map (see FORM-MAP), LINE is the line on which the form begins, and WORDS is what WORD-TABLE returns for its text.
+  ;; SEARCHED is true once LOCATE-FORM has searched for the form. If the form was found, TEXT is the text of its file,
+  ;; MAP is the form's map (see FORM-MAP), LINE is the line on which the form begins, and WORDS is what WORD-TABLE
+  ;; returns for its text.
   (searched nil)
   (text nil)
   (map nil)
@@ -93,8 +94,8 @@ of MARK-BITS. PASSING and FAILING are values of COUNT-TESTS-PER-MARK for the pas
                               (if expansion 1 0))))))
 
 (defvar *marked-files* (make-hash-table :test 'equal)
-  "A table from native namestrings to conses of a file's text and a vector of the start positions of its top-level forms. It
-is filled while forms are being located.")
+  "A table from native namestrings to conses of a file's text and a vector of the start positions of its top-level
+forms. The table is filled while forms are being located.")
 
 (defun marked-file (file)
   "Return the text of FILE, a native namestring, and a vector of the start positions of its top-level forms; or NIL if FILE

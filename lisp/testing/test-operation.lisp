@@ -185,7 +185,7 @@ package prefix, or NIL if TEXT has no prefix."
 (defun run-tests-named (text)
   "Run the tests that TEXT names: a test, or the tests of a group such as a suite. If TEXT has no package prefix, prefer
 tests of the current package to tests with the same name in other packages. If TEXT names no tests, signal an error that
-suggests similar names."
+suggests similar names or, if no tests are loaded, says so."
   (multiple-value-bind (name package-name) (split-name text)
     (let ((package (and package-name (find-package-or-suggest package-name)))
           (names '()))
@@ -217,7 +217,14 @@ suggests similar names."
         (when (zerop (length (test-run-verdicts *test-run*)))
           (run nil))
         (when (zerop (length (test-run-verdicts *test-run*)))
-          (signal-no-tests "There is no test or suite named ~A in the loaded frameworks (~:[none~;~:*~{~A~^, ~}~]).~
+          (unless (some (lambda (framework)
+                          (let ((*framework* framework))
+                            (funcall (framework-tests framework))))
+                        (loaded-frameworks))
+            (signal-no-tests "There is no test or suite named ~A: no tests are loaded. Load the tests first, or name ~
+                              their system (`system`)."
+                             text))
+          (signal-no-tests "There is no test or suite named ~A in the loaded frameworks (~{~A~^, ~}).~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
                            text (mapcar #'framework-title (loaded-frameworks))
                            (similar-names name (remove-duplicates names :test #'string=))))))))
@@ -336,9 +343,9 @@ with the same operator define the test, return the map of the last form, whose d
 
 (defun test-location (verdict files directories)
   "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, relative to one of
-DIRECTORIES, and the number and the text of a line. This is the line of the first failed check whose source is found, or else
-the first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
-VERDICT."
+DIRECTORIES, and the number and the text of a line. The line is that of the first failed check whose source is found, or
+else the first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed
+checks in VERDICT."
   (let* ((whole (string (verdict-name verdict)))
          ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
          (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)

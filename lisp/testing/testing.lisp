@@ -66,7 +66,8 @@
   "Maximum number of characters of a value, form or message of a test that are shown.")
 
 (defun cut-text (text)
-  "Return TEXT. If it is longer than +MAX-SHOWN-LENGTH+, return its beginning and the number of omitted characters instead."
+  "Return TEXT. If TEXT is longer than +MAX-SHOWN-LENGTH+, return its beginning and the number of omitted characters
+instead."
   (if (> (length text) +max-shown-length+)
       (format nil "~A[... ~D characters omitted]" (subseq text 0 +max-shown-length+) (- (length text) +max-shown-length+))
       text))
@@ -124,7 +125,7 @@
   "The time limit of a running test, and the functions that end the test."
   ;; The monotonic time, in milliseconds, after which WATCH-TESTS interrupts the test.
   (deadline 0 :type real)
-  ;; A function that ends the test. Its argument is the reason, such as :TIMEOUT.
+  ;; A function that ends the test. The function's argument is the reason, such as :TIMEOUT.
   (end-test nil :type (or null function))
   ;; The function with which WATCH-TESTS interrupts the test's thread, or NIL before the first interruption.
   (interruption nil :type (or null function))

@@ -72,7 +72,8 @@ ellipsis replaces any text after LIMIT characters. Return NIL if FUNCTION fails.
 (defstruct (traced-call (:copier nil) (:predicate nil)
                         (:constructor make-traced-call (number depth thread name)))
   "A recorded call."
-  ;; NUMBER is the number of calls that the tracer counted before this call. DEPTH is the number of recorded calls around it.
+  ;; NUMBER is the number of calls that the tracer counted before this call. DEPTH is the number of recorded calls
+  ;; around this call.
   (number 0 :type sb-ext:word :read-only t)
   (depth 0 :type index :read-only t)
   (thread nil :read-only t)
@@ -87,7 +88,7 @@ ellipsis replaces any text after LIMIT characters. Return NIL if FUNCTION fails.
   (result "" :type (or list string))
   ;; The duration of the call.
   (nanoseconds 0 :type (unsigned-byte 62))
-  ;; The nanoseconds that were spent on recording the calls within this call. The call's duration excludes them.
+  ;; The nanoseconds that were spent on recording the calls within this call. The call's duration excludes this time.
   (overhead 0 :type (unsigned-byte 62))
   ;; The number of calls within this call that were too deep to be recorded.
   (deeper 0 :type sb-ext:word)
@@ -224,8 +225,8 @@ at BEGUN and ends now; the duration of CALL itself is not included."
     (incf (traced-call-overhead parent) (max 0 (- (monotonic-nanoseconds) begun (traced-call-nanoseconds call))))))
 
 (defun record-call (tracer name function arguments number depth parent)
-  "Call FUNCTION, the definition of NAME, with ARGUMENTS, and return its values. Record this as call NUMBER of TRACER. DEPTH
-is the number of recorded calls around this call, and PARENT is the innermost of them, or NIL."
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS, and return its values. Record the call as number NUMBER of
+TRACER. DEPTH is the number of recorded calls around this call, and PARENT is the innermost of them, or NIL."
   (declare (type tracer tracer) (type function function) (type list arguments))
   (let* (;; Recording may itself call traced functions. While FUNCTION runs, *RECORDING-CALL* is NIL again.
          (*recording-call* t)

@@ -14,8 +14,8 @@ pub struct EmbeddedFiles<'a> {
     pub library: Option<&'a Path>,
 }
 
-/// Assembles the files into a static library called `name`. Cargo links all of it into the targets of the package whose
-/// build script calls this function.
+/// Assembles the files into a static library called `name`. Cargo links the whole library into the targets of the
+/// package whose build script calls this function.
 ///
 /// # Panics
 /// Panics if cargo's environment variables for build scripts are missing, `OUT_DIR` is not writable, or the assembler

@@ -1,6 +1,7 @@
 //! `cargo run -p sbcl-core` builds the shared library and the core, with visible progress, and prints their paths. A
-//! later build of the main crate finds these files in the cache. `-- --target aarch64-unknown-linux-gnu` builds them for
-//! another machine. `cargo run -p sbcl-core internals` writes `lisp/build/sbcl-internals.sexp` instead, using SBCL alone.
+//! later build of the main crate finds these files in the cache. `-- --target aarch64-unknown-linux-gnu` builds the
+//! library and the core for another machine. `cargo run -p sbcl-core internals` writes `lisp/build/sbcl-internals.sexp`
+//! instead, using SBCL alone.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -85,7 +85,7 @@ impl Log {
         command.stdout(writer.try_clone().context("creating a pipe for", path)?);
         command.stderr(writer);
         let spawned = command.spawn();
-        // `command` still holds write ends of the pipe. Unless they are closed, the reader never reaches the end.
+        // `command` still holds write ends of the pipe. Unless these ends are closed, the reader never reaches the end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
 

@@ -734,6 +734,7 @@ impl Repl {
     /// Shows an answer: the result of an evaluation part by part, anything else as the tool's text.
     fn show_answer(&mut self, answer: &ToolAnswer) -> Result<(), ReplError> {
         let ToolAnswer { text, content, is_error, .. } = answer;
+        let text = &reword_for_repl(text);
         if content.get("refused").is_some() {
             return self.print(TextStyle::Failure, &format!("; {text}\n"));
         }
@@ -833,6 +834,12 @@ impl Repl {
     }
 }
 
+/// Rewords an answer's advice on tools for a reader at the prompt.
+fn reword_for_repl(text: &str) -> String {
+    text.replace("For a new session, use the tool reset-session.", "For a new session, use :reset.")
+        .replace("or name their system (`system`).", "or name their system.")
+}
+
 /// Returns true if a debugger tool was refused because no evaluation is held.
 fn reports_no_held_evaluation(answer: &ToolAnswer) -> bool {
     answer.content.get("refused").is_some() && answer.text.starts_with("No evaluation is held")
@@ -893,6 +900,12 @@ fn restore_stdio(stdio: Stdio) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_to_use_a_tool_names_the_command_of_the_repl() {
+        let text = "EXIT was called, but the server and the session continue. For a new session, use";
+        assert_eq!(reword_for_repl(&format!("{text} the tool reset-session.")), format!("{text} :reset."));
+    }
 
     #[test]
     fn ctrl_c_twice_within_a_second_is_a_double_press() {

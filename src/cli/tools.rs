@@ -20,13 +20,19 @@ use crate::rpc::attach;
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
 /// Patterns of advice that names tools, each with its replacement for a reader at a shell.
-const ADVICE_REPLACEMENTS: [(&str, &str); 6] = [
+const ADVICE_REPLACEMENTS: [(&str, &str); 8] = [
     (r" \(E[0-9]+: get-backtrace shows all\)", ""),
     (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
     (r" \(get-backtrace shows them\)", ""),
     (r" \(run-tests with `name` shows one\)", ""),
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
     ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
+    (r"or name their system \(`system`\)\.", "or name their system."),
+    (
+        "\\b(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
+         ( For a new session, use the tool reset-session\\.)?",
+        "$1 was called, but cannot end the process.",
+    ),
 ];
 /// Patterns of advice that is useless once the image has ended, each with its replacement. Used if the image ends with the
 /// command.
@@ -266,4 +272,33 @@ pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
 /// Returns the absolute path, since an attached server may have another working directory.
 fn absolute_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_exits_are_reworded_for_a_shell_without_the_server_and_its_tools() {
+        let reworded = "EXIT was called, but cannot end the process.";
+        for advice in ["", " For a new session, use the tool reset-session."] {
+            let text = format!("EXIT was called, but the server and the session continue.{advice}");
+            for image_lives in [true, false] {
+                assert_eq!(reword_for_shell(&text, image_lives), reworded);
+            }
+        }
+        let text = "SAVE-LISP-AND-DIE was called, but the server and the session continue. To build a core, start \
+                    another SBCL.";
+        assert_eq!(
+            reword_for_shell(text, false),
+            "SAVE-LISP-AND-DIE was called, but cannot end the process. To build a core, start another SBCL."
+        );
+    }
+
+    #[test]
+    fn advice_to_name_the_tests_system_has_no_argument_name_at_a_shell() {
+        let text = "There is no test or suite named X: no tests are loaded. Load the tests first, or name their system \
+                    (`system`).";
+        assert!(reword_for_shell(text, true).ends_with("Load the tests first, or name their system."));
+    }
 }

@@ -1,6 +1,6 @@
 //! The manifest of a stage: a list of its files with their sizes. A stage is incomplete if it has no manifest, or if a
-//! file listed there is missing or has another size. This happens if the build was killed, the machine crashed, or
-//! someone changed the files.
+//! file listed there is missing or has another size: the build was killed, the machine crashed, or someone changed the
+//! files.
 
 use std::fs::File;
 use std::path::Path;
