@@ -160,8 +160,8 @@ impl Value {
         self.is_equal_by(1, other)
     }
 
-    /// Returns true if both values are `equalp`. This never returns for equal arrays, structures or hash tables that contain
-    /// circular lists.
+    /// Returns true if both values are `equalp`. The call never returns for equal arrays, structures or hash tables
+    /// that contain circular lists.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
