@@ -334,7 +334,7 @@ pub(crate) enum Event<'a> {
     ThreadRefused(Text<'a>),
     /// Asks whether the evaluation is in the foreground. If the answer is true, the evaluation stays in the foreground.
     Foreground,
-    /// Asks whether the job keeps more of the heap than it may. If the answer is true, the job must be abandoned.
+    /// Asks whether the job keeps more of the heap than it may. If the answer is true, the job must end.
     Heap,
     /// The file of the warning begun last (empty for the evaluated code), and the warning's column (0 if unknown).
     WarningPlace(Text<'a>, u64),
