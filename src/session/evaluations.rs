@@ -78,7 +78,7 @@ pub(super) struct EndedEvaluation {
     pub(super) outcome: Arc<Outcome>,
     /// The answers to the clients that waited for the end.
     pub(super) waiters: Vec<AnswerFn>,
-    /// The entries that are no longer kept. Dropping them takes time, so they are dropped after the call is answered.
+    /// The entries that are no longer kept. Dropping these entries takes time, so the call is answered first.
     pub(super) forgotten: Vec<EvaluationEntry>,
 }
 

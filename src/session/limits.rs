@@ -229,7 +229,7 @@ impl Inner {
     /// Reports a job that does not end although it was interrupted, so that the image is replaced.
     fn report_stuck(&self, mut running: RunningJob) {
         let Some(observer) = self.observer.get() else { return };
-        // The next image answers these queries. Dropping them here would send an answer.
+        // The next image answers these queries. Dropping the queries here would send answers.
         std::mem::forget(std::mem::take(&mut running.error_queries));
         let end = running.interrupt_reason().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let why = if running.interruption.is_unwinding() { StuckReason::Unwinding } else { StuckReason::Unresponsive };
