@@ -182,7 +182,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] with a `type-error` if the object is neither a sequence nor a hash table.
+    /// Returns [`Error::Condition`] with a `type-error` if the object is neither a sequence nor a hash table, or is a
+    /// dotted or circular list.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> Result<usize, Error> {
         pool::run(|cx| cx.call_entry(Entry::Size, |writer| self.write(writer)))
