@@ -237,7 +237,7 @@ pub mod output {
     //! ```
     //!
     //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event. Warnings are
-    //! `tracing` events by default, so the log of a service can contain both.
+    //! `tracing` events by default, so the log of a service can contain output and warnings.
     //!
     //! A thread of the library writes all output in order, and a Lisp thread that prints waits for this thread, so the
     //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its

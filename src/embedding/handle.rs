@@ -155,12 +155,13 @@ impl Builder {
 
     /// Sets the destination of `*standard-output*`, by default this process's standard output.
     ///
-    /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
-    /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
-    /// wait: up to 1 MiB of its further output is written later, and the rest is lost. If the stream calls Lisp, that call
-    /// fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a caller of Lisp may hold:
-    /// `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the value. By default output is written
-    /// without that lock, so it precedes an unfinished line that `print!` has buffered.
+    /// A thread of the library writes to the stream, and a Lisp thread that prints waits for the library's thread, so
+    /// the output of a call has been written when the call returns. A call that is being interrupted, by its time limit
+    /// or otherwise, does not wait: up to 1 MiB of its further output is written later, and the rest is lost. If the
+    /// stream calls Lisp, that call fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a
+    /// caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the
+    /// value. By default output is written without that lock, so it precedes an unfinished line that `print!` has
+    /// buffered.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -465,8 +466,8 @@ impl Lisp {
     /// Defines the Lisp function `name` as a Rust closure.
     ///
     /// The name's package is created if it does not exist, and exports the name unless it is `COMMON-LISP-USER`. Lisp may
-    /// call the function on any thread, on multiple threads at once. While the function runs, neither garbage collection
-    /// nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
+    /// call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
+    /// collection nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
     /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.

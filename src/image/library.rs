@@ -89,7 +89,7 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Checks the facts of [`machine`](super::machine) that SBCL's runtime states.
+    /// Checks the page size of [`machine`](super::machine) against the page size of SBCL's runtime.
     fn check_machine(&self, path: &Path) -> Result<(), BootError> {
         let page_bytes: Symbol<*const usize> = self.symbol("os_vm_page_size")?;
         // SAFETY: the symbol is an aligned variable of the runtime, as wide as usize, which never changes.

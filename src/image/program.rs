@@ -79,7 +79,7 @@ pub(crate) struct CallContext {
 /// call of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 3 * HEAP_PAGE_BYTES + 96 * 1024;
 
-/// At least the bytes of Lisp's frames below the frame that checks the room for a call (`check-stack-room` in
+/// An upper bound for the bytes of Lisp's frames below the frame that checks the room for a call (`check-stack-room` in
 /// `lisp/embedding/calls.lisp`).
 const LISP_FRAME_BYTES: usize = 16 * 1024;
 

@@ -320,8 +320,8 @@ pub(crate) enum Event<'a> {
     /// unavailable.
     Local(Text<'a>, u64),
     LocalText(Text<'a>),
-    /// The evaluation is held when this job has ended. `unchanged` is true if it was already held before this job and still
-    /// is, and false if it stopped during this job.
+    /// The evaluation is held when this job has ended. `unchanged` is true if the evaluation is held as it was before
+    /// this job, and false if the evaluation stopped during this job.
     Held {
         unchanged: bool,
     },

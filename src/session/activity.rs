@@ -282,7 +282,8 @@ impl Activity {
         }
     }
 
-    /// Returns true unless the job releases a held evaluation that no client or program has aborted.
+    /// Returns false if the session itself requested the job: the release of a held evaluation. Returns true for any
+    /// other job.
     pub(super) fn is_requested(&self) -> bool {
         !matches!(self, Self::Held(about) if matches!(about.request, HeldRequest::Release(None)))
     }

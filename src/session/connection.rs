@@ -150,7 +150,7 @@ impl Session {
         }
     }
 
-    /// Cancels all requests of this connection that wait, which takes much less time than to cancel each of them.
+    /// Cancels all requests of this connection that wait, which takes much less time than cancelling each request.
     pub(crate) fn withdraw_waiting(&self) {
         let mut scheduler = self.inner.scheduler.lock();
         let answers = self.inner.withdraw_waiting_of(&mut scheduler, &self.connection);
