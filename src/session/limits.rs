@@ -19,8 +19,8 @@ use crate::outcome::Clipped;
 /// because the process was stopped.
 const DELAY_GRACE: Duration = Duration::from_secs(60);
 
-/// The longest time between two checks in a running process. A longer time means that the process was stopped, by a signal
-/// or with the whole machine. While jobs run, checks are [`HEAP_CHECK_INTERVAL`] apart.
+/// The longest time between two checks in a running process. A longer time means that the process was stopped, by a
+/// signal or with the whole machine. While jobs run, checks are [`HEAP_CHECK_INTERVAL`] apart.
 const LATE_CHECK: Duration = Duration::from_millis(500);
 
 /// The interval of checks while an interrupted job may wait for a garbage collection.
