@@ -25,7 +25,8 @@ pub struct Variable {
     pub default: &'static str,
 }
 
-/// All environment variables that the program reads, or that ASDF reads in the program's image.
+/// The environment variables that the program reads, and the most important ones that ASDF reads in the program's
+/// image.
 pub const VARIABLES: [Variable; 11] = [
     Variable {
         name: LOG_FILTER,

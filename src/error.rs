@@ -158,9 +158,9 @@ pub enum InspectError {
         /// The condition's report.
         message: String,
     },
-    /// The inspection took longer than this number of seconds: a print method or a macro function may not terminate.
+    /// The inspection took longer than this number of seconds: a print method or a macro function might not terminate.
     #[error(
-        "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions may \
+        "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions might \
          not terminate. Redefine that method or function."
     )]
     Timeout(u64),
@@ -210,8 +210,8 @@ pub enum EvaluationError {
     },
     /// The evaluation is no longer kept.
     #[error(
-        "Evaluation {id} is no longer kept: the session keeps the last 20, up to 16 MB, until it is reset or its image is \
-         lost."
+        "Evaluation {id} is no longer kept: the session keeps the last 20, up to 16 MB, until it is reset, or its \
+         image is replaced or lost."
     )]
     Gone {
         /// The evaluation's number.

@@ -237,7 +237,7 @@ pub mod output {
     //! ```
     //!
     //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event. Warnings are
-    //! `tracing` events by default, so the log of a service can contain both.
+    //! `tracing` events by default, so the log of a service can contain output and warnings.
     //!
     //! A thread of the library writes all output in order, and a Lisp thread that prints waits for this thread, so the
     //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its
@@ -331,7 +331,7 @@ pub mod safety {
     //!
     //! ```no_run
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
-    //! // Writes into this process, wherever that is.
+    //! // Writes to this address of the process, whatever is stored there.
     //! lisp.eval::<()>("(setf (sb-sys:sap-ref-8 (sb-sys:int-sap #x7f0000000000) 0) 1)")?;
     //! # Ok::<(), sbcl::Error>(())
     //! ```
@@ -384,13 +384,13 @@ pub mod what_ends_the_process {
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
     //! code, and on other threads, these signals go to the handlers that were installed before boot. SIGCHLD and
     //! SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such signals from other
-    //! senders are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot must
+    //! processes are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot must
     //! call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
     //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may change
-    //! the thread's signal mask, but must restore it before it calls Lisp or returns. While a fault signal is blocked, any
-    //! error in Lisp ends the process; while SIGUSR2 is blocked, garbage collections wait; and while SIGURG is blocked, SBCL
-    //! may end the process.
+    //! the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal is
+    //! blocked, any error in Lisp ends the process; while SIGUSR2 is blocked, garbage collections wait; and while
+    //! SIGURG is blocked, SBCL may end the process.
     //!
     //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals unblocked:
     //! the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP, SIGIO, SIGXCPU,
@@ -435,7 +435,7 @@ pub mod mistakes {
     //!
     //! **A number that does not fit.** No conversion truncates an integer: if an integer is out of the type's range,
     //! the result is an [`Error::Conversion`](crate::Error::Conversion). A conversion to `f64` accepts any real number
-    //! and rounds it to the nearest double.
+    //! in the range of `f64` and rounds it to the nearest double.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -218,7 +218,11 @@ impl<'m> Reader<'m> {
         }
         self.cx.write_out(value, shape).map_err(|error| match error.condition() {
             Some(condition) if condition.is("control-stack-exhausted") => ConversionError::too_deep(),
-            _ => ConversionError::new("an object that can be converted", value.to_string()),
+            condition => {
+                let reason = condition.map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
+                let found = format!("{}: {reason}", self.cx.describe(value));
+                ConversionError::new("an object that Lisp can write as a message", found)
+            }
         })
     }
 
@@ -472,7 +476,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// |---|---|
 /// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
 /// | `BigInt`, `BigUint` of `num-bigint` (feature `num-bigint`) | an integer |
-/// | `f64` | a float, an integer or a ratio, rounded to the nearest `f64` |
+/// | `f64` | a float, or an integer or ratio in the range of `f64`, rounded to the nearest `f64` |
 /// | `f32` | a single float, or an integer from -16777216 to 16777216 |
 /// | `bool` | `nil` is false, everything else is true |
 /// | `char`, `String` | a character, a string |

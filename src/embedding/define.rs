@@ -95,9 +95,9 @@ pub struct Parameter {
 /// A Rust closure that Lisp can call: an `Fn` of up to eight arguments, each [`FromLisp`].
 ///
 /// The closure returns a value that is [`IntoLisp`], or a `Result` of such a value and any error. A
-/// [defined](super::Lisp::define) function is called on any Lisp thread, on multiple threads at once, so its closure must
-/// be `Send + Sync`. The closure of a [local function](Cx::local_function) need not be. The definition of this closure,
-/// which is not `Sync`, does not compile:
+/// [defined](super::Lisp::define) function may be called on any Lisp thread, and on multiple threads at once, so its
+/// closure must be `Send + Sync`. The closure of a [local function](Cx::local_function) need not be. The definition of
+/// this closure, which is not `Sync`, does not compile:
 ///
 /// ```compile_fail,E0277
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();

@@ -231,7 +231,8 @@ impl Cx {
 
     /// Lends `work` the octets of a vector in place, without copying them.
     ///
-    /// The vector may be of any length. If it has a fill pointer, `work` gets only the octets before the fill pointer.
+    /// The vector may be of any length. If the vector has a fill pointer, `work` gets only the octets before the fill
+    /// pointer.
     /// The safe alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
     ///
     /// ```
@@ -301,7 +302,8 @@ impl Cx {
     ) -> Result<T, Error> {
         match function.handle() {
             Some(handle) => self.call_handle(handle.number(), |writer| arguments.write_arguments(writer)),
-            // A value without a handle is not a function. Looking up its printed name makes Lisp signal the error.
+            // A value without a handle is not a function. Looking up the value's text as a name makes Lisp signal the
+            // error.
             None => {
                 let function: Value =
                     self.call_entry(Entry::FindFunction, |writer| function.to_string().write(writer))?;

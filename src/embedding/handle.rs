@@ -138,9 +138,9 @@ impl Builder {
 
     /// Sets the grace period of cleanup forms in an interrupted call, 5 seconds by default.
     ///
-    /// The cleanup forms of a call share the grace period. When it is over, they are interrupted as well, including the
-    /// cleanup forms of outer frames that have not begun yet. The grace period also applies to a call that reached its time
-    /// limit.
+    /// The cleanup forms of a call share the grace period. When the grace period is over, the cleanup forms are
+    /// interrupted as well, including those of outer frames that have not begun yet. The grace period also applies to a
+    /// call that reached its time limit.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -155,12 +155,13 @@ impl Builder {
 
     /// Sets the destination of `*standard-output*`, by default this process's standard output.
     ///
-    /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
-    /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
-    /// wait: up to 1 MiB of its further output is written later, and the rest is lost. If the stream calls Lisp, that call
-    /// fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a caller of Lisp may hold:
-    /// `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the value. By default output is written
-    /// without that lock, so it precedes an unfinished line that `print!` has buffered.
+    /// A thread of the library writes to the stream, and a Lisp thread that prints waits for the library's thread, so
+    /// the output of a call has been written when the call returns. A call that is being interrupted, by its time limit
+    /// or otherwise, does not wait: up to 1 MiB of its further output is written later, and the rest is lost. If the
+    /// stream calls Lisp, that call fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a
+    /// caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the
+    /// value. By default output is written without that lock, so it precedes an unfinished line that `print!` has
+    /// buffered.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -240,9 +241,9 @@ impl Builder {
     /// Returns [`Error::Boot`] with [`AlreadyBooted`](crate::BootError::AlreadyBooted) if this process has an image
     /// ([`Lisp::get_or_boot`] returns it), or with the reason why the new image cannot be booted, such as a size out of
     /// range or no usable core. A saved core can be refused with [`OtherBuild`](crate::BootError::OtherBuild),
-    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) if the file is not a saved core or
-    /// is incomplete. Returns [`Error::Io`] if the threads for the streams cannot be started. After an error about a size
-    /// or the core, another boot may be tried.
+    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) if the file is not a saved core,
+    /// is incomplete, or was changed after the save. Returns [`Error::Io`] if the threads for the streams cannot be
+    /// started. After an error about a size or the core, another boot may be tried.
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOT_LOCK.lock();
         let booted = self.boot_with_lock_held();
@@ -465,8 +466,8 @@ impl Lisp {
     /// Defines the Lisp function `name` as a Rust closure.
     ///
     /// The name's package is created if it does not exist, and exports the name unless it is `COMMON-LISP-USER`. Lisp may
-    /// call the function on any thread, on multiple threads at once. While the function runs, neither garbage collection
-    /// nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
+    /// call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
+    /// collection nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
     /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.
@@ -532,8 +533,9 @@ impl Lisp {
     /// The limit does not end code whose cleanup forms always stop the unwinding by another non-local exit, such as
     /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
     /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer; nor
-    /// while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument; nor while four such
-    /// functions run, each of which has interrupted the one before, and has enabled interrupts again.
+    /// while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument; nor while a
+    /// thread runs four functions for `interrupt-thread` or timers, each of which has interrupted the one before and
+    /// has enabled interrupts again.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

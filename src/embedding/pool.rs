@@ -87,7 +87,7 @@ struct Completion {
 }
 
 impl Completion {
-    /// Runs the remaining code. No caller waits for it.
+    /// Runs the remaining code. No caller waits for this code.
     fn run(self) {
         panics::catch(self.followup);
         panics::discard(self.options);
@@ -376,7 +376,7 @@ fn is_in_group(group: u64) -> bool {
 }
 
 /// Returns whether the innermost call of this thread has a package, and whether it has a handler. Calls of other handles
-/// within this call do not inherit them.
+/// within this call inherit neither the package nor the handler.
 fn current_package_and_handler() -> (bool, bool) {
     OPTIONS_STACK.with_borrow(|all| match all.last() {
         Some(options) => (options.package.is_some(), options.handler.is_some()),
@@ -727,7 +727,7 @@ impl Pool {
         });
         if is_outermost && process::is_forked() {
             // The child process that the program's code has forked lacks its parent's other threads, and must not run the
-            // requests that wait for its parent.
+            // requests that wait for its parent's threads.
             signals::exit_now(0);
         }
         drop(OPTIONS_STACK.with_borrow_mut(Vec::pop));

@@ -26,7 +26,7 @@ use crate::os::poll_set::PollSet;
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// Maximum size of the saving process's message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
-/// The last eight bytes of a saved core. The eight bytes before them have the length of the trailer.
+/// The last eight bytes of a saved core. The eight bytes before this magic number contain the length of the trailer.
 const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
 /// The last word of a core as SBCL writes it: `CORE_MAGIC` of SBCL's `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434C;
@@ -178,8 +178,8 @@ impl Lisp {
     /// well; older references to the function then work again. `sb-ext:*save-hooks*` run in the copy, where functions of
     /// the program are not available either.
     ///
-    /// Calls on other threads continue in this process. In the core they are cut off where they were, without their
-    /// cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
+    /// Calls on other threads continue in this process. In the core, these calls are cut off where they were, without
+    /// their cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
     /// definitions, changes of packages and of weak or synchronized hash tables, and anything else in
     /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for a few milliseconds. All other changes
     /// can be cut off midway, whether they affect multiple objects or one hash table. If the core must not contain such a
@@ -247,8 +247,8 @@ impl Lisp {
 }
 
 /// Waits for the report of the Lisp function `save-and-report`: the saving process's message and exit status. If the report
-/// is not complete within [`SAVE_TIMEOUT`], kills `process`, which sends the report. If the image was not saved, returns
-/// the reason, worded as a clause.
+/// is not complete within [`SAVE_TIMEOUT`], kills `process`, the process that sends the report. If the image was not
+/// saved, returns the reason, worded as a clause.
 fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {
     let end = Instant::now() + SAVE_TIMEOUT;
     let mut report = Vec::new();

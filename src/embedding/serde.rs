@@ -129,7 +129,8 @@ fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String,
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
-    /// Calls `visit` with the next `count` objects, and then skips those that `visit` has not read, even if it forgot them.
+    /// Calls `visit` with the next `count` objects, and then skips the objects that `visit` has not read, even if
+    /// `visit` passed the [`Elements`] to `mem::forget`.
     fn visit_elements<R>(
         self,
         count: usize,

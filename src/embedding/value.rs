@@ -160,8 +160,8 @@ impl Value {
         self.is_equal_by(1, other)
     }
 
-    /// Returns true if both values are `equalp`. This never returns for equal arrays, structures or hash tables that contain
-    /// circular lists.
+    /// Returns true if both values are `equalp`. The call never returns for equal arrays, structures or hash tables
+    /// that contain circular lists.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
@@ -182,7 +182,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] with a `type-error` if the object is neither a sequence nor a hash table.
+    /// Returns [`Error::Condition`] with a `type-error` if the object is neither a sequence nor a hash table, or is a
+    /// dotted or circular list.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> Result<usize, Error> {
         pool::run(|cx| cx.call_entry(Entry::Size, |writer| self.write(writer)))

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use once_cell::sync::OnceCell;
 
-/// Variables of SBCL's runtime that describe the heap. SBCL writes them without synchronisation, so a value that was read
-/// may be stale, which is acceptable.
+/// Variables of SBCL's runtime that describe the heap. SBCL writes the variables without synchronisation, so a value
+/// that was read may be stale, which is acceptable.
 pub(super) struct HeapVariables {
     /// `bytes_allocated`: the bytes in use, including garbage.
     pub(super) allocated: &'static AtomicUsize,

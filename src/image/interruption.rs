@@ -32,7 +32,7 @@ pub(crate) enum StuckReason {
 }
 
 impl StuckReason {
-    /// Returns the predicate of a sentence whose subject is the Lisp image.
+    /// Returns the predicate of a sentence whose subject is the Lisp image or an evaluation.
     pub(crate) fn predicate(self) -> &'static str {
         match self {
             Self::Unresponsive => {

@@ -89,7 +89,7 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Checks the facts of [`machine`](super::machine) that SBCL's runtime states.
+    /// Checks the page size of [`machine`](super::machine) against the page size of SBCL's runtime.
     fn check_machine(&self, path: &Path) -> Result<(), BootError> {
         let page_bytes: Symbol<*const usize> = self.symbol("os_vm_page_size")?;
         // SAFETY: the symbol is an aligned variable of the runtime, as wide as usize, which never changes.
@@ -102,8 +102,8 @@ impl Runtime {
         }
     }
 
-    /// Checks that a core belongs to this build of SBCL and, with `check_end`, that it is complete. Without the check,
-    /// SBCL's runtime would end the process if it could not use the core.
+    /// Checks that a core belongs to this build of SBCL and, with `check_end`, that it is complete. Without these
+    /// checks, SBCL's runtime would end the process if it could not use the core.
     fn check_core(&self, path: &Path, check_end: bool) -> Result<(), BootError> {
         let build_id: Symbol<*const c_char> = self.symbol("build_id")?;
         // SAFETY: the symbol is a zero-terminated array of characters in the runtime's data, which never changes.

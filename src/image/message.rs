@@ -130,7 +130,7 @@ pub(crate) struct MessageWriter {
 #[derive(Debug)]
 pub(crate) struct KeyWithoutValue;
 
-/// A container being written. Dropping it before [`complete`](Self::complete) removes it from the message.
+/// A container being written. Dropping the container before [`complete`](Self::complete) removes it from the message.
 struct Container<'w> {
     writer: &'w mut MessageWriter,
     tag: u64,

@@ -79,7 +79,7 @@ pub(crate) struct CallContext {
 /// call of Lisp requires more (`+program-stack-bytes+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 3 * HEAP_PAGE_BYTES + 96 * 1024;
 
-/// At least the bytes of Lisp's frames below the frame that checks the room for a call (`check-stack-room` in
+/// An upper bound for the bytes of Lisp's frames below the frame that checks the room for a call (`check-stack-room` in
 /// `lisp/embedding/calls.lisp`).
 const LISP_FRAME_BYTES: usize = 16 * 1024;
 
@@ -88,8 +88,8 @@ const LISP_FRAME_BYTES: usize = 16 * 1024;
 const LISP_ARGUMENT_BYTES: usize = 64;
 
 /// Bytes of stack, including SBCL's three guard pages, that must be left when Lisp is called: the frames up to the frame in
-/// which `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. SBCL would unwind past the caller's Rust
-/// frames.
+/// which `CALL-FROM-PROGRAM` stops non-local exits must not reach a guard page. If these frames reached a guard page,
+/// SBCL would unwind past the caller's Rust frames.
 const MIN_CALL_ROOM: usize = 3 * HEAP_PAGE_BYTES + 16 * 1024;
 
 /// The stack of a thread. In a Lisp thread, this stack is SBCL's control stack on x86-64, and SBCL's alien stack on aarch64.
@@ -126,8 +126,8 @@ impl Stack {
     fn find() -> Self {
         let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
         let (mut start, mut size) = (std::ptr::null_mut(), 0);
-        // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0. Only then are they read, and destroyed
-        // once.
+        // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0. Only then are the attributes read,
+        // and destroyed once.
         unsafe {
             if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
                 return Self::UNKNOWN;
@@ -350,8 +350,8 @@ impl CallContext {
         self.can_call(2 * MIN_STACK_ROOM + LISP_FRAME_BYTES + arguments * LISP_ARGUMENT_BYTES)
     }
 
-    /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) always returns true. Callers use it to read the error
-    /// that reports a lack of stack.
+    /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) always returns true. Callers use the copy to read
+    /// the error that reports a lack of stack.
     pub(crate) fn without_stack_limit(&self) -> Self {
         Self { is_stack_limited: false, ..*self }
     }

@@ -320,8 +320,8 @@ pub(crate) enum Event<'a> {
     /// unavailable.
     Local(Text<'a>, u64),
     LocalText(Text<'a>),
-    /// The evaluation is held when this job has ended. `unchanged` is true if it was already held before this job and still
-    /// is, and false if it stopped during this job.
+    /// The evaluation is held when this job has ended. `unchanged` is true if the evaluation is held as it was before
+    /// this job, and false if the evaluation stopped during this job.
     Held {
         unchanged: bool,
     },
@@ -334,7 +334,7 @@ pub(crate) enum Event<'a> {
     ThreadRefused(Text<'a>),
     /// Asks whether the evaluation is in the foreground. If the answer is true, the evaluation stays in the foreground.
     Foreground,
-    /// Asks whether the job keeps more of the heap than it may. If the answer is true, the job must be abandoned.
+    /// Asks whether the job keeps more of the heap than it may. If the answer is true, the job must end.
     Heap,
     /// The file of the warning begun last (empty for the evaluated code), and the warning's column (0 if unknown).
     WarningPlace(Text<'a>, u64),

@@ -18,8 +18,8 @@ const FAULT_SIGNALS: [c_int; 6] =
 /// Signals that SBCL sends to its own threads only: SIGUSR2 to stop them for a collection, SIGURG to interrupt a thread.
 const LISP_ONLY_SIGNALS: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
 
-/// Signals sent to the process on behalf of SBCL (timers, child processes), handled on Lisp threads only. On a thread
-/// of the host, SBCL's handler would block signals permanently.
+/// Signals sent to the process on behalf of SBCL (timers, child processes). SBCL's handlers of these signals run on
+/// Lisp threads only: on a thread of the host, the handlers would block signals permanently.
 const FORWARDED_SIGNALS: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
 
 /// Signals whose handlers SBCL must not replace while it boots: the handlers installed before the boot stay.
@@ -112,7 +112,7 @@ struct HandlerTable {
     functions: SignalFunctions,
 }
 
-/// The functions of the shim for signal handlers. `ffi/sbcl_host.h` declares them and says what they do.
+/// The functions of the shim for signal handlers. `ffi/sbcl_host.h` declares and describes these functions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignalFunctions {
     pub(super) is_lisp_thread: unsafe extern "C" fn() -> i32,
@@ -270,9 +270,10 @@ unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
 }
 
 /// Returns true if SBCL's handler should handle `signal`, one of the [`LISP_ONLY_SIGNALS`]: this process sent the signal, or
-/// may have sent it. While the queue of signals is full, the kernel drops the sender. SBCL ignores a SIGURG that announces
-/// nothing, but a SIGUSR2 for no reason would stop the thread until the next collection, so SIGUSR2 is accepted only while
-/// threads may be stopped. SIGURG also comes from the timer of a Lisp thread that was interrupted in foreign code.
+/// may have sent it. While the queue of signals is full, the kernel delivers signals without the sender's process id.
+/// SBCL ignores a SIGURG that announces nothing, but a SIGUSR2 for no reason would stop the thread until the next
+/// collection, so SIGUSR2 is accepted only while threads may be stopped. SIGURG also comes from the timer of a Lisp
+/// thread that was interrupted in foreign code.
 ///
 /// # Safety
 /// `info` must be the argument of a signal handler.

@@ -1,5 +1,5 @@
-//! A timer that one thread waits for and any thread sets. On Linux it is a kernel timer, which can be set without waking
-//! the waiting thread. Such a wake-up can take longer than the evaluation whose time limit is set.
+//! A timer that one thread waits for and any thread sets. On Linux, this module uses a kernel timer, which can be set
+//! without waking the waiting thread. Such a wake-up can take longer than the evaluation whose time limit is set.
 
 pub(crate) use timer::Alarm;
 

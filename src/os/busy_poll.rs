@@ -17,8 +17,8 @@ const RECENT_WAIT_TIME: Duration = Duration::from_millis(5);
 /// If a yield takes longer than this time, the thread has lost the processor to another program.
 const SLOW_YIELD_TIME: Duration = Duration::from_micros(500);
 
-/// The time for which a thread that has lost the processor does not poll. While polling, it could lose the processor
-/// again, for a time slice of the other program, which takes longer than a wake-up.
+/// The time for which a thread that has lost the processor does not poll. While polling, the thread could lose the
+/// processor again, for a time slice of the other program, which takes longer than a wake-up.
 const NO_POLL_TIME: Duration = Duration::from_millis(100);
 
 thread_local! {

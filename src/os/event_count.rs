@@ -1,8 +1,8 @@
 //! A counter of events on which threads sleep.
 //!
 //! A condition variable would pass the lock that goes with it to a sleeping thread when the thread is notified. If that
-//! thread is a Lisp thread that a garbage collection has stopped, all others would wait for the lock until the collection
-//! ends. A thread that sleeps on an event count asks for the lock only when it runs again.
+//! thread is a Lisp thread that a garbage collection has stopped, all other threads would wait for the lock until the
+//! collection ends. A thread that sleeps on an event count asks for the lock only when it runs again.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl EventCount {
         use rustix::thread::futex::{Flags, wait};
 
         let time = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // A time beyond the range of a timespec counts as none.
+        // A time beyond the range of a timespec counts as no limit.
         let time = time.and_then(|time| rustix::thread::Timespec::try_from(time).ok());
         // The thread is woken, the count has changed, the time is over, or a signal arrived: the caller looks again.
         let _ = wait(&self.count, Flags::PRIVATE, seen, time.as_ref());

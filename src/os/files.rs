@@ -1,6 +1,6 @@
 //! Files that other code may have replaced. Code that a session evaluates can write to the directory of its checkpoints,
-//! and to the directory of a persistent session. In place of a file it may put a FIFO, which blocks a process that opens
-//! it, or a symbolic link to a file elsewhere.
+//! and to the directory of a persistent session. In place of a file, this code may put a FIFO, which blocks a process
+//! that opens the FIFO, or a symbolic link to a file elsewhere.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -10,7 +10,7 @@ use crate::os::panics;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The maximum number of helper threads. While all of them are blocked, new work waits.
+/// The maximum number of helper threads. While all helper threads are blocked, new work waits.
 const MAX_THREADS: usize = 64;
 /// The time after which a thread without work ends.
 const IDLE_TIME: Duration = Duration::from_secs(1);

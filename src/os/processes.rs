@@ -51,8 +51,8 @@ pub(crate) fn kill_all_descendants() {
 }
 
 /// Kills all descendants of this process, except the processes that `except` returns and their descendants. `except` is
-/// called after each search and before the found processes are killed. Therefore, it knows of each process that a parent
-/// has reported before the parent ended and the process became an orphan.
+/// called after each search and before the found processes are killed. Therefore, `except` knows of each process that a
+/// parent has reported before the parent ended and the process became an orphan.
 pub(crate) fn kill_all_descendants_except(except: impl Fn() -> Vec<Pid>) {
     kill_descendants(getpid(), except);
     // Reap the killed children.

@@ -165,8 +165,8 @@ pub struct SuspectList<'a> {
     /// The record that introduces the list: it names the test, and contains the failure report if a test operation printed
     /// the failure.
     pub header: &'a Suspects,
-    /// The functions, most suspicious first. Each has the list of its suspicious lines: no passing test, or only few
-    /// passing tests, ran these lines.
+    /// The functions, most suspicious first. Each has a list of its lines that the failing test ran: suspicious lines,
+    /// which no or only few passing tests ran, and lines of context, for which [`SuspectLine::passing`] is set.
     pub functions: Vec<(&'a Suspect, Vec<&'a SuspectLine>)>,
 }
 

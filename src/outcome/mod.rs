@@ -686,14 +686,14 @@ pub enum Progress {
     Queued,
     /// The evaluation is running.
     Running {
-        /// The time since the evaluation started.
+        /// The running time so far, without the time for which the evaluation was held.
         time: Duration,
         /// True if the evaluation runs in the background, so that later calls need not wait for its end.
         background: bool,
     },
     /// The evaluation failed and is held where it failed. The field is its outcome so far.
     Held(Arc<Outcome>),
-    /// The evaluation has ended. The fields are its outcome and the time that it took.
+    /// The evaluation has ended. The fields are its outcome and its running time, which excludes time held.
     Over(Arc<Outcome>, Duration),
 }
 

@@ -1,7 +1,7 @@
 //! Reports: outcomes as the text that a client reads.
 //!
-//! All functions here are pure. Text from Lisp is escaped wherever it could be mistaken for one of the report's own
-//! markers.
+//! The functions here have no side effects. Text from Lisp is escaped wherever it could be mistaken for one of the
+//! report's own markers.
 
 #[cfg(feature = "mcp")]
 mod calls;

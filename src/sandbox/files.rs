@@ -14,7 +14,7 @@ const WRITABLE_DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/de
 
 /// Prevents this thread, and the threads and programs that it starts from now on, from writing, creating, renaming or
 /// removing files outside of the temporary directory, ASDF's cache, the directory `checkpoints` and the devices in
-/// [`WRITABLE_DEVICES`]. Returns the reason, worded as a clause, if the system cannot enforce this.
+/// [`WRITABLE_DEVICES`]. Returns the reason, worded as a clause, if the system cannot enforce the restriction.
 pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
     let cache = asdf_cache_directory();
     if let Some(cache) = &cache {
@@ -28,8 +28,8 @@ pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
         .handle_access(AccessFs::from_write(LANDLOCK_VERSION))
         .and_then(Ruleset::create)
         .and_then(|ruleset| {
-            // `path_beneath_rules` skips paths that do not exist. On devices it grants only the rights that apply to
-            // files.
+            // `path_beneath_rules` skips paths that do not exist. For devices, this function grants only the rights
+            // that apply to files.
             ruleset.add_rules(path_beneath_rules(writable, AccessFs::from_write(LANDLOCK_VERSION)))
         })
         .and_then(landlock::RulesetCreated::restrict_self)

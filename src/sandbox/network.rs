@@ -11,7 +11,7 @@ use seccompiler::{
 const X32_BIT: libc::c_long = 0x4000_0000;
 
 /// Prevents this process, and the programs that it starts, from creating sockets other than Unix sockets and from
-/// using io_uring. Returns the reason, worded as a clause, if the system cannot enforce this.
+/// using io_uring. Returns the reason, worded as a clause, if the system cannot enforce the restriction.
 pub(super) fn confine() -> Result<(), String> {
     let program = build_filter().map_err(|error| error.to_string())?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| format!("it needs seccomp ({error})"))

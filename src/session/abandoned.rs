@@ -68,7 +68,7 @@ impl AbandonedThreads {
         }
     }
 
-    /// Records the end of a job. Returns true if its thread was abandoned; the thread then ends.
+    /// Records the end of a job. Returns true if the job's thread was abandoned; the thread then ends.
     pub(super) fn record_end(&mut self, job: u64) -> bool {
         let before = self.jobs.len();
         self.jobs.retain(|abandoned| *abandoned != job);

@@ -62,7 +62,7 @@ pub(super) enum HeldRequest {
     Release(Option<Reply<Result<(), HoldError>>>),
 }
 
-/// A query about the image, or the reset of the image.
+/// A query about the image, or the removal of the session's definitions.
 pub(super) enum Inspection {
     /// The list of definitions, for the tool list-definitions.
     Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
@@ -70,7 +70,8 @@ pub(super) enum Inspection {
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
     /// A query that Lisp knows by name.
     Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
-    /// The reset of the image, for the tool reset-session.
+    /// The removal of the session's definitions in this image, for `Session::reset`, which the tool reset-session calls
+    /// only without a supervisor.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
 }
 
@@ -281,7 +282,8 @@ impl Activity {
         }
     }
 
-    /// Returns true unless the job releases a held evaluation that no client or program has aborted.
+    /// Returns false if the session itself requested the job: the release of a held evaluation. Returns true for any
+    /// other job.
     pub(super) fn is_requested(&self) -> bool {
         !matches!(self, Self::Held(about) if matches!(about.request, HeldRequest::Release(None)))
     }

@@ -197,8 +197,8 @@ impl Session {
     /// Queues an evaluation behind the evaluations submitted before; `reply` gets its outcome.
     ///
     /// `reply` usually runs on the Lisp thread that did the work. If the evaluation is cancelled before it begins, `reply`
-    /// runs on the thread that cancels it. In a child process after `fork`, `reply` runs before this function returns, with
-    /// an error of kind `FORKED`. `reply` must be quick and must not block.
+    /// runs on the thread that cancels the evaluation. In a child process after `fork`, `reply` runs before this
+    /// function returns, with an error of kind `FORKED`. `reply` must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Arc<Outcome>) + Send + 'static) -> JobId {
         self.submit_with_options(None, evaluation, None, None, Box::new(reply))
     }
@@ -290,9 +290,9 @@ impl Session {
         Some(id)
     }
 
-    /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` still gets an outcome: an error of
-    /// kind `CANCELLED`, which becomes the last error if the evaluation was running in the foreground. Does nothing if
-    /// the evaluation is over.
+    /// Takes an evaluation off the queue, or interrupts it if it runs. The evaluation's `reply` still gets an outcome:
+    /// an error of kind `CANCELLED`, which becomes the last error if the evaluation was running in the foreground. Does
+    /// nothing if the evaluation is over.
     ///
     /// Cancels an inspection in the same way; its `reply` gets [`InspectError::Cancelled`].
     pub fn cancel(&self, id: JobId) {

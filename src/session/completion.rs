@@ -19,7 +19,7 @@ use crate::tool_names;
 
 /// The message of the error for local variables that could not be printed in time.
 const LOCALS_UNPRINTED: &str =
-    "The local variables could not be printed: one of the session's print methods may not terminate.";
+    "The local variables could not be printed: one of the session's print methods might not terminate.";
 
 impl Inner {
     /// Reports to the observer which evaluations are in the background now.

@@ -116,9 +116,9 @@ impl Session {
         Self { inner: self.inner.clone(), connection }
     }
 
-    /// Ends this connection, unless it is the session's own: cancels its waiting and running evaluations, in the
-    /// background too and with work outside Lisp, and its inspections, and releases its held evaluation. Other
-    /// connections are not affected.
+    /// Ends this connection, unless it is the session's own: cancels its inspections and its waiting and running
+    /// evaluations, including evaluations in the background and evaluations whose results are still being processed
+    /// outside Lisp, and releases its held evaluation. Other connections are not affected.
     pub fn disconnect(&self) {
         let Self { inner, connection } = self;
         if !connection.is_attached() || connection.ended.swap(true, Ordering::AcqRel) {
@@ -150,7 +150,7 @@ impl Session {
         }
     }
 
-    /// Cancels all requests of this connection that wait, which takes much less time than to cancel each of them.
+    /// Cancels all requests of this connection that wait, which takes much less time than cancelling each request.
     pub(crate) fn withdraw_waiting(&self) {
         let mut scheduler = self.inner.scheduler.lock();
         let answers = self.inner.withdraw_waiting_of(&mut scheduler, &self.connection);

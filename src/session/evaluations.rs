@@ -78,7 +78,7 @@ pub(super) struct EndedEvaluation {
     pub(super) outcome: Arc<Outcome>,
     /// The answers to the clients that waited for the end.
     pub(super) waiters: Vec<AnswerFn>,
-    /// The entries that are no longer kept. Dropping them takes time, so they are dropped after the call is answered.
+    /// The entries that are no longer kept. Dropping these entries takes time, so the call is answered first.
     pub(super) forgotten: Vec<EvaluationEntry>,
 }
 
@@ -430,7 +430,7 @@ fn bind_waiters(waiters: BTreeMap<u64, Waiter>, outcome: &Arc<Outcome>) -> Vec<A
     answers
 }
 
-/// Clears the mark of a held evaluation in the outcome of an evaluation that is no longer held.
+/// Clears the flag `held` in the outcome of an evaluation that is no longer held.
 fn clear_held_unless(is_held: bool, outcome: &mut Arc<Outcome>) {
     if outcome.held && !is_held {
         Arc::make_mut(outcome).held = false;
@@ -506,8 +506,8 @@ mod tests {
         answer();
     }
 
-    /// The replies may render large answers. The thread that ends the evaluation must not wait for them, and other work for
-    /// helper threads must not wait for many of them.
+    /// The replies may render large answers. The thread that ends the evaluation must not wait for the replies, and
+    /// other work for helper threads must not wait for many replies.
     #[test]
     fn replies_that_wait_for_an_outcome_run_on_one_helper_thread() {
         let session = session();

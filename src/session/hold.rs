@@ -50,8 +50,9 @@ impl Session {
     ///
     /// # Errors
     /// Returns [`HoldError`] when no evaluation is held, none of the held evaluations has the number `id`, several are
-    /// held and `id` is `None`, this connection already holds an evaluation or has an evaluation that runs or waits for the
-    /// foreground, the evaluation's error was too large to keep, or the user is being asked about the evaluation.
+    /// held and `id` is `None`, this connection already holds an evaluation or has an evaluation that runs in the
+    /// foreground or waits to begin, the evaluation's error was too large to keep, or the user is being asked about the
+    /// evaluation.
     pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
         let refused = |reason: String| Err(HoldError::Refused(reason));
         let Self { inner, connection } = self;

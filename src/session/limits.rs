@@ -19,8 +19,8 @@ use crate::outcome::Clipped;
 /// because the process was stopped.
 const DELAY_GRACE: Duration = Duration::from_secs(60);
 
-/// The time between two checks after which the process must have been stopped, by a signal or with the whole machine. While
-/// jobs run, checks are [`HEAP_CHECK_INTERVAL`] apart.
+/// The longest time between two checks in a running process. A longer time means that the process was stopped, by a
+/// signal or with the whole machine. While jobs run, checks are [`HEAP_CHECK_INTERVAL`] apart.
 const LATE_CHECK: Duration = Duration::from_millis(500);
 
 /// The interval of checks while an interrupted job may wait for a garbage collection.
@@ -229,7 +229,7 @@ impl Inner {
     /// Reports a job that does not end although it was interrupted, so that the image is replaced.
     fn report_stuck(&self, mut running: RunningJob) {
         let Some(observer) = self.observer.get() else { return };
-        // The next image answers these queries. Dropping them here would send an answer.
+        // The next image answers these queries. Dropping the queries here would send answers.
         std::mem::forget(std::mem::take(&mut running.error_queries));
         let end = running.interrupt_reason().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let why = if running.interruption.is_unwinding() { StuckReason::Unwinding } else { StuckReason::Unresponsive };

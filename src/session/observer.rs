@@ -45,8 +45,8 @@ pub(crate) trait Observer: Send + Sync {
         _evaluation: u64,
     ) {
     }
-    /// Called when the foreground evaluation with this number continues in the background. From now on, the package was
-    /// bound for this evaluation only, also for the forms that have defined something already.
+    /// Called when the foreground evaluation with this number continues in the background. From now on, the package
+    /// counts as bound for this evaluation only, even for the forms that have defined something already.
     fn evaluation_detached(&self, _evaluation: u64) {}
     /// Called when a connection ends.
     fn connection_ended(&self, _connection: u64) {}

@@ -29,7 +29,8 @@ use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 use crate::outcome::{ErrorRecord, Outcome};
 
-/// The maximum number of evaluations in the background. Each of them takes a thread with a control stack of its own.
+/// The maximum number of evaluations in the background. Each such evaluation takes a thread with a control stack of its
+/// own.
 pub(crate) const MAX_BACKGROUND: usize = 16;
 
 /// A job that waits, with the reply that gets its result.
@@ -97,7 +98,7 @@ pub(super) enum Placement {
     Detachable,
     Background,
     /// Neither in the foreground nor in the background: the job reads a held evaluation's variables on the thread that
-    /// holds it.
+    /// holds the evaluation.
     Inspecting,
 }
 
@@ -424,7 +425,8 @@ pub(super) struct SchedulerState {
     /// The lanes whose threads must be woken.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
-    /// The withdrawals of questions to the user whose holds have ended. [`Inner::unlock_and_notify`] runs them.
+    /// The withdrawals of questions to the user whose holds have ended. [`Inner::unlock_and_notify`] runs the
+    /// withdrawals.
     ///
     /// [`Inner::unlock_and_notify`]: super::Inner::unlock_and_notify
     pub(super) withdrawals: Vec<AnswerFn>,
@@ -812,8 +814,8 @@ impl SchedulerState {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds no evaluation, and has neither a job on an evaluating thread nor a job that
-    /// waits for such a thread. Such jobs could end in a hold, except in the background.
+    /// Returns true if the connection holds no evaluation and has no job that might end in a hold: neither a job on an
+    /// evaluating thread, unless the job runs in the background, nor any job that waits for an evaluating thread.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let lane = &self.waiting[Lane::Evaluation as usize];
         let may_hold = |running: &RunningJob| running.evaluates() && !running.is_background();
@@ -1097,8 +1099,8 @@ mod tests {
         run(&mut scheduler, 1, Some(4), 5);
     }
 
-    /// A query that needs an idle session may be submitted before an evaluation moves to the background or is held. Its
-    /// refusal does not release the hold.
+    /// A query that needs an idle session may be submitted before an evaluation moves to the background or is held.
+    /// Refusing the query does not release the hold.
     #[test]
     fn a_query_that_needs_an_idle_session_is_refused_while_an_evaluation_runs_or_is_held() {
         let mut scheduler = SchedulerState::default();

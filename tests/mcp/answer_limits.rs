@@ -251,7 +251,8 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     for number in 1..=22 {
         server.evaluate(&format!("(print {number})"));
     }
-    let gone = "is no longer kept: the session keeps the last 20, up to 16 MB, until it is reset or its image is lost.";
+    let gone = "is no longer kept: the session keeps the last 20, up to 16 MB, until it is reset, or its image is \
+                replaced or lost.";
     for id in [1, 2] {
         assert_eq!(call_err(&mut server, "check-evaluation", json!({"id": id})), format!("Evaluation {id} {gone}"));
     }

@@ -25,7 +25,7 @@ pub(super) fn has_suspects(test: &Test<'_>) -> bool {
     test.suspects.iter().any(|list| list.header.printed.is_some() || !list.functions.is_empty())
 }
 
-/// Appends the suspects, each with the lines of its code that few or no passing tests ran.
+/// Appends the suspects, each with as many lines of its code as `detail` allows.
 pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detail: &Detail) {
     for SuspectList { header, functions } in lists {
         if let Some(printed) = &header.printed {

@@ -137,7 +137,7 @@ impl InspectionBuilder {
             .collect()
     }
 
-    /// Returns the result of a reset, for the tool reset-session.
+    /// Returns the result of a reset, for `Session::reset`.
     pub(crate) fn reset_result(self, end: JobEnd) -> Result<(), InspectError> {
         self.into_items(end).map(drop)
     }

@@ -25,7 +25,7 @@ pub(crate) enum JobEnd {
     Failed,
     /// The job was interrupted and did not succeed.
     Interrupted(InterruptReason),
-    /// The job ignored its interruption. Its client was answered, and the job may still run.
+    /// The job ignored its interruption. The job's client was answered, and the job may still run.
     Abandoned(InterruptReason),
     /// The job was cancelled before it began, or was answered early because its image will be replaced.
     Withdrawn,

@@ -444,9 +444,9 @@ impl OutcomeBuilder {
 }
 
 /// Returns the form of `code` that begins at character `start`, and its changes. `description` is Lisp's report on the
-/// form. Its first line is the position at which the form ends; the [changes](Changes::parse) follow, one per line. The
-/// name of the form's package comes last, after an `@`, and may contain line breaks. Returns `None` if the description
-/// is malformed.
+/// form. The report's first line is the position at which the form ends; the [changes](Changes::parse) follow, one per
+/// line. The name of the form's package comes last, after an `@`, and may contain line breaks. Returns `None` if the
+/// description is malformed.
 fn defining_form(code: &Code, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
     let (lines, package) = description.split_once("\n@")?;
     let mut lines = lines.lines();

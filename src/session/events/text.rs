@@ -29,7 +29,7 @@ impl ClippedBuffer {
         push_within_chars(&mut self.left, &mut self.text, &mut self.omitted, text);
     }
 
-    /// Adds text that was clipped before. The characters that it omits count as omitted here, too.
+    /// Adds text that was clipped before. The characters omitted from the text count as omitted here, too.
     pub(crate) fn push_clipped(&mut self, clipped: &Clipped) {
         let mut characters = clipped.text.chars();
         self.text.extend(

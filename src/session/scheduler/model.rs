@@ -184,7 +184,7 @@ impl Model {
     fn run_evaluating_thread(&self, thread: u64) {
         let mut held = None;
         while let Some(job) = self.next_job(thread, held) {
-            // The job runs for a while. Another thread may interrupt it meanwhile.
+            // The job runs for a while. Another thread may interrupt the job meanwhile.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
             match self.update(|state| state.end_evaluation(thread, &job)) {
                 Some(holds) => held = holds.then_some(job.id),
@@ -250,8 +250,8 @@ impl Model {
         }
     }
 
-    /// Runs the thread of the control lane. When it fails to start a thread, a background request fails, or the clock
-    /// moves to the next attempt.
+    /// Runs the thread of the control lane. When this thread fails to start another, a background request fails, or
+    /// the clock moves to the next attempt.
     fn run_control_lane(self: &Arc<Self>) {
         let mut state = self.state.lock().unwrap();
         loop {
@@ -278,7 +278,7 @@ impl Model {
         }
     }
 
-    /// Runs a client. Its connection may end and be replaced.
+    /// Runs a client. The client's connection may end and be replaced.
     fn run_client(&self, number: u64) {
         let mut connection = Connection::new(number * 100);
         for id in number * 100..number * 100 + REQUESTS {
