@@ -74,7 +74,7 @@ pub(super) enum Command {
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
-    /// Load an ASDF system or a file, and print the report of load-system.
+    /// Load an ASDF system or a file, and print the report of the tool load-system.
     ///
     /// Without --attach, a new image loads the system or file and then ends: this tests whether the load succeeds. The
     /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if the load succeeded, 1 if it failed, 2 if
@@ -87,11 +87,11 @@ pub(super) enum Command {
         /// Name of a system, or a file.
         what: String,
     },
-    /// Run tests and print the report of run-tests.
+    /// Run tests and print the report of the tool run-tests.
     ///
     /// Exit status: 0 if all tests pass, 1 if some fail, 2 if they could not be run: no tests or only skipped ones, a
-    /// system that does not load, no server, or a wrong command line. With several systems, 2 if one of them could
-    /// not be run.
+    /// system that does not load, no server, or a wrong command line. With several systems, 2 if the tests of
+    /// one of them could not be run.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -161,7 +161,8 @@ pub(super) enum Command {
     Replay {
         /// File written by `--record`.
         file: PathBuf,
-        /// Options of the new server; default: the options of the recorded server.
+        /// Options of the new server; default: the options of the recorded server, except --record, --session and
+        /// --socket.
         #[arg(last = true)]
         options: Vec<OsString>,
     },
@@ -221,7 +222,8 @@ pub(super) enum Command {
         #[arg(long)]
         lock_fd: Option<i32>,
     },
-    /// Serve Lisp to a supervisor. `serve` runs this command at the start, and again whenever the Lisp process dies.
+    /// Serve Lisp to a supervisor. `serve` runs this command at the start, and again to replace each Lisp process that
+    /// has ended.
     #[command(hide = true)]
     Worker {
         #[command(flatten)]
@@ -288,7 +290,8 @@ pub(super) struct Serve {
     /// State to restore after the Lisp process dies.
     #[arg(long, value_enum, default_value_t = RestoreMode::Checkpoint)]
     pub(super) restore: RestoreMode,
-    /// When to save checkpoints. Checkpoints contain everything in memory, secrets included, and take disk space.
+    /// When to save checkpoints. Checkpoints contain everything in Lisp's memory, secrets included, and take disk
+    /// space.
     #[arg(long, value_enum, default_value_t = CheckpointTiming::Asked)]
     pub(super) checkpoints: CheckpointTiming,
     /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic checkpoints are deleted.
@@ -301,16 +304,16 @@ pub(super) struct Serve {
     /// tools are not listed and cannot be called.
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     pub(super) tools: mcp::ToolSet,
-    /// Let other clients of this user attach through a Unix socket in XDG_RUNTIME_DIR, for example a person's REPL
-    /// alongside the agent.
+    /// Let other clients of this user, for example a person's REPL alongside the agent, attach through a Unix socket.
+    /// The socket is below XDG_RUNTIME_DIR or, if this variable is not set, below the directory for temporary files.
     #[arg(long)]
     pub(super) socket: bool,
     /// Run Lisp in the server's own process, so that a crash of Lisp ends the server. Cannot be combined with
     /// --session; checkpoints cannot be restored.
     #[arg(long)]
     pub(super) no_supervisor: bool,
-    /// Record every message of the session, with times, in this file: for bug reports and `sbcl-mcp replay`. Only the
-    /// file's owner can read the file; its size is at most 256 MiB.
+    /// Record every message from and to the client on stdin and stdout, with times, in this file: for bug reports and
+    /// `sbcl-mcp replay`. Only the file's owner can read the file; its size is at most 256 MiB.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
     /// Milliseconds between two checks of the Lisp process.
@@ -350,7 +353,7 @@ pub(super) struct Options {
     ))]
     pub(super) max_output: u64,
     /// Maximum characters of one answer; the middle of longer output is left out and can be requested. `eval` ignores
-    /// it.
+    /// this limit.
     #[arg(long, value_name = "CHARS", default_value = "9500", value_parser = clap::value_parser!(u64).range(
         *Limits::MAX_ANSWER_RANGE.start()..=*Limits::MAX_ANSWER_RANGE.end()
     ))]

@@ -189,7 +189,7 @@ impl Client {
         self.interrupts.clone()
     }
 
-    /// Returns the process id of the server, if this client started it.
+    /// Returns the process id of the server, if this client started the server.
     pub(super) fn server_pid(&self) -> Option<u32> {
         self.server.as_ref().map(|server| server.process.id())
     }
@@ -210,7 +210,7 @@ impl Client {
         self.send_line(message.to_string().as_bytes())
     }
 
-    /// Sends a line, with a newline added, without checking it.
+    /// Sends a line, with a newline added, without checking the line.
     pub(super) fn send_line(&mut self, line: &[u8]) -> Result<(), CallError> {
         let output = self.output.as_mut().ok_or(CallError::Closed)?;
         output.write_all(&[line, b"\n"].concat()).and_then(|()| output.flush()).map_err(|_| CallError::Closed)

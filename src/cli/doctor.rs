@@ -184,7 +184,8 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     } else {
         findings.fine("open files", &allowed);
     }
-    // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to it.
+    // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to
+    // this memory.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
         findings.problem("file size", &format!("at most {} per file", format_bytes(limit)), "ulimit -f unlimited");
     }
@@ -339,7 +340,8 @@ fn check_directories(findings: &mut Findings) {
         findings.note(
             "runtime",
             found,
-            "for clients that attach to a session: mkdir -m 700 DIR && export XDG_RUNTIME_DIR=DIR",
+            "to put the sockets for attached clients into a private directory: mkdir -m 700 DIR && export \
+             XDG_RUNTIME_DIR=DIR",
         );
     };
     match runtime.as_deref().map(|directory| (directory, fs::metadata(directory))) {
@@ -350,7 +352,7 @@ fn check_directories(findings: &mut Findings) {
             note(findings, &format!("{} is not a private directory of this user", directory.display()))
         }
         Some((directory, Err(error))) => note(findings, &format!("{}: {error}", directory.display())),
-        None => note(findings, "XDG_RUNTIME_DIR is not set"),
+        None => note(findings, "XDG_RUNTIME_DIR is not set: sockets are in the directory for temporary files"),
     }
 }
 
@@ -458,7 +460,8 @@ fn probe_existing_directory(directory: &Path) -> io::Result<()> {
     fs::remove_file(&file)
 }
 
-/// Returns the free bytes of the file system that holds a path, and true if programs on it can be executed.
+/// Returns the free bytes of the file system that holds a path, and true if programs on this file system can be
+/// executed.
 fn file_system_info(path: &Path) -> (u64, bool) {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok());
     found.map_or((u64::MAX, true), |found| {

@@ -97,7 +97,7 @@ impl Editor {
             Signal::CtrlD => Input::End,
             _ => Input::Cancelled,
         };
-        // The history is written after each line, so that it survives if the process is killed.
+        // The history is written after each line, so that the history survives if the process is killed.
         let _ = self.0.sync_history();
         Ok(typed)
     }

@@ -7,7 +7,7 @@ use crate::mcp::EXIT_STUCK;
 pub(super) const SUCCEEDED: i32 = 0;
 /// Status for errors in the code, files, tests or answers, and for a server that could not start.
 pub(super) const FAILED: i32 = 1;
-/// Status for a wrong command line, and for a `load` or `test` that could not begin.
+/// Status for a wrong command line, for a `load` that could not begin, and for a `test` whose tests could not be run.
 pub(super) const NOT_TRIED: i32 = 2;
 /// Status of a command that could not start, read its input, or write its result.
 pub(super) const CANNOT_RUN: i32 = 3;

@@ -26,7 +26,7 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     let mut request = String::new();
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
     let request: mcp::fresh_image::TestRequest = serde_json::from_str(&request).map_err(|error| error.to_string())?;
-    // Orphans of the tests' processes stay descendants of this process, so that the end of the run finds them.
+    // Orphans of the tests' processes stay descendants of this process, so that `clean_up` finds and kills them.
     processes::adopt_orphans();
     let (tests, scratch) = (request.tests, Arc::new(ScratchDirectory::inherited(request.scratch)));
     let remaining = scratch.clone();

@@ -1,4 +1,5 @@
-//! The command `replay`: sends the requests of a recorded session to a new server, and shows where answers differ.
+//! The command `replay`, which sends the requests of a recorded session to a new server, and shows where answers
+//! differ.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -31,7 +32,8 @@ const MAX_DIFF_LINES: usize = 20;
 /// Maximum number of the server's messages that are kept until the recording reaches them.
 const MAX_KEPT_MESSAGES: usize = 100_000;
 
-/// Options of the recorded server that do not affect its answers, without the dashes.
+/// Options of the recorded server that the new server does not get, without the dashes. The new server neither
+/// overwrites the recording nor opens the recorded session.
 const IGNORED_SERVER_OPTIONS: [&str; 3] = ["record", "session", "socket"];
 
 /// Patterns of text that differs from run to run, each with its replacement for the comparison of answers.
@@ -90,7 +92,7 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
     replay.finish()
 }
 
-/// Returns the arguments of the recorded server that affect its answers: all except the ignored options and their values.
+/// Returns the arguments of the recorded server, except the ignored options and their values.
 fn arguments_of(header: &RecordingHeader) -> Vec<OsString> {
     let command = Cli::command();
     let takes_value = |name| {
@@ -330,8 +332,8 @@ fn normalized(message: &Value) -> Value {
     }
 }
 
-/// Returns the lines that differ between two messages: all lines except the common ones at the beginning and at the end. A
-/// `-` marks lines of `recorded`, a `+` lines of `now`.
+/// Returns the lines that differ between two messages: all lines except the common lines at the beginning and at the
+/// end. A `-` marks lines of `recorded`, a `+` lines of `now`.
 fn difference(recorded: &Value, now: &Value) -> String {
     let text = |message: &Value| match (&message["result"]["content"], message["result"]["content"][0]["text"].as_str())
     {

@@ -237,8 +237,8 @@ pub(super) fn wait_for_hang_up(input: &OwnedFd, wait: Option<Duration>) -> bool 
 }
 
 /// Starts a thread that waits until the supervisor is gone, and then for `grace_period`. If this process still runs then,
-/// it may be stuck: the thread kills its descendants except the processes that `except` returns, calls `remove` to delete
-/// files, and ends the process.
+/// it may be stuck: the thread kills the process's descendants, except the processes that `except` returns, calls
+/// `remove` to delete files, and ends the process.
 pub(super) fn exit_after_supervisor(
     stdio: &Stdio,
     grace_period: Duration,

@@ -1,4 +1,5 @@
-//! The commands `load`, `test` and `eval --attach`: call a tool, print its answer as text, and return an exit status.
+//! The commands `load`, `test` and `eval --attach`, which call a tool, print its answer as text, and return an exit
+//! status.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -99,8 +99,8 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSe
 
 /// Chooses the tools for present and future MCP clients of this program's image: `all`, `core`, or a comma-separated
 /// list of names, for example `list-definitions,describe-symbol`. The tools reset-session and checkpoint are never
-/// offered. Connected clients are notified (`notifications/tools/list_changed`), and calls of other tools are refused
-/// at once.
+/// offered. Connected clients that began with a handshake are notified (`notifications/tools/list_changed`). Calls of
+/// tools that are not chosen are refused at once.
 ///
 /// The choice does not restrict what code can do: a client with any tool that evaluates code has full access to the image.
 ///

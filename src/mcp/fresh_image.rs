@@ -102,7 +102,8 @@ impl TestSelection {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TestRequest {
     pub(crate) tests: TestSelection,
-    /// The child's directory for temporary files. The child removes it, and so does the parent in case the child is killed.
+    /// The child's directory for temporary files. The child removes the directory, and so does the parent in case the
+    /// child is killed.
     pub(crate) scratch: PathBuf,
 }
 
@@ -130,7 +131,7 @@ impl FreshRun {
     ///
     /// # Errors
     /// Returns the reason, as a sentence, if this process is not a server of the program sbcl-mcp, if the child cannot be
-    /// started or given the request, or if it exits or reaches the time limit without an outcome.
+    /// started or given the request, or if the child exits or reaches the time limit without an outcome.
     pub(crate) fn run(&self, tests: &TestSelection) -> Result<Outcome, String> {
         let Some((arguments, directory)) = SERVER_OPTIONS.get() else {
             return Err("This server is part of another program and cannot run tests in a fresh image: omit the \

@@ -44,8 +44,9 @@ pub(crate) use tools::{MAX_SUSPECTS, Registry, TEST_TIMEOUT_RANGE, ToolSet, spli
 
 /// Minimum time for the client to read the last answers, or for the supervisor to read the worker's last frames.
 const MIN_DRAIN_TIME: Duration = Duration::from_millis(150);
-/// Maximum time for the supervisor to read the worker's last frames. The supervisor reads them at once unless the system
-/// does not run the supervisor, and ends a worker for which it does not wait.
+/// Maximum time for the supervisor to read the worker's last frames. The supervisor reads the frames at once unless the
+/// system does not run the supervisor. A long time does no harm: the supervisor kills a worker that it does not wait
+/// for.
 const SUPERVISOR_DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum time to wait for the first request of a client if the server cannot start. The answer gives the reason.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -107,7 +108,7 @@ pub(crate) struct ToolOptions {
 }
 
 /// Serves a supervisor's clients until the supervisor closes the connection. First reads the recovery state from the
-/// supervisor, and continues the previous worker's session from it.
+/// supervisor, and continues the previous worker's session from this state.
 ///
 /// Returns the exit status. Once a process saves the session at the end, its id is on the status page.
 pub(crate) fn serve(
@@ -188,7 +189,7 @@ pub(crate) fn serve_unsupervised(
     let main = Conversation::new(tools);
     let listener = listener.map(Arc::new);
     let attached = embedded::AttachedClients::default();
-    // The thread that ends the process holds this lock, and so does this thread while it shuts down. Otherwise a client
+    // The thread that ends the process holds this lock, and so does this thread during the shutdown. Otherwise a client
     // that disconnects as soon as it is answered could change the exit status.
     let ending = Arc::new(Mutex::new(()));
     session.enable_job_abandonment({

@@ -1,4 +1,4 @@
-//! Slow lines: long lines, and calls that search directories, show a large output again or replace the image. A thread
+//! Slow lines: long lines, and calls that search directories, read checkpoints or show a large output again. A thread
 //! handles the slow lines of one client, and the client's later lines wait until the thread has handled them in order.
 //! Pings, cancellations, and answers to the server's questions do not wait.
 
@@ -13,7 +13,7 @@ use super::incoming::decode;
 use crate::os::panics;
 use crate::rpc::inflight::{MAX_BYTES, MAX_REQUESTS};
 
-/// Minimum length of a slow line, in bytes. The event loop decodes a shorter line itself.
+/// Length of a line, in bytes, above which the line is slow. The event loop decodes shorter lines itself.
 const MIN_SLOW_LINE: usize = 64 << 10;
 
 /// The lines of one client that wait for the thread that handles its slow lines.

@@ -15,7 +15,7 @@ pub(crate) struct Stdio {
     pub(crate) input: OwnedFd,
     /// The descriptor to which the server writes messages for the client.
     pub(crate) output: OwnedFd,
-    /// The recorder of the session, if it is recorded.
+    /// The recorder of the conversation on this connection; `None` if nothing is recorded.
     pub(crate) recorder: Option<Recorder>,
 }
 

@@ -86,7 +86,7 @@ impl Definition {
         })
     }
 
-    /// Returns true when `before` reports that the same form failed in the same evaluation.
+    /// Returns true when `before` reports that this form failed in the same evaluation.
     fn follows_failure_of(&self, before: &Self) -> bool {
         before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
     }
@@ -302,7 +302,7 @@ impl Definitions {
                 && defined.iter().all(|name| names.contains(name));
             ranks.push(match role {
                 _ if !is_replaced => DropRank::Live,
-                // A form that failed is not replayed, so dropping the form loses no other effects.
+                // A form that failed is not replayed, so dropping the form loses no side effects.
                 FormRole::Function | FormRole::Failed if is_intermediate => DropRank::Intermediate,
                 FormRole::Function | FormRole::Failed => DropRank::Replaced,
                 _ => DropRank::SideEffecting,
@@ -506,8 +506,8 @@ mod tests {
             let changes = Changes::parse(changes.lines());
             definitions.add(Definition { changes, ..definition(code) });
         };
-        // A form with the rank `SideEffecting` is dropped before live forms. `dropped_forms` contains it until its names are
-        // defined again.
+        // A form with the rank `SideEffecting` is dropped before live forms. `dropped_forms` contains the dropped form
+        // until its names are defined again.
         add(format!("(defvar *a* {large})"), "=other\n+VARIABLE *A*");
         add(format!("(defvar *b* {large})"), "=other\n+VARIABLE *B*");
         let named = |definitions: &Definitions| {

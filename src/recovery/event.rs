@@ -88,7 +88,8 @@ pub(crate) enum SessionEvent {
     },
     /// A form defined something.
     Defined(Definition),
-    /// The foreground evaluation with this number continues in the background: its package stays its own.
+    /// The foreground evaluation with this number continues in the background. The package of each of its forms counts
+    /// as the current package for this evaluation only.
     Detached { evaluation: u64 },
     /// An evaluation changed the error state or history of a client.
     Errors {
@@ -111,8 +112,9 @@ pub(crate) enum SessionEvent {
 }
 
 impl SessionEvent {
-    /// Returns true when a new server that continues the session needs the event. Attached clients, limits and saves in
-    /// progress end with their server.
+    /// Returns true when a new server that continues the session needs the event. Handshakes, limits, and the errors of
+    /// attached clients end with their server. A new server looks for the files of each save, and needs no report of a
+    /// failure.
     pub(crate) fn outlives_server(&self) -> bool {
         match self {
             Self::Handshake { .. } | Self::Limits(_) | Self::SaveFailed { .. } => false,

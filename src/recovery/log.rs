@@ -321,7 +321,7 @@ impl RecoveryLog {
     }
 }
 
-/// A new log that is written in place of a log.
+/// A compaction in progress: a new log, which replaces the log once the new log is on the disk.
 #[derive(Debug)]
 struct Compaction {
     /// The new log, which is a draft until the thread has ended.

@@ -59,7 +59,7 @@ impl ReplacementMessages {
 
     /// Returns the outcome to report for the call of this connection whose jobs begin at `job`, which the replaced image may
     /// have begun. A call that waits while its client is asked a question has not begun, but counts as begun if a later call
-    /// of another client has.
+    /// of another client has begun.
     pub(crate) fn lost_outcome_of_call(&self, connection: u64, job: u64) -> &Outcome {
         if self.is_lost_evaluation(connection, job) { &self.lost_foreground } else { &self.lost_other }
     }
@@ -118,7 +118,7 @@ fn continued_message(session: &ContinuedSession, state: &RecoveryState, report: 
     text += &describe_restored_checkpoint(state, report);
     // A checkpoint that was saved at the end of the server contains all values.
     if state.checkpoint().is_none_or(|checkpoint| !checkpoint.at_end) {
-        text += &lost_values_sentence(state, ", threads and open files");
+        text += &lost_values_sentence(state, None);
     }
     text
 }
@@ -174,25 +174,29 @@ fn describe_restored(state: &RecoveryState, report: &ReplayReport, crash: &Crash
         return text;
     }
     text += &describe_restored_checkpoint(state, report);
-    let unfinished = match crash.background.len() + usize::from(crash.in_flight) {
-        0 => ", threads and open files",
-        1 => ", threads, open files, and other effects of the unfinished evaluation",
-        _ => ", threads, open files, and other effects of the unfinished evaluations",
+    let effects = match crash.background.len() + usize::from(crash.in_flight) {
+        0 => None,
+        1 => Some("other effects of the unfinished evaluation"),
+        _ => Some("other effects of the unfinished evaluations"),
     };
-    text + &lost_values_sentence(state, unfinished)
+    text + &lost_values_sentence(state, effects)
 }
 
-/// Returns the sentence about values that a replay does not restore. `others` begins with a comma, and adds other lost
-/// things to the sentence's list.
-fn lost_values_sentence(state: &RecoveryState, others: &str) -> String {
-    let (values, hint) = match state.checkpoint() {
-        Some(_) => ("Lost: values assigned to variables since the checkpoint", ""),
+/// Returns the sentence about threads, open files and values, which a replay does not restore, and about `effects`, if
+/// given.
+fn lost_values_sentence(state: &RecoveryState, effects: Option<&str>) -> String {
+    let (lost, values, hint) = match state.checkpoint() {
+        Some(_) => ("Lost", "values assigned to variables since the checkpoint", ""),
         None => (
-            "Not kept: values assigned to variables after their definitions",
+            "Not kept",
+            "values assigned to variables after their definitions",
             tool_names::if_listed(&["checkpoint"], " (The checkpoint tool also saves values.)"),
         ),
     };
-    format!("\n{values}{others}.{hint}")
+    match effects {
+        None => format!("\n{lost}: threads, open files, and {values}.{hint}"),
+        Some(effects) => format!("\n{lost}: threads, open files, {values}, and {effects}.{hint}"),
+    }
 }
 
 /// Describes the restored checkpoint and the definitions since the checkpoint: the number of replayed forms, and the missing
@@ -224,7 +228,8 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
     };
     push_unrestored(&mut text, &failures);
     if dropped > 0 {
-        text += &format!("\n- older forms that were dropped to save space: {dropped}");
+        let forms = if dropped == 1 { "form" } else { "forms" };
+        text += &format!("\n- {dropped} older {forms}, dropped to save space");
     }
     if !state.unrestored.is_empty() {
         text += "\nStill missing since an earlier restore:";
@@ -258,7 +263,7 @@ mod tests {
         let text = error.message.text.clone();
         assert!(
             text.contains(
-                "\nNot kept: values assigned to variables after their definitions, threads and open files. ("
+                "\nNot kept: threads, open files, and values assigned to variables after their definitions. ("
             )
         );
         state.crash = Some(crash);
@@ -266,9 +271,9 @@ mod tests {
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not respond to an interrupt and was terminated. A new \
-             image has replaced it.\nThere were no definitions to restore.\nNot kept: values assigned to \
-             variables after their definitions, threads, open files, and other effects of the unfinished \
-             evaluation. (The checkpoint tool also saves values.)"
+             image has replaced it.\nThere were no definitions to restore.\nNot kept: threads, open files, values \
+             assigned to variables after their definitions, and other effects of the unfinished evaluation. (The \
+             checkpoint tool also saves values.)"
         );
     }
 

@@ -1,4 +1,5 @@
-//! The replay: evaluates the definitions again, form by form. Calls that need the image wait for the end of the replay.
+//! The replay, which evaluates the definitions again, form by form. Calls that need the image wait for the end of the
+//! replay.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -182,8 +183,8 @@ impl DefinitionReplay {
         }
     }
 
-    /// Abandons the replay unless it has ended, and calls `notify` if so. Then continues the calls that still wait, in an
-    /// image that will be replaced.
+    /// Abandons the replay and calls `notify`, unless the replay has ended. In either case, continues the calls that
+    /// still wait, in an image that will be replaced.
     pub(crate) fn abandon(&self, notify: impl FnOnce()) {
         let mut state = self.state.lock();
         let waiting = std::mem::take(&mut state.waiting);

@@ -1,5 +1,5 @@
-//! The replay policy, which decides which form is suspected when images are lost during a replay, and when the suspected
-//! form is left out.
+//! The replay policy, which decides which form may be poisoned when images are lost during a replay, and when this form
+//! is left out.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +26,8 @@ pub(crate) struct ReplayPolicy {
 pub(crate) enum ReplayDecision {
     /// Replay all definitions again.
     Retry {
-        /// True when a form is suspected and nothing was suspected before, or when the form that was already suspected has
-        /// fewer tries left.
+        /// True when a form may be poisoned and nothing was recorded as the possible cause before, or when the recorded
+        /// form has fewer tries left.
         progress: bool,
     },
     /// Leave out the definition at this index, which is poisoned.
@@ -98,7 +98,8 @@ mod tests {
             while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
                 losses += 1;
                 match policy.decide_after_crash(Some(index), suspicion) {
-                    // Losses without progress count for the restart policy, which ends the server after too many of them.
+                    // Losses without progress count for the restart policy, which ends the server after too many
+                    // losses.
                     ReplayDecision::Retry { progress } => prop_assert!(progress),
                     ReplayDecision::Skip { index: skipped, .. } => {
                         prop_assert_eq!(skipped, index);
@@ -130,7 +131,7 @@ mod tests {
                     ReplayDecision::Retry { progress } => {
                         prop_assert!(!is_last);
                         // Losses that alternate between two forms, and losses while booting, are no progress: the
-                        // restart policy ends the server after too many of them.
+                        // restart policy ends the server after too many such losses.
                         prop_assert_eq!(progress, replaying.is_some() && (count > 1 || in_a_row.is_none()));
                     }
                 }

@@ -479,8 +479,8 @@ impl RecoveryState {
     }
 
     /// Records a crash. `replayed` is true when the image had replayed its definitions. Returns true when the crash
-    /// advances the replay: a poisoned form is left out, a form is newly suspected, or the suspect has fewer tries
-    /// left.
+    /// advances the replay: a poisoned form is left out, a first form is recorded as possibly poisoned, or the
+    /// recorded form has fewer tries left.
     pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         // No client waits for the outcome of a replayed form.
@@ -530,8 +530,8 @@ impl RecoveryState {
         self.evaluations = self.evaluations.max(evaluations);
     }
 
-    /// Records that the evaluations with numbers above `number` are discarded. Returns how many of them were not discarded
-    /// earlier.
+    /// Records that the evaluations with numbers above `number` are discarded. Returns how many of these evaluations
+    /// were not discarded earlier.
     fn discard_evaluations_after(&mut self, number: u64) -> u64 {
         let discarded: u64 =
             self.discarded.iter().map(|(before, last)| last.saturating_sub(*before.max(&number))).sum();

@@ -21,7 +21,7 @@ pub(crate) enum StatusField {
     Begun,
     /// The number of the connection whose foreground job began last.
     Client,
-    /// The number of the foreground job that ended last. It equals [`Begun`](Self::Begun) unless a foreground job runs.
+    /// The number of the foreground job that ended last; equal to [`Begun`](Self::Begun) unless a foreground job runs.
     Ended,
     /// The deadline of the foreground job that began last, or of the replayed form, in nanoseconds of
     /// [`monotonic_nanoseconds`]; 0 for none.
@@ -30,7 +30,8 @@ pub(crate) enum StatusField {
     ReplayedForm,
     /// The highest call number among the lines that the worker has read.
     LastLineRead,
-    /// The number of answers that wait for a person, for another process, or for a thread that handles slow lines.
+    /// The number of answers that wait for a person, for another process, or for a thread that handles slow lines or
+    /// continues calls after a replay.
     PendingAnswers,
     /// The number of the newest evaluation.
     NewestEvaluation,

@@ -29,7 +29,7 @@ fn checkpoint_age(checkpoint: &Checkpoint) -> String {
     format_age(jiff::Timestamp::now().duration_since(checkpoint.saved))
 }
 
-/// Returns a list of checkpoints, one per line: the intact checkpoints, and then the damaged ones.
+/// Returns a list of checkpoints, one per line: the intact checkpoints, and then the damaged checkpoints.
 pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint]) -> String {
     if intact.is_empty() && damaged.is_empty() {
         return "No checkpoints yet.".to_owned();
@@ -89,7 +89,8 @@ pub(crate) fn save_report(checkpoint: &Checkpoint, pause_microseconds: u64, thre
     text + &missing.join(", ")
 }
 
-/// Returns a phrase for each of `threads`, which an image lacks, and one for the number of `timers` that it lacks.
+/// Returns a phrase for each of the `threads` that an image lacks, and a phrase for the number of `timers` that it
+/// lacks.
 fn missing_parts(threads: &[String], timers: u64) -> Vec<String> {
     let timers = match timers {
         0 => None,

@@ -10,8 +10,9 @@ use rustix::io::fcntl_dupfd_cloexec;
 const MIN_PRIVATE_NUMBER: i32 = 500;
 
 /// Returns a descriptor that reads from the file of `fd` without blocking. If the file is a pipe or a terminal, opens the
-/// file again, so that processes that share `fd`, such as the shell, are not affected. If that fails, and for a socket,
-/// `fd` itself becomes non-blocking. Regular files never block, so their `fd` is returned unchanged.
+/// file again, so that processes that share `fd`, such as the shell, are not affected. If the file cannot be opened
+/// again, and for a socket, `fd` itself becomes non-blocking. Regular files never block, so their `fd` is returned
+/// unchanged.
 pub(crate) fn nonblocking_reader(fd: OwnedFd) -> io::Result<OwnedFd> {
     reopen_or_set_nonblocking(fd, OFlags::RDONLY)
 }

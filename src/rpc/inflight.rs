@@ -21,13 +21,14 @@ pub(crate) const MAX_REQUESTS: usize = 10_000;
 /// Maximum size of all pending requests, in bytes. A single request may be larger.
 pub(crate) const MAX_BYTES: usize = 128 << 20;
 
-/// Interval between progress reports without output. Clients are promised a report every five seconds.
+/// Interval between progress reports while there is no new output.
 const STATUS_INTERVAL: Duration = Duration::from_secs(4);
 /// Interval between checks for new output.
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of bytes of output in one report, unless the client wants all output.
 const MAX_PROGRESS_MESSAGE: usize = 1000;
-/// Number of low bits in the number of a server request. The bits above are the number of the call that it serves.
+/// Number of low bits in the number of a server request. The bits above are the number of the call that the request
+/// serves.
 pub(crate) const SERVER_REQUEST_SHIFT: u32 = 16;
 /// Key in the `_meta` of a progress report. Its value is the index of the message's first byte in the whole output. Only
 /// reports of output have the key, and only for clients that want all output.
@@ -264,8 +265,8 @@ impl Inflight {
         true
     }
 
-    /// Answers a line, or a member of a batch, with `error` without admitting it. `id` is the id that the client sent, if
-    /// any, and may be any JSON value.
+    /// Answers a line, or a member of a batch, with `error`, without admitting a request. `id` is the id that the
+    /// client sent, if any, and may be any JSON value.
     pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, call: u64, batch: Option<&Arc<Batch>>) {
         let refusal = encode_error(&id.unwrap_or_default(), error);
         match batch {
@@ -398,8 +399,8 @@ impl Inflight {
 
     /// Reports the progress of a request until it is answered. `printed` takes the number of bytes of output reported so
     /// far and returns the output that follows, if there is any. While there is no new output, a report is sent every few
-    /// seconds, with the text that `status` returns, if any. With `all_output`, a report has all of the new output and its
-    /// byte index; otherwise, only the end of the new output.
+    /// seconds, with the text that `status` returns or, if `status` returns `None`, with the elapsed time. With
+    /// `all_output`, a report has all of the new output and its byte index; otherwise, only the end of the new output.
     pub(crate) fn report_progress(
         &self,
         request: u64,

@@ -1,6 +1,6 @@
 //! Session recordings: every line in both directions, with times, in a file that `sbcl-mcp replay` plays back.
 //!
-//! The file has one JSON object per line: a [`RecordingHeader`], then a [`RecordingEntry`] for each line of the session.
+//! The file has one JSON object per line: a [`RecordingHeader`], then a [`RecordingEntry`] for each line.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};

@@ -32,7 +32,7 @@ impl Waker {
     pub(crate) fn wake(&self) {
         if !self.is_pending.swap(true, Ordering::AcqRel) {
             // Errors are ignored: a full pipe is readable already, and if evaluated code has closed the pipe, `clear`
-            // reports that to the polling thread.
+            // reports the loss to the polling thread.
             let _ = rustix::io::write(&self.writer, &[0]);
         }
     }

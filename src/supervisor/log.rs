@@ -49,8 +49,8 @@ impl Stderr {
     }
 }
 
-/// Writes `message` to a pipe or terminal whose writes may block, if it is at most [`PIPE_BUF`] bytes long and the file
-/// has room for that many.
+/// Writes `message` to a pipe or terminal whose writes may block, if `message` is at most [`PIPE_BUF`] bytes long and
+/// the file has room for [`PIPE_BUF`] bytes.
 fn write_if_ready(fd: BorrowedFd<'_>, message: &[u8]) -> io::Result<usize> {
     let mut set = PollSet::new();
     set.add_write("stderr", &fd);

@@ -129,7 +129,7 @@ impl RecoveryRecord {
             tracing::warn!("the session {:?}: {remark}", session.name);
         }
         self.checkpoints.remove_leftovers(&files);
-        // If a saving process was killed after its save, it has not deleted the older automatic checkpoints.
+        // A saving process that was killed after its save may not have deleted the older automatic checkpoints.
         self.checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
         self.state.evaluations = self.state.evaluations.max(last_evaluation_number(&session.status_file()));
         if self.state.has_state_to_restore() || remark.is_some() {
@@ -172,8 +172,9 @@ impl RecoveryRecord {
     /// Records a change of the session in the state and in the log.
     pub(super) fn record(&mut self, event: SessionEvent) {
         let mut replaced_by = None;
-        // A save that has failed or is forgotten leaves no file with definitions. The worker cannot delete this file, because the
-        // supervisor may write it after the save has failed. Hostile code may also report saves that do not exist as complete.
+        // A save that has failed or is forgotten must leave no file with definitions. The worker cannot delete this
+        // file, because the supervisor may write the file after the save has failed. Hostile code may also report saves
+        // that do not exist as complete.
         let ended = match &event {
             SessionEvent::Saving { .. } => self.state.next_forgotten_save(),
             SessionEvent::SaveFailed { file } => Some(file.as_str()),
@@ -279,7 +280,8 @@ impl RecoveryRecord {
             begun: requested_by.max(job_in(StatusField::HighestBegun)),
             in_flight: runs && requested_by != 0,
             client,
-            // A job that its call submits late has the number of another client's call, or of a call that is answered.
+            // A job that its call submits late may have a number of another client's call, or of a call that is already
+            // answered.
             job: (self.requests.connection(call_of_job(requested_by)) == Some(client))
                 .then(|| first_job_of_message(requested_by)),
             background: status.background(),

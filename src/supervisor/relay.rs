@@ -359,7 +359,8 @@ impl Relay {
         }
     }
 
-    /// Replaces a worker process that has ended, after reading all of its output. Reads no more than a pipe can contain.
+    /// Replaces a worker process that has ended, after reading its remaining output, but no more than a pipe can
+    /// contain.
     fn handle_exits(&mut self) -> StepResult {
         let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.wait_status?)));
         let Some((id, status)) = ended else { return Ok(()) };
@@ -564,7 +565,8 @@ fn report_unreadable_event(worker: &mut WorkerProcess, clients: impl Iterator<It
 
 /// Returns the action that replaces a worker because it broke the protocol.
 fn protocol_violation(id: WorkerId) -> LoopAction {
-    LoopAction::Replace(id, Crash::new("was terminated because code had written to the server's pipe"))
+    let crash = Crash::new("was terminated because code had written to a file descriptor that the server uses");
+    LoopAction::Replace(id, crash)
 }
 
 /// Returns true when a client's backlog is so large that its answers become errors.

@@ -244,7 +244,7 @@ impl Requests {
         Some((line.connection, line.text))
     }
 
-    /// Returns true when an open line, which may be sent only in part, has a number above `number`.
+    /// Returns true when an open line, which may have been sent only in part, has a number above `number`.
     pub(super) fn has_open_line_after(&self, number: u64) -> bool {
         self.open.last_key_value().is_some_and(|(last, _)| *last > number)
     }
@@ -255,8 +255,8 @@ impl Requests {
         open.chain(self.waiting.get(&connection).into_iter().flatten()).map(|line| &*line.text)
     }
 
-    /// Returns the number of the first open line whose client waits for an answer. Returns 0 if there is none but a waiting
-    /// line may be a request, and `None` if no client waits. Waiting lines are not parsed, because they may be many.
+    /// Returns the number of the first open line whose client waits for an answer. Returns 0 if there is no such line but a
+    /// waiting line may be a request, and `None` if no client waits. Waiting lines are not parsed, because they may be many.
     pub(super) fn first_awaited(&mut self) -> Option<u64> {
         for (number, line) in self.open.iter_mut().filter(|(_, line)| line.may_be_awaited()) {
             let text = &line.text;

@@ -1,4 +1,4 @@
-//! The end of the server: open requests get an error as their answer, and the client has time to read these answers.
+//! The end of the server: open requests get an error as their answer, and the clients have time to read these answers.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The watchdog: detects a worker process that is alive but makes no progress, because a signal has stopped the process
-//! or because its threads are deadlocked (an evaluation was interrupted inside foreign code, for example).
+//! The watchdog, which detects a worker process that is alive but makes no progress, because a signal has stopped the
+//! process or because its threads are deadlocked (an evaluation was interrupted inside foreign code, for example).
 
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ impl Watchdog {
             return (count(&mut self.unready, deadline < monotonic_nanoseconds()) >= UNREADY_LIMIT)
                 .then(|| Crash::new("did not become ready in time and was terminated"));
         }
-        // `Ended` is read first: if a job begins meanwhile, that job runs.
+        // `Ended` is read before `Begun`: a job that begins between the two reads counts as running.
         let ended = worker.status.get(StatusField::Ended);
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun != ended;
@@ -97,15 +97,17 @@ impl Watchdog {
         }
         let lost_line = worker.status.get(StatusField::LostLine);
         if lost_line > 0 {
-            let crash = Crash::new("lost a request because code had read from the server's pipe, and was terminated");
-            return Some(crash.stalled_at(Some(lost_line)));
+            let cause =
+                "lost a request because code had read from a file descriptor that the server uses, and was terminated";
+            return Some(Crash::new(cause).stalled_at(Some(lost_line)));
         }
         let unfinished_at = worker.unfinished_frame_at();
         let unfinished =
             is_serving && self.stopped == 0 && unfinished_at.is_some() && unfinished_at == self.unfinished_at;
         self.unfinished_at = unfinished_at;
         if count(&mut self.unfinished, unfinished) >= UNFINISHED_LIMIT {
-            return Some(Crash::new("was terminated because code had written to the server's pipe"));
+            let cause = "was terminated because code had written to a file descriptor that the server uses";
+            return Some(Crash::new(cause));
         }
         // Only requests count: a notification may stay open until a request before it is answered.
         let waits = (requests.first_awaited(), begun);

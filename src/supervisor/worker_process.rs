@@ -121,8 +121,9 @@ impl WorkerProcess {
         }
     }
 
-    /// Writes unsent bytes and then waiting lines, as long as the process reads them, but not much more than one piece
-    /// per call. A process gets lines only once it is ready, since it must read its recovery state first.
+    /// Writes unsent bytes and then waiting lines, as long as the process reads them, but no further lines once the
+    /// lines of this call have [`MAX_PIECE`] bytes. A process gets lines only once it is ready, since it must read its
+    /// recovery state first.
     pub(super) fn send_waiting(&mut self, requests: &mut Requests) {
         let Some(input) = &mut self.input else { return };
         // A process that has closed its input is lost; the next process gets the lines.

@@ -687,7 +687,7 @@ fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
     let lines: Vec<_> = text.lines().collect();
     assert!(lines[0].starts_with("The Lisp image was killed by signal 9 ("), "{text}");
     assert_eq!(lines[1], "Restored: the one defining form.", "{text}");
-    assert!(lines[2].starts_with("Not kept: values assigned to variables after") && lines.len() == 3, "{text}");
+    assert!(lines[2].starts_with("Not kept: threads, open files, and values") && lines.len() == 3, "{text}");
     // No further notice about the loss follows, and the new image sends notices as before.
     assert_eq!(listener.evaluate("(f)"), "=> 1");
     // A client without the capability gets the same lines with its next answer.

@@ -227,7 +227,8 @@ fn lost_image_starts_from_the_last_checkpoint() {
     assert!(is_error);
     assert!(text.contains("Restored: the checkpoint \"b\" from "), "{text}");
     assert!(text.contains(" ago (evaluation 2) and the one defining form since then."), "{text}");
-    assert!(text.contains("Lost: values assigned to variables since the checkpoint"), "{text}");
+    let lost = "Lost: threads, open files, values assigned to variables since the checkpoint, and other effects";
+    assert!(text.contains(lost), "{text}");
     assert_eq!(server.evaluate("(after)"), "=> (:AFTER 3)");
 
     // After a restore, later checkpoints still exist, but a lost image does not boot from them.

@@ -38,7 +38,8 @@ const SHOP: [(&str, &str); 3] = [
     ),
 ];
 
-/// The examples of the tools, one story in the order of the page. `docs/` has the notation (tests/mcp/book.rs).
+/// The examples of the tools, one story in the order of the page, in the notation of the examples in `docs/`
+/// (tests/mcp/book.rs).
 const EXAMPLES: [(&str, &str); 20] = [
     ("evaluate-lisp", "→ evaluate-lisp\n  (defun square (x) (* x x))\n  (format t \"Squaring.~%\")\n  (square 12)\n"),
     ("load-system", "→ load-system {\"system\": \"shop\"}\n"),
@@ -113,15 +114,15 @@ const OF_THE_REPOSITORY: [(&str, &str); 20] = [
     ("SBCL_MCP_BIN", "tests of the server and of the SDKs: the absolute path of the program under test"),
     ("SBCL_MCP_BUILD", "the build: the identity of library and core, compiled into the program"),
     ("SBCL_MCP_CHECKPOINT_CASES", "`make checkpoint-model`: the number of sequences"),
-    ("SBCL_MCP_CHECK_SOURCES", "tests: a directory with Lisp source that `check` must accept"),
+    ("SBCL_MCP_CHECK_SOURCES", "tests: directories with Lisp source that `check` must accept, separated by colons"),
     ("SBCL_MCP_CORE_OUTPUT", "the build: the core to write"),
     ("SBCL_MCP_FASL_DIR", "the build: the directory for compiled files"),
-    ("SBCL_MCP_FUZZ_CASES", "`make fuzz`: the number of random messages"),
+    ("SBCL_MCP_FUZZ_CASES", "`make fuzz`: the number of random cases of each test"),
     ("SBCL_MCP_HOST_OUTPUT", "the build: the compiled Lisp side to write"),
     ("SBCL_MCP_INTERNALS_OUTPUT", "`make sbcl-internals`: the table to write"),
     ("SBCL_MCP_KILLS", "`make kill`: the number of workers to kill"),
     ("SBCL_MCP_LISP_DIR", "tests: the directory of the Lisp side"),
-    ("SBCL_MCP_LISP_LIBRARIES", "tests: a directory with Lisp libraries that no package registry has"),
+    ("SBCL_MCP_LISP_LIBRARIES", "tests: a directory with Parachute, Rove, lisp-unit2 and their dependencies"),
     ("SBCL_MCP_LOADED_SAVES", "`make checkpoint-load`: the number of checkpoints"),
     ("SBCL_MCP_MUTANTS", "`make mutants`: the number of mutants for each library"),
     ("SBCL_MCP_OLDEST_GLIBC", "`make dist`: the oldest C library that packages must run with"),
@@ -247,7 +248,7 @@ fn arguments(tool: &Value) -> String {
     let schema = &tool["inputSchema"];
     let properties = schema["properties"].as_object().unwrap();
     if properties.is_empty() {
-        return "It has no arguments.\n".to_owned();
+        return "The tool has no arguments.\n".to_owned();
     }
     let required: Vec<_> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let mut text = "| argument | type | default | range | meaning |\n|---|---|---|---|---|\n".to_owned();
@@ -269,8 +270,8 @@ fn arguments(tool: &Value) -> String {
 /// Returns the effect of a tool on the session, as its annotations declare it.
 fn effect(tool: &Value) -> &'static str {
     match (&tool["annotations"]["readOnlyHint"], &tool["annotations"]["destructiveHint"]) {
-        (Value::Bool(true), _) => "Read-only: it changes nothing.",
-        (_, Value::Bool(false)) => "It changes settings only.",
+        (Value::Bool(true), _) => "Read-only: the tool changes nothing.",
+        (_, Value::Bool(false)) => "The tool changes settings only.",
         _ => "This tool can change anything: a client that asks for confirmation should ask before calling it.",
     }
 }

@@ -294,7 +294,7 @@ fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
         }
         assert!(Instant::now() < end, "{pane}");
     };
-    assert!(pane.contains("Restored: all 2 defining forms") && pane.contains("; Not kept: values"), "{pane}");
+    assert!(pane.contains("Restored: all 2 defining forms") && pane.contains("; Not kept: threads"), "{pane}");
     assert_eq!(terminal.evaluate("(f)", "CL-USER>"), "=> 1");
     // At the prompt, Ctrl-C discards the typed text.
     terminal.keys(&["-l", "(list"]);

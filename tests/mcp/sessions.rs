@@ -274,8 +274,8 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
     let mut server = state.serve("idle");
     let text = server.evaluate("(list *x* (f))");
     assert!(text.contains("the checkpoint \"mine\" from "), "{text}");
-    let rest = "and the one defining form since then.\n  Lost: values assigned to variables since the checkpoint, \
-                threads and open files.\n\n=> (3 :F)";
+    let rest = "and the one defining form since then.\n  Lost: threads, open files, and values assigned to variables since \
+                the checkpoint.\n\n=> (3 :F)";
     assert!(text.ends_with(rest), "{text}");
     // Evaluations without definitions count as well.
     assert!(call_ok(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 4"));

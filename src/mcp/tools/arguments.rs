@@ -58,11 +58,11 @@ fn value_error<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
 
 /// Maximum number of arguments of a call.
 const MAX_ARGUMENTS: usize = 100;
-/// Maximum length of a name or path, in bytes: the length of a path in Linux.
+/// Maximum length of a name or path, in bytes: the maximum length of a path on Linux.
 const MAX_NAME_BYTES: usize = 4096;
 /// Maximum number of names in a list.
 const MAX_NAMES: usize = 1_000;
-/// Maximum length of all names in a list, in bytes.
+/// Maximum length of all names in a list together, in bytes.
 const MAX_LIST_BYTES: usize = 64 << 10;
 
 /// The arguments of one call.
@@ -106,8 +106,8 @@ impl<'a> CallArguments<'a> {
         let listed: Vec<_> =
             known.iter().filter(|name| listed.is_some_and(|listed| listed.contains_key(**name))).copied().collect();
         reason += &match &listed[..] {
-            [] => "It takes no arguments.".to_owned(),
-            listed => format!("It takes: {}.", listed.join(", ")),
+            [] => "The tool takes no arguments.".to_owned(),
+            listed => format!("The tool takes: {}.", listed.join(", ")),
         };
         Err(ArgumentError(reason))
     }
@@ -565,7 +565,7 @@ mod tests {
     #[test]
     fn unknown_and_missing_argument_names_are_refused() {
         assert!(sample(json!({"code": "1", "max-count": null})).is_ok());
-        let takes = "It takes: code, max-count, flag, name, names, word.";
+        let takes = "The tool takes: code, max-count, flag, name, names, word.";
         assert_eq!(
             sample(json!({"code": "1", "max-cuont": 2})).unwrap_err(),
             format!("tool has no argument \"max-cuont\". {takes}")
@@ -574,7 +574,7 @@ mod tests {
         assert_eq!(sample(json!({"code": "1", "top": 3})).unwrap().max_count.0, 3);
         assert_eq!(
             given::<Nothing>(json!({"x": 1})).unwrap_err(),
-            "tool has no argument \"x\". It takes no arguments."
+            "tool has no argument \"x\". The tool takes no arguments."
         );
         let long = sample(json!({"code": "1", ("x".repeat(1_000_000)): 1})).unwrap_err();
         assert!(long.len() < 200, "{long}");

@@ -307,7 +307,7 @@ fn answer_with_current_outcome(call: Call, before: Arc<Outcome>, notice: Option<
             let outcome = if id_of(&now) == id_of(&before) {
                 Outcome { held, ..before }
             } else {
-                // The notices and the output of other threads since were sent with another answer.
+                // The notices of `now`, and its output of other threads, were sent with another answer.
                 let Outcome { notices, background, .. } = before;
                 Outcome { notices, background, held, ..Arc::unwrap_or_clone(now) }
             };

@@ -67,7 +67,7 @@ impl Call {
 
     /// Answers with a tool's result.
     pub(super) fn reply(self, reply: impl Into<Reply>) {
-        // For a client that is gone, the result is not rendered, because that takes time.
+        // For a client that is gone, the result is not rendered, because rendering takes time.
         if self.context.inflight.is_closed() {
             return;
         }
@@ -150,13 +150,13 @@ struct Submission {
 }
 
 impl Submission {
-    /// Records a cancellation. Returns the job to cancel if it is submitted.
+    /// Records a cancellation. Returns the job to cancel, if the job is submitted.
     fn cancel(&mut self) -> Option<JobId> {
         self.is_cancelled = true;
         self.job
     }
 
-    /// Records the submitted job. Returns true if it must be cancelled.
+    /// Records the submitted job. Returns true if the job must be cancelled.
     fn record(&mut self, job: JobId) -> bool {
         self.job = Some(job);
         self.is_cancelled
@@ -249,7 +249,7 @@ impl PendingCall {
         self.inflight.ask(self.request, method, params, time, Box::new(reply));
     }
 
-    /// Withdraws the question to the client, if it is open, and sends `reason` to the client.
+    /// Withdraws the question to the client, if the question is open, and sends `reason` to the client.
     pub(super) fn withdraw_question(&self, reason: &str) {
         self.inflight.withdraw_for(self.request, reason);
     }

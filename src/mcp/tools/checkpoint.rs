@@ -1,4 +1,4 @@
-//! The tool checkpoint: saves and restores the whole image.
+//! The tool checkpoint, which saves and restores the whole image.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;

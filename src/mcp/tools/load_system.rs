@@ -158,8 +158,8 @@ impl Target {
             }
             (None, None, Some(directory)) => System::from_directory(&existing_directory(directory)?).map(Self::System),
             (None, None, None) => Err(Fault::Refusal(format!(
-                "{} needs system, path or directory. It takes: system, path, force, directory, package, timeout, on-error, \
-                 background, wait.",
+                "{} needs system, path or directory. The tool takes: system, path, force, directory, package, timeout, \
+                 on-error, background, wait.",
                 LoadSystem::NAME
             ))),
         }

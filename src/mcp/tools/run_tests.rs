@@ -271,8 +271,8 @@ fn run_in_fresh_images(
     Ok(outcome)
 }
 
-/// Turns a run that failed as a whole into a run with one failed test, so that it can be reported together with the
-/// results of other systems.
+/// Turns a run that failed as a whole into a run with one failed test, so that the failure can be reported together
+/// with the results of other systems.
 fn as_failed_test(name: &str, outcome: Outcome) -> Outcome {
     let Err(error) = &outcome.result else { return outcome };
     let run = RunCounts { errors: 1, ..RunCounts::default() }.into();

@@ -98,7 +98,7 @@ pub(in crate::mcp) struct System {
     definition: Option<SystemDefinition>,
     /// True if the definition is used only when ASDF knows no system with this name.
     fallback: bool,
-    /// The directories that were searched, for messages.
+    /// Descriptions of the directories that were searched, for messages.
     looked: Vec<String>,
 }
 

@@ -89,8 +89,8 @@ impl AutosaveTrigger {
         }
     }
 
-    /// Records the deletion of a checkpoint: no other checkpoint may contain the image's values, so the image is saved even
-    /// if nothing more is evaluated.
+    /// Records the deletion of a checkpoint. Perhaps no other checkpoint contains the image's values, so the image is
+    /// saved even if nothing more is evaluated.
     pub(crate) fn record_deletion(&self) {
         self.saved.store(u64::MAX, Ordering::Relaxed);
         self.record_evaluation_end();

@@ -84,12 +84,12 @@ pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
     /// The number of the last evaluation that a checkpoint contains. `u64::MAX` if the image may contain other changes that no
-    /// checkpoint contains: it has replayed definitions and has not been saved since, threads or timers of the program
-    /// existed at the last save, or a checkpoint was deleted since.
+    /// checkpoint contains: the image has replayed definitions and has not been saved since, threads or timers of the
+    /// program existed at the last save, or a checkpoint was deleted since.
     saved_through: Arc<AtomicU64>,
 }
 
-/// Until this is dropped, the status page counts one more pending answer.
+/// A pending answer, which the status page counts until this value is dropped.
 #[derive(Debug)]
 struct PendingAnswer(StatusPage);
 
@@ -111,8 +111,8 @@ struct SaveInProgress {
 }
 
 impl SaveInProgress {
-    /// Reports that the save has ended: with the checkpoint `new`, so that the next image may boot from it, or with a
-    /// failure.
+    /// Reports that the save has ended: with the checkpoint `new`, so that the next image may boot from this
+    /// checkpoint, or with a failure.
     fn report_end(&mut self, new: Option<&NewCheckpoint>) {
         self.has_ended = true;
         let event = match new {
@@ -149,7 +149,7 @@ impl SaveReporter {
         session.newest_evaluation_number() == self.saved_through.load(Ordering::Relaxed)
     }
 
-    /// Records that a checkpoint was deleted, so that no checkpoint may contain the image's changes.
+    /// Records that a checkpoint was deleted, so that perhaps no checkpoint contains the image's changes.
     pub(crate) fn record_deletion(&self) {
         self.saved_through.store(u64::MAX, Ordering::Relaxed);
     }
@@ -186,7 +186,8 @@ impl Saver {
         automatic: bool,
         done: impl FnOnce(Result<NewCheckpoint, String>) + Send + 'static,
     ) {
-        // The check is repeated when the query's turn comes. Here, it refuses at once, instead of after the evaluation.
+        // The check is repeated when the query's turn comes. This check refuses at once, instead of after the
+        // evaluation.
         if let Err(error) = self.session.check_idle() {
             return done(Err(refusal(&error)));
         }
@@ -195,7 +196,7 @@ impl Saver {
             Err(reason) => return done(Err(reason)),
         };
         if self.reports.is_none() {
-            // A supervisor locks the directory itself, since it outlives this process.
+            // A supervisor, which outlives this process, locks the directory itself.
             self.checkpoints.lock();
         }
         let path = draft.path().to_string_lossy().into_owned();
@@ -261,7 +262,7 @@ pub(crate) struct FinalSave {
 }
 
 impl Saver {
-    /// Saves the image as an automatic checkpoint and waits until it is complete; returns `None` when the save failed.
+    /// Saves the image as an automatic checkpoint and waits for the end of the save; returns `None` when the save failed.
     pub(super) fn save_automatically(&self) -> Option<Checkpoint> {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));

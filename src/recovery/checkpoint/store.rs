@@ -26,8 +26,8 @@ use crate::os::files;
 use crate::os::processes::wait_for_child;
 use crate::recovery::persistent::lock::{HolderState, LOCK_FILE, Lock};
 
-/// The number of automatic checkpoints that a persistent session keeps: the last checkpoint, and its predecessor in case
-/// the last checkpoint does not boot.
+/// The number of automatic checkpoints that a persistent session keeps when its server ends: the last checkpoint, and
+/// its predecessor in case the last checkpoint does not boot.
 pub(crate) const KEPT_AUTOMATIC_CHECKPOINTS: usize = 2;
 
 /// The time limit for a child process to save an image.
@@ -58,8 +58,8 @@ pub(crate) struct Checkpoint {
     /// The fingerprint of the core as it was saved. Manifests that other programs wrote may have none.
     #[serde(default, rename = "seal")]
     pub(crate) fingerprint: Option<Fingerprint>,
-    /// The fingerprint of a core that was read and differs from the saved core. While it applies, the core is not read
-    /// again.
+    /// The fingerprint of a core that was read and differs from the saved core. While this fingerprint applies, the
+    /// core is not read again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) damaged: Option<Fingerprint>,
     /// The number of the last evaluation before the save.
@@ -189,8 +189,8 @@ impl Checkpoints {
             })
     }
 
-    /// Returns true if the core is intact according to the checksum in its fingerprint; it may be a copy. Writes the result
-    /// into the manifest, so that the core is read only once.
+    /// Returns true if the core is intact according to the checksum in its fingerprint; the core may be a copy. Writes
+    /// the result into the manifest, so that the core is read only once.
     fn read_core(&self, checkpoint: &Checkpoint) -> bool {
         let path = self.path(checkpoint);
         let (Some(fingerprint), Ok(mut core)) = (&checkpoint.fingerprint, files::open(&path)) else { return false };
@@ -225,8 +225,7 @@ impl Checkpoints {
         self.directory.join(file).with_extension("forms")
     }
 
-    /// Deletes the file with the definitions and unrestored forms of a save to the core `file` that is not complete. Keeps the
-    /// file of a checkpoint.
+    /// Deletes the `.forms` file of an incomplete save to the core `file`. Keeps the `.forms` file of a checkpoint.
     pub(crate) fn remove_incomplete_forms(&self, file: &str) {
         let forms = self.forms_path(file);
         if !forms.with_extension("json").exists() {
@@ -472,8 +471,8 @@ fn is_number(stem: &str) -> bool {
     stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Deletes the checkpoint directories in `state`, the directory for persistent files, that servers have locked which no longer
-/// exist. Such a server was killed together with its worker.
+/// Deletes each checkpoint directory in `state`, the directory for persistent files, that was locked by a server which
+/// no longer exists. Such a server was killed together with its worker.
 pub(crate) fn remove_abandoned_directories(state: &Path) {
     let entries = fs::read_dir(state).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| {
@@ -644,8 +643,8 @@ fn save_timeout_message() -> String {
     format!("the saving process did not end within {} seconds", SAVE_TIMEOUT.as_secs())
 }
 
-/// Writes the manifest of the core at `path`. Several threads and processes may write it at the same time, so each of them
-/// uses a draft of its own.
+/// Writes the manifest of the core at `path`. Several threads and processes may write the manifest at the same time, so
+/// each of them uses a draft of its own.
 fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -735,7 +734,8 @@ pub(crate) mod tests {
             Self(Checkpoints::new(directory, GIGABYTE, 2 << 20))
         }
 
-        /// Adds a checkpoint that was saved `seconds` after 1970-01-01. Its sparse core takes no room on the disk.
+        /// Adds a checkpoint that was saved `seconds` seconds after 1970-01-01. Its sparse core takes no room on the
+        /// disk.
         pub(crate) fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
             let draft = self.0.new_draft(true).unwrap();
             File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();

@@ -21,10 +21,11 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     _ = writeln!(text, ";;;; The definitions of session {}, in order of evaluation.", without_control_characters(name));
     _ = writeln!(
         text,
-        ";;;; Not included: values assigned to variables after their definitions, threads and open files."
+        ";;;; Not included: threads, open files, and values assigned to variables after their definitions."
     );
     if dropped > 0 {
-        _ = writeln!(text, "\n;;; Missing: older forms that were dropped to save space (number: {dropped}).");
+        let forms = if dropped == 1 { "form" } else { "forms" };
+        _ = writeln!(text, "\n;;; Missing: {dropped} older {forms}, dropped to save space.");
     }
     let without_room = state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0));
     for UnrestoredForm { form, reason, .. } in state.unrestored.iter().chain(without_room) {

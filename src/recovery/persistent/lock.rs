@@ -1,4 +1,4 @@
-//! The lock of a persistent session, with which only one process at a time serves or saves the session. A server without a
+//! The lock of a persistent session: only a process that holds the lock serves or saves the session. A server without a
 //! persistent session locks the directory of its checkpoints in the same way.
 
 use std::fmt::{self, Display, Formatter};
