@@ -62,6 +62,8 @@ if [ ! -e "$root/complete" ]; then
         bootstrap --foreign --arch="$architecture"
         if [ ${#packages[@]} = 0 ]; then unpack; else finish; fi
     fi
+    # In a container, debootstrap makes a link to the container's /proc.
+    [ ! -L "$root/proc" ] || { rm "$root/proc" && mkdir "$root/proc"; }
     # Outside the chroot, an absolute link would lead to a library of this machine.
     find "$root" -xdev -type l -lname '/*' | while read -r link; do
         ln -sfnr "$root$(readlink "$link")" "$link"
