@@ -128,7 +128,7 @@ enum sbcl_event {
   SBCL_EVENT_REFUSED = 29,       /* text: why the job's request cannot be fulfilled; of job 0: why Lisp could not start */
   SBCL_EVENT_RELEASED = 30,      /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
   SBCL_EVENT_HEAP = 31,          /* asked after a garbage collection; returns 1 if the job keeps more of the heap than it
-                                    may and must be abandoned; 0 if the job may continue, even if it was interrupted
+                                    may and must end; 0 if the job may continue, even if it was interrupted
                                     because the heap is nearly full */
   SBCL_EVENT_WARNING_PLACE = 32, /* text: file of the warning begun last, empty for the evaluated code; number: column,
                                     0 if unknown */

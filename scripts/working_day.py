@@ -114,7 +114,7 @@ def play(day, system, directory, fault):
             located = 3 - len(asked)
     if located:
         day.call("describe-symbol", name=name, package=system, source=True)
-    write(original)
+    path.write_text(original)
     if not located:
         day.call("run-tests", system=system, reload=True, timeout=10)
         return "not located", None

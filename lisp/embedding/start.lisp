@@ -44,7 +44,7 @@ the result."
                  (failure)
                (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
           (unless answer
-            (refuse "a non-local exit ended the start, for instance (exit) in ~~/.sbclrc"))
+            (refuse "a non-local exit ended the start, for instance (sb-thread:abort-thread) in ~~/.sbclrc"))
           (return-from start (eq answer :started)))))))
 
 (defun configure-asdf-cache ()

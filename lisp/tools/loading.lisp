@@ -205,20 +205,24 @@ OBSOLETE-DEFINITIONS."
                    (names-text (mapcar #'key-text left))))))
 
 (defun report-kept-values (namestring before now bound)
-  "Push notices of variables that keep their values although their initial value forms in the file NAMESTRING have changed.
-BEFORE and NOW are the LOADED-FILEs of the previous and the new load. BOUND lists the variables that had values before the
-new load."
-  (loop for (name . form) in (loaded-file-variables now)
-        for old = (cdr (assoc name (loaded-file-variables before)))
-        for count from 0
-        when (and old (string/= old form) (member name bound) (boundp name))
-          do (when (= count +max-stale-names+)
-               (return))
-             (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
+  "Push notices of variables that keep their values although their initial value forms in the file NAMESTRING have changed:
+one for each of the first +MAX-STALE-NAMES+, and one for all others. BEFORE and NOW are the LOADED-FILEs of the previous and
+the new load. BOUND lists the variables that had values before the new load."
+  (let* ((kept (loop for (name . form) in (loaded-file-variables now)
+                     for old = (cdr (assoc name (loaded-file-variables before)))
+                     when (and old (string/= old form) (member name bound) (boundp name))
+                       collect (cons name form)))
+         (others (nthcdr +max-stale-names+ kept)))
+    (loop for (name . form) in kept
+          repeat +max-stale-names+
+          do (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
                            variable. To assign it: (setf ~:*~:*~A ~*~A)."
                           (symbol-text name) (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
-                            (if (> (length line) +max-shown-line-length+) "…" line)))))
+                            (if (> (length line) +max-shown-line-length+) "…" line))))
+    (when others
+      (push-notice "~:[These variables keep their values~;This variable keeps its value~] for the same reason: ~A."
+                   (null (rest others)) (names-text (mapcar (lambda (variable) (symbol-text (car variable))) others))))))
 
 (defun report-stale-definitions (reloaded)
   "Push notices of the values and definitions that remain from the old versions of the files in RELOADED. Each element of

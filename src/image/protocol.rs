@@ -46,7 +46,7 @@ impl Lane {
 pub(crate) enum InterruptReason {
     /// The job's time limit has passed.
     Timeout,
-    /// The client cancelled the request.
+    /// A client cancelled the request, ended the evaluation, or disconnected; or the server shuts down.
     Cancel,
     /// The heap is nearly full.
     Heap,

@@ -557,6 +557,20 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn reload_gives_at_most_eleven_notices_of_variables_with_old_values() {
+    let project = Project::new();
+    let file = |value: u8| (0..13).map(|n| format!("(defvar *v{n}* {value})\n")).collect::<String>();
+    project.write("f.lisp", file(1));
+    let mut server = project.server();
+    load(&mut server, json!({"path": "f.lisp"}));
+    project.write("f.lisp", file(2));
+    let text = load(&mut server, json!({"path": "f.lisp"}));
+    assert_eq!(text.matches(" keeps its value: ").count(), 10, "{text}");
+    let others = "These variables keep their values for the same reason: *V10*, *V11*, *V12*.";
+    assert!(text.contains(others), "{text}");
+}
+
+#[test]
 fn reload_reports_no_variable_whose_name_the_file_defines_in_two_packages() {
     let project = Project::new();
     let file = |value: u8| format!("(in-package :app)\n(defvar *v* 1)\n(defvar cl-user::*v* {value})\n");
