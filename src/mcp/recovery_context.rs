@@ -140,14 +140,15 @@ impl RecoveryContext {
     }
 
     /// Calls `then` once the replay has ended: on this thread if the replay is already over and no earlier call of the
-    /// client waits, else on the thread that continues the client's waiting calls.
-    pub(super) fn when_replay_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
-        self.replay.when_ended(self.connection, then);
+    /// client waits, else on the thread that continues the client's waiting calls. `is_slow` is true if `then` may take long
+    /// before it waits for Lisp.
+    pub(super) fn when_replay_ended(&self, is_slow: bool, then: impl FnOnce(ReplayEnd) + Send + 'static) {
+        self.replay.when_ended(self.connection, is_slow, then);
     }
 
     /// Calls `then` once the definitions are replayed, and never if the replay is abandoned.
     pub(super) fn after_restore(&self, then: impl FnOnce() + Send + 'static) {
-        self.when_replay_ended(move |end| match end {
+        self.when_replay_ended(false, move |end| match end {
             ReplayEnd::Complete => then(),
             ReplayEnd::Abandoned => {}
         });
@@ -366,8 +367,8 @@ pub(super) fn resume(
 }
 
 impl RecoveryContext {
-    /// Replays the definitions, then continues the waiting calls: those of each client on a thread of its own, since a call
-    /// may search directories or read checkpoints before it waits for Lisp.
+    /// Replays the definitions, then continues the waiting calls. From a client's first slow call on, the client's calls
+    /// continue on a thread of their own: a slow call may search directories or read checkpoints before it waits for Lisp.
     fn replay(&self, session: &Session, state: &RecoveryState) {
         // The notices of the boot are taken first and added again later, so that `discard_pending_messages` discards only
         // the messages of the replay.
@@ -380,18 +381,18 @@ impl RecoveryContext {
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
         // The field is cleared after the report: until then, the supervisor blames a crash on the form replayed last.
         self.status.set(StatusField::ReplayedForm, 0);
-        for connection in self.replay.end() {
+        self.replay.end(|connection| {
             self.count_pending_answer(true);
             let context = self.clone();
             let continue_calls = move || {
-                context.replay.continue_calls(connection);
+                context.replay.continue_slow_calls(connection);
                 context.count_pending_answer(false);
                 context.event_loop.wake();
             };
             if std::thread::Builder::new().name("sbcl-mcp-waited".to_owned()).spawn(continue_calls.clone()).is_err() {
                 continue_calls();
             }
-        }
+        });
         self.event_loop.wake();
     }
 }
