@@ -434,6 +434,27 @@ fn call_in_a_forked_child_fails_with_error_forked() {
         lisp.session().reset(move |_| _ = sender.send(()));
         replied.recv().is_err()
     }));
+    assert!(holds_in_forked_child(|| {
+        let session = lisp.session();
+        let (sender, dropped) = mpsc::channel();
+        let [first, second, third, fourth] = [(); 4].map(|()| SessionUser(session.clone(), sender.clone()));
+        session.abort_held(move |_| drop(first));
+        session.invoke_restart(&RestartDesignator::Number(1), "", move |_| drop(second));
+        session.held_locals(0, 1, move |_| drop(third));
+        session.eval_in_frame(0, "1", TimeLimit::Default, move |_| drop(fourth));
+        drop(sender);
+        dropped.iter().count() == 4
+    }));
+}
+
+/// A value that uses the session when it is dropped, and then sends a message.
+struct SessionUser(Session, mpsc::Sender<()>);
+
+impl Drop for SessionUser {
+    fn drop(&mut self) {
+        let _ = self.0.is_held();
+        let _ = self.1.send(());
+    }
 }
 
 #[test]
