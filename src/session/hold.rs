@@ -50,21 +50,14 @@ impl Session {
     ///
     /// # Errors
     /// Returns [`HoldError`] when no evaluation is held, none of the held evaluations has the number `id`, several are
-    /// held and `id` is `None`, this connection already holds an evaluation or has an evaluation that runs or waits for the
-    /// foreground, the evaluation's error was too large to keep, or the user is being asked about the evaluation.
+    /// held and `id` is `None`, this connection already holds an evaluation or has an evaluation that runs in the foreground
+    /// or waits to begin, the evaluation's error was too large to keep, or the user is being asked about the evaluation.
     pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
         let refused = |reason: String| Err(HoldError::Refused(reason));
         let Self { inner, connection } = self;
         let mut scheduler = inner.scheduler.lock();
         if scheduler.held_by(connection.id).is_some() {
             return refused("This connection already holds an evaluation: resume or abort it first.".to_owned());
-        }
-        if !scheduler.cannot_hold(connection.id) {
-            return refused(
-                "This connection has an evaluation that runs or waits, and that may be held when it fails: wait until \
-                 it ends, or abort it first."
-                    .to_owned(),
-            );
         }
         let held: Vec<_> = scheduler.holds.iter().map(|hold| hold.builder.evaluation()).collect();
         let wanted = match (id, &held[..]) {
@@ -76,6 +69,13 @@ impl Session {
                 return refused(format!("Name one of the held evaluations to take over: {}.", all.join(", ")));
             }
         };
+        if !scheduler.cannot_hold(connection.id) {
+            return refused(
+                "This connection has another evaluation that runs or waits to begin: wait until it ends, or abort it \
+                 first."
+                    .to_owned(),
+            );
+        }
         let Some(outcome) = scheduler.evaluations.held_outcome(wanted) else {
             return refused(format!("Evaluation {wanted} cannot be taken over: its error was too large to keep."));
         };
