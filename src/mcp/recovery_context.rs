@@ -46,6 +46,8 @@ pub(super) struct RecoveryContext {
     requested_by: Option<u64>,
     /// The lowest job numbers of the unanswered calls that have requested this image or an earlier image.
     replaced_for: Arc<BTreeSet<u64>>,
+    /// The highest number of a job that had begun when a call last replaced an image.
+    last_job_before_replacement: u64,
     /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
@@ -186,7 +188,8 @@ impl RecoveryContext {
     /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
     /// outcome becomes the session's last error, unless another call's evaluation was lost.
     pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
-        if !self.crashed && self.has_batch_replaced_image(job) {
+        let is_of_last_image = self.crashed && job > self.last_job_before_replacement;
+        if !is_of_last_image && self.has_batch_replaced_image(job) {
             return outcome_lost_with_batch();
         }
         let connection = session.connection_number();
@@ -323,6 +326,7 @@ pub(super) fn resume(
         last_earlier_job: state.begun,
         requested_by: state.replacement.as_ref().map(|replacement| replacement.job),
         replaced_for: Arc::new(state.replaced_for.clone()),
+        last_job_before_replacement: state.begun_before_replacement,
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),
