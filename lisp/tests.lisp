@@ -7,11 +7,12 @@
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
                  "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
-  (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "+MAX-MESSAGE-WORDS+" "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE"
-                 "BUFFER-CAPACITY" "CALL-WITH-REPLACEMENT" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE"
-                 "MESSAGE-TOO-LARGE" "PUT-HANDLE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES"
-                 "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS" "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER"
-                 "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD" "WITH-HANDLE-TABLE")
+  (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
+                 "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
+                 "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
+                 "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
+                 "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD"
+                 "WITH-HANDLE-TABLE")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -274,6 +275,25 @@ BEGINNING is the beginning of the assumption's name."
     (unwind-protect (return-message-buffer)
       (sb-int:unencapsulate 'release-message-buffer 'look))
     (expect '(nil nil) seen)))
+
+(define-test a-call-of-the-program-is-interruptible-but-the-return-of-its-message-buffer-is-not
+  (let ((*message-buffer* nil)
+        (seen '()))
+    (encapsulate 'perform-program-call 'look (lambda (perform &rest arguments)
+                                               (declare (ignore perform arguments))
+                                               (push (list (null *message-buffer*) *interrupts-enabled*) seen)
+                                               7))
+    (encapsulate 'return-message-buffer 'look (lambda (return)
+                                                (push *interrupts-enabled* seen)
+                                                (funcall (the function return))))
+    (unwind-protect
+         (progn
+           (setf **program-call-address** 1)
+           (expect 7 (call-program 0 (lambda (buffer) (declare (ignore buffer))))))
+      (setf **program-call-address** 0)
+      (sb-int:unencapsulate 'perform-program-call 'look)
+      (sb-int:unencapsulate 'return-message-buffer 'look))
+    (expect '(nil (nil t)) seen)))
 
 (define-test a-deadline-does-not-end-the-wait-for-the-handle-table
   (let* ((locked (sb-thread:make-semaphore))

@@ -434,6 +434,27 @@ fn call_in_a_forked_child_fails_with_error_forked() {
         lisp.session().reset(move |_| _ = sender.send(()));
         replied.recv().is_err()
     }));
+    assert!(holds_in_forked_child(|| {
+        let session = lisp.session();
+        let (sender, dropped) = mpsc::channel();
+        let [first, second, third, fourth] = [(); 4].map(|()| SessionUser(session.clone(), sender.clone()));
+        session.abort_held(move |_| drop(first));
+        session.invoke_restart(&RestartDesignator::Number(1), "", move |_| drop(second));
+        session.held_locals(0, 1, move |_| drop(third));
+        session.eval_in_frame(0, "1", TimeLimit::Default, move |_| drop(fourth));
+        drop(sender);
+        dropped.iter().count() == 4
+    }));
+}
+
+/// A value that uses the session when it is dropped, and then sends a message.
+struct SessionUser(Session, mpsc::Sender<()>);
+
+impl Drop for SessionUser {
+    fn drop(&mut self) {
+        let _ = self.0.is_held();
+        let _ = self.1.send(());
+    }
 }
 
 #[test]
@@ -470,6 +491,56 @@ fn child_that_a_lisp_thread_has_forked_ends_when_rust_returns_to_lisp() {
         Ok(child)
     });
     assert_eq!(exit_status(child.expect("the process forks")), Some(0));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+#[test]
+fn child_that_a_host_function_has_forked_does_not_continue_the_lisp_code() {
+    let name = "child_that_a_host_function_has_forked_does_not_continue_the_lisp_code";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let fork = || {
+        // SAFETY: the child only returns to the library, which ends it.
+        unsafe { libc::fork() }
+    };
+    lisp.define("host:fork", "Fork this process.", fork).expect("it is defined");
+    let exit = "(sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 7)";
+    let child = lisp.eval::<i32>(&format!("(let ((child (host:fork))) (when (zerop child) {exit}) child)"));
+    assert_eq!(exit_status(child.expect("the process forks")), Some(0));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+/// A waker that forks this process and sends the number of the child.
+struct ForkingWaker(mpsc::Sender<libc::pid_t>);
+
+impl Wake for ForkingWaker {
+    fn wake(self: Arc<Self>) {
+        // SAFETY: the child only returns to the library, which ends it.
+        let child = unsafe { libc::fork() };
+        if child != 0 {
+            self.0.send(child).expect("the test waits");
+        }
+    }
+}
+
+#[test]
+fn child_that_a_waker_has_forked_on_a_lisp_thread_ends() {
+    let name = "child_that_a_waker_has_forked_on_a_lisp_thread_ends";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    let mut call = std::pin::pin!(lisp.eval_async::<()>("(sleep 0.2)"));
+    let (sender, forked) = mpsc::channel();
+    let waker = Waker::from(Arc::new(ForkingWaker(sender)));
+    assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(waker);
+    let child = forked.recv().expect("the call ends and wakes the task");
+    assert_eq!(exit_status(child), Some(0));
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }
 

@@ -1744,37 +1744,20 @@ fn definitions_near_the_end_of_the_binding_stack() {
     }
 }
 
-/// Drops handles with less and less of the control stack left, and then with hardly any of the binding stack left.
-fn handles_dropped_near_the_end_of_a_stack() {
-    static BATCHES: Mutex<Vec<Vec<Value>>> = Mutex::new(Vec::new());
-    let lisp = builder().control_stack(2 << 20).threads(1).boot().unwrap();
-    let inner = lisp.clone();
-    let drop_batch = || drop(BATCHES.lock().unwrap().pop());
-    let recurse = move || {
-        drop_batch();
-        inner.eval::<()>("(host:recurse)")
-    };
-    lisp.define("host:recurse", "Drop a thousand handles and recurse.", recurse).unwrap();
-    let inner = lisp.clone();
-    let drop_and_call = move || {
-        drop_batch();
-        inner.eval::<()>("1")
-    };
-    lisp.define("host:drop-handles", "Drop a thousand handles and call Lisp.", drop_and_call).unwrap();
-    let fill = |count: usize| {
-        let batch = || lisp.eval::<Vec<Value>>("(loop repeat 1000 collect (list :dropped))").unwrap();
-        *BATCHES.lock().unwrap() = std::iter::repeat_with(batch).take(count).collect();
-    };
-    for _ in 0..3 {
-        fill(60);
-        assert!(lisp.eval::<()>("(host:recurse)").is_err());
-    }
-    // The binding stack has 65,536 entries.
-    fill(100);
-    for bindings in (58_500..65_500).step_by(70) {
-        let variables = format!("(make-list {bindings} :initial-element '*padding*)");
-        let _ = lisp.eval::<()>(&format!("(progv {variables} '() (host:drop-handles))"));
-    }
+/// The handles to be dropped, in batches of a thousand.
+static BATCHES: Mutex<Vec<Vec<Value>>> = Mutex::new(Vec::new());
+
+fn fill_batches(lisp: &Lisp, count: usize) {
+    let batch = || lisp.eval::<Vec<Value>>("(loop repeat 1000 collect (list :dropped))").unwrap();
+    *BATCHES.lock().unwrap() = std::iter::repeat_with(batch).take(count).collect();
+}
+
+fn drop_batch() {
+    drop(BATCHES.lock().unwrap().pop());
+}
+
+/// Drops the remaining batches, and waits until Lisp has released all handles of all batches.
+fn wait_until_batches_are_released(lisp: &Lisp) {
     BATCHES.lock().unwrap().clear();
     let count = "(count '(:dropped) sbcl-host/embedding::**handle-table** :test #'equal)";
     let end = Instant::now() + Duration::from_secs(20);
@@ -1783,11 +1766,99 @@ fn handles_dropped_near_the_end_of_a_stack() {
     }
 }
 
+/// Drops handles again and again on the way back from a recursion, where more and more of the control stack is left. Where a
+/// call without arguments is just possible, Lisp refuses a call with a thousand arguments.
+fn handles_dropped_near_the_end_of_the_control_stack() {
+    static LEVEL: AtomicI64 = AtomicI64::new(0);
+    let lisp = builder().control_stack(2 << 20).threads(1).boot().unwrap();
+    let inner = lisp.clone();
+    let recurse = move || {
+        let result = inner.eval::<()>("(host:recurse)");
+        if LEVEL.fetch_add(1, Ordering::Relaxed) < 60 {
+            drop_batch();
+            let _ = inner.eval::<()>("1");
+        }
+        result
+    };
+    lisp.define("host:recurse", "Recurse, then drop a thousand handles and call Lisp.", recurse).unwrap();
+    fill_batches(&lisp, 60);
+    assert!(lisp.eval::<()>("(host:recurse)").is_err());
+    wait_until_batches_are_released(&lisp);
+}
+
 #[test]
-fn handles_dropped_for_lack_of_stack_are_released_later() {
+fn handles_dropped_near_the_end_of_the_control_stack_are_released_later() {
     run_probes(
-        "handles_dropped_for_lack_of_stack_are_released_later",
-        &[("handles_dropped_near_the_end_of_a_stack", handles_dropped_near_the_end_of_a_stack)],
+        "handles_dropped_near_the_end_of_the_control_stack_are_released_later",
+        &[("handles_dropped_near_the_end_of_the_control_stack", handles_dropped_near_the_end_of_the_control_stack)],
+    );
+}
+
+/// Drops handles in a host function that Lisp can just call, where too little of the binding stack is left for a call in the
+/// other direction.
+fn handles_dropped_near_the_end_of_the_binding_stack() {
+    static ENTRIES: AtomicI64 = AtomicI64::new(0);
+    // Calls on other threads might have other numbers of bindings.
+    let lisp = builder().threads(1).boot().unwrap();
+    let inner = lisp.clone();
+    let drop_and_call = move || {
+        ENTRIES.fetch_add(1, Ordering::Relaxed);
+        drop_batch();
+        inner.eval::<()>("1")
+    };
+    lisp.define("host:drop-handles", "Drop a thousand handles and call Lisp.", drop_and_call).unwrap();
+    let is_entered = |bindings: i64| {
+        let before = ENTRIES.load(Ordering::Relaxed);
+        let variables = format!("(make-list {bindings} :initial-element '*padding*)");
+        let _ = lisp.eval::<()>(&format!("(progv {variables} '() (host:drop-handles))"));
+        ENTRIES.load(Ordering::Relaxed) > before
+    };
+    assert!(is_entered(0));
+    // The binding stack has 65,536 entries.
+    let (mut most, mut too_many) = (0, 58_500);
+    assert!(!is_entered(too_many));
+    while too_many - most > 1 {
+        let middle = (most + too_many) / 2;
+        if is_entered(middle) {
+            most = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    for bindings in most - 20..=most {
+        fill_batches(&lisp, 1);
+        assert!(is_entered(bindings), "{bindings} bindings");
+    }
+    wait_until_batches_are_released(&lisp);
+}
+
+#[test]
+fn handles_dropped_near_the_end_of_the_binding_stack_are_released_later() {
+    run_probes(
+        "handles_dropped_near_the_end_of_the_binding_stack_are_released_later",
+        &[("handles_dropped_near_the_end_of_the_binding_stack", handles_dropped_near_the_end_of_the_binding_stack)],
+    );
+}
+
+/// Drops handles while Lisp has no room in the heap for a list of arguments.
+fn handles_dropped_while_the_heap_is_full() {
+    let lisp = builder().threads(1).boot().unwrap();
+    fill_batches(&lisp, 3);
+    lisp.load_str(
+        "(sb-int:encapsulate 'sbcl-host/embedding::read-objects 'full
+                             (lambda (read &rest arguments)
+                               (declare (ignore read arguments))
+                               (error 'storage-condition)))",
+    )
+    .unwrap();
+    wait_until_batches_are_released(&lisp);
+}
+
+#[test]
+fn handles_dropped_while_the_heap_is_full_are_released() {
+    run_probes(
+        "handles_dropped_while_the_heap_is_full_are_released",
+        &[("handles_dropped_while_the_heap_is_full", handles_dropped_while_the_heap_is_full)],
     );
 }
 

@@ -361,15 +361,21 @@ MISSING."
     (error "A function of an embedding program was called, but no embedding program is running."))
   (if *message-buffer*
       (perform-program-call function write missing)
-      (let ((*message-buffer* nil))
-        (unwind-protect
-             (progn
-               ;; An interruption that unwinds here would lose the buffer, or leave a lock of malloc held.
-               (without-interrupts
-                 (setf *message-buffer* (acquire-message-buffer)))
-               (perform-program-call function write missing))
-          (when *message-buffer*
-            (return-message-buffer))))))
+      (let ((*message-buffer* nil)
+            (interruptible *interrupts-enabled*))
+        ;; An interruption that unwinds while the buffer is acquired or returned would lose the buffer, or leave a
+        ;; lock of malloc held.
+        (without-interrupts
+          (flet ((perform () (perform-program-call function write missing)))
+            (declare (dynamic-extent #'perform))
+            (unwind-protect
+                 (progn
+                   (setf *message-buffer* (acquire-message-buffer))
+                   (if interruptible
+                       (with-local-interrupts (perform))
+                       (allow-with-interrupts (perform))))
+              (when *message-buffer*
+                (return-message-buffer))))))))
 
 ;;; From the program to Lisp
 

@@ -22,6 +22,9 @@ fn cannot_call() -> Error {
     if process::is_forked() { Error::Forked } else { Error::CannotCall }
 }
 
+/// Number of arguments of a call for which Lisp allocates no list (`call-with-message` in `lisp/embedding/calls.lisp`).
+const MAX_UNLISTED_ARGUMENTS: usize = 3;
+
 /// Lisp functions that the host calls by number: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
 #[repr(u32)]
@@ -352,7 +355,12 @@ impl Cx {
                 return;
             }
             left = left.saturating_sub(released.len());
-            if let Err(error) = self.release(&released) {
+            // If the heap has no room for the list of the handles, no handle has been released: after the release, only
+            // shrinking the message buffer could fail, and `can_release` has shrunk it.
+            let result = self
+                .release(&released)
+                .or_else(|_| released.chunks(MAX_UNLISTED_ARGUMENTS).try_for_each(|few| self.release(few)));
+            if let Err(error) = result {
                 panics::catch(|| tracing::error!("Lisp could not release the objects of dropped handles: {error}"));
                 return;
             }

@@ -25,7 +25,7 @@ use crate::image::interruption::{self, Interruption};
 use crate::image::program::{
     self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState, sbcl_program_function,
 };
-use crate::image::{Event, message, process, signals};
+use crate::image::{Event, message, process};
 use crate::os::clock::DeadlineClock;
 use crate::os::helper_threads;
 use crate::os::panics::{self, PanicSafeDrop};
@@ -725,10 +725,9 @@ impl Pool {
             }
             Ok(())
         });
-        if is_outermost && process::is_forked() {
-            // The child process that the program's code has forked lacks its parent's other threads, and must not run the
-            // requests that wait for its parent's threads.
-            signals::exit_now(0);
+        if is_outermost {
+            // Lisp code may have called fork(2) itself.
+            process::exit_if_forked();
         }
         drop(OPTIONS_STACK.with_borrow_mut(Vec::pop));
         let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
@@ -926,6 +925,8 @@ impl Program for Pool {
         }
         POOL_THREAD_NUMBER.set(Some(thread));
         loop {
+            // The code that ran at the end of the last request, such as a waker, may have forked.
+            process::exit_if_forked();
             cx.release_handles();
             if context.is_unwinding() {
                 return true;

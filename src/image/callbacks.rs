@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::bindings::{SBCL_HOST_CONTRACT, SBCL_JOB_PROGRAM, SBCL_JOB_SIGNALLED, sbcl_host, sbcl_job, sbcl_library};
 use super::float_traps::MaskedTrapsGuard;
-use super::process::is_forked;
+use super::process::{exit_if_forked, is_forked};
 use super::program::NoContextGuard;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
@@ -79,9 +79,7 @@ pub(super) fn install(
 /// Implements `sbcl_host.next_job`.
 unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     let _in_host = (MaskedTrapsGuard::new(), signals::enter_host());
-    if is_forked() {
-        exit_forked_process();
-    }
+    exit_if_forked();
     let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
         return 0;
     };
@@ -133,7 +131,10 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     };
     if is_forked() {
-        return if matches!(event, Event::Done { .. }) { exit_forked_process() } else { 0 };
+        if let Event::Done { .. } = event {
+            exit_if_forked();
+        }
+        return 0;
     }
     if let (0, Event::Refused(reason)) = (job, event) {
         *START_REFUSAL.lock() = Some(reason.to_owned());
@@ -157,10 +158,4 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         },
         i32::from,
     )
-}
-
-/// Ends this process, which C code forked. The process lacks its parent's other threads, which may have held any lock, and
-/// must not work on its parent's jobs.
-fn exit_forked_process() -> ! {
-    signals::exit_now(0)
 }

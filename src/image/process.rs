@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "mcp")]
 use std::{io, os::fd::FromRawFd, sync::atomic::AtomicU64};
 
+use super::signals;
+
 /// A page of memory shared with another process.
 #[cfg(feature = "mcp")]
 pub(crate) type SharedPage = &'static [AtomicU64; 512];
@@ -74,4 +76,12 @@ pub(crate) fn detect_forks() {
 /// parent.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
+}
+
+/// Ends this process if C code forked it. The process lacks its parent's other threads, which may have held any lock, and
+/// must not work for its parent.
+pub(crate) fn exit_if_forked() {
+    if is_forked() {
+        signals::exit_now(0);
+    }
 }

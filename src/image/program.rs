@@ -448,6 +448,8 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
         program.call(context, function, &message, &mut reply)
     })
     .unwrap_or(CallStatus::Panicked);
+    // A child that the program's function has forked must not continue the Lisp code that called the function.
+    process::exit_if_forked();
     ThreadState::set(state, ThreadState::IN_LISP);
     // SAFETY: by the contract Lisp passes a pinned, writable struct sbcl_message.
     unsafe { answer.write(answers::store(being_read, reply)) };

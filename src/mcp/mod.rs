@@ -130,6 +130,7 @@ pub(crate) fn serve(
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), reports };
     if let Some(space) = saves.automatic_space {
         let (saver, autosave_trigger) = (saver.clone(), recovery.autosave_trigger.clone());
+        // No call waits yet, so this runs before any call submits an evaluation.
         recovery.after_restore(move || start_autosave(saver, autosave_trigger, space));
     }
     let inflight = connection.inflight.clone();

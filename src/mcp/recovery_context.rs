@@ -46,6 +46,8 @@ pub(super) struct RecoveryContext {
     requested_by: Option<u64>,
     /// The lowest job numbers of the unanswered calls that have requested this image or an earlier image.
     replaced_for: Arc<BTreeSet<u64>>,
+    /// The highest number of a job that had begun when a call last replaced an image.
+    last_job_before_replacement: u64,
     /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
@@ -140,14 +142,15 @@ impl RecoveryContext {
     }
 
     /// Calls `then` once the replay has ended: on this thread if the replay is already over and no earlier call of the
-    /// client waits, else on the thread that continues the client's waiting calls.
-    pub(super) fn when_replay_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
-        self.replay.when_ended(self.connection, then);
+    /// client waits, else on the thread that continues the client's waiting calls. `is_slow` is true if `then` may take long
+    /// before it waits for Lisp.
+    pub(super) fn when_replay_ended(&self, is_slow: bool, then: impl FnOnce(ReplayEnd) + Send + 'static) {
+        self.replay.when_ended(self.connection, is_slow, then);
     }
 
     /// Calls `then` once the definitions are replayed, and never if the replay is abandoned.
     pub(super) fn after_restore(&self, then: impl FnOnce() + Send + 'static) {
-        self.when_replay_ended(move |end| match end {
+        self.when_replay_ended(false, move |end| match end {
             ReplayEnd::Complete => then(),
             ReplayEnd::Abandoned => {}
         });
@@ -185,7 +188,8 @@ impl RecoveryContext {
     /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
     /// outcome becomes the session's last error, unless another call's evaluation was lost.
     pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
-        if !self.crashed && self.has_batch_replaced_image(job) {
+        let is_of_last_image = self.crashed && job > self.last_job_before_replacement;
+        if !is_of_last_image && self.has_batch_replaced_image(job) {
             return outcome_lost_with_batch();
         }
         let connection = session.connection_number();
@@ -322,6 +326,7 @@ pub(super) fn resume(
         last_earlier_job: state.begun,
         requested_by: state.replacement.as_ref().map(|replacement| replacement.job),
         replaced_for: Arc::new(state.replaced_for.clone()),
+        last_job_before_replacement: state.begun_before_replacement,
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),
@@ -366,8 +371,8 @@ pub(super) fn resume(
 }
 
 impl RecoveryContext {
-    /// Replays the definitions, then continues the waiting calls: those of each client on a thread of its own, since a call
-    /// may search directories or read checkpoints before it waits for Lisp.
+    /// Replays the definitions, then continues the waiting calls. From a client's first slow call on, the client's calls
+    /// continue on a thread of their own: a slow call may search directories or read checkpoints before it waits for Lisp.
     fn replay(&self, session: &Session, state: &RecoveryState) {
         // The notices of the boot are taken first and added again later, so that `discard_pending_messages` discards only
         // the messages of the replay.
@@ -380,18 +385,18 @@ impl RecoveryContext {
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
         // The field is cleared after the report: until then, the supervisor blames a crash on the form replayed last.
         self.status.set(StatusField::ReplayedForm, 0);
-        for connection in self.replay.end() {
+        self.replay.end(|connection| {
             self.count_pending_answer(true);
             let context = self.clone();
             let continue_calls = move || {
-                context.replay.continue_calls(connection);
+                context.replay.continue_slow_calls(connection);
                 context.count_pending_answer(false);
                 context.event_loop.wake();
             };
             if std::thread::Builder::new().name("sbcl-mcp-waited".to_owned()).spawn(continue_calls.clone()).is_err() {
                 continue_calls();
             }
-        }
+        });
         self.event_loop.wake();
     }
 }

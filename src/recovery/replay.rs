@@ -1,15 +1,16 @@
 //! The replay, which evaluates the definitions again, form by form. Calls that need the image wait for the end of the
 //! replay.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::definitions::Definition;
 use super::messages::shortened;
 use super::status_page::{StatusField, StatusPage, deadline};
+use crate::os::panics;
 use crate::outcome::ErrorRecord;
 use crate::session::Operation;
 use crate::{Evaluation, Session, TimeLimit};
@@ -41,15 +42,27 @@ enum Stage {
     Evaluating,
     /// All forms are evaluated, but their report is not complete.
     Evaluated,
+    /// The replay is complete. The waiting calls continue one after the other, and new calls queue behind them.
+    Continuing,
     Ended(ReplayEnd),
+}
+
+/// A call in the queue of all connections.
+struct QueuedCall {
+    connection: u64,
+    /// True if the call may take long before it waits for Lisp.
+    is_slow: bool,
+    call: WaitingCall,
 }
 
 /// The stage of a replay, and the calls that wait.
 struct State {
     stage: Stage,
-    /// The calls that wait, by connection, in order. After the end of the replay, a connection with an entry has calls that
-    /// have not continued yet, and its new calls queue behind them.
-    waiting: BTreeMap<u64, Vec<WaitingCall>>,
+    /// The calls that wait, in the order of their arrival.
+    waiting: VecDeque<QueuedCall>,
+    /// The calls that wait for a slow call of their connection, and the slow call, by connection, in order. The new calls of
+    /// a connection with an entry queue behind them.
+    slow: BTreeMap<u64, Vec<WaitingCall>>,
 }
 
 /// The replay of the definitions in a new image.
@@ -73,7 +86,7 @@ impl std::fmt::Debug for DefinitionReplay {
 impl DefinitionReplay {
     /// Creates a replay of this many forms, which has not begun.
     pub(crate) fn new(form_count: usize) -> Self {
-        let state = State { stage: Stage::Evaluating, waiting: BTreeMap::new() };
+        let state = State { stage: Stage::Evaluating, waiting: VecDeque::new(), slow: BTreeMap::new() };
         Self { state: Mutex::new(state), current_form: AtomicUsize::new(0), form_count }
     }
 
@@ -85,19 +98,21 @@ impl DefinitionReplay {
     /// Returns true once the replay is complete and all waiting calls of this connection have continued.
     pub(crate) fn is_complete(&self, connection: u64) -> bool {
         let state = self.state.lock();
-        state.stage == Stage::Ended(ReplayEnd::Complete) && !state.waiting.contains_key(&connection)
+        state.stage == Stage::Ended(ReplayEnd::Complete) && !state.slow.contains_key(&connection)
     }
 
-    /// Calls `then` when the replay has ended and the earlier waiting calls of this connection have continued: at once if
-    /// this is already the case, else later, on the thread that [continues](Self::continue_calls) the connection's calls.
-    pub(crate) fn when_ended(&self, connection: u64, then: impl FnOnce(ReplayEnd) + Send + 'static) {
+    /// Calls `then` when the replay has ended and the earlier waiting calls have continued, those of other connections
+    /// unless they wait for a slow call: at once if this is already the case, else later, on another thread. `is_slow` is
+    /// true if `then` may take long before it waits for Lisp.
+    pub(crate) fn when_ended(&self, connection: u64, is_slow: bool, then: impl FnOnce(ReplayEnd) + Send + 'static) {
         let mut state = self.state.lock();
         match state.stage {
-            Stage::Ended(end) if !state.waiting.contains_key(&connection) => {
+            Stage::Ended(end) if !state.slow.contains_key(&connection) => {
                 drop(state);
                 then(end);
             }
-            _ => state.waiting.entry(connection).or_default().push(Box::new(then)),
+            Stage::Ended(_) => state.slow.entry(connection).or_default().push(Box::new(then)),
+            _ => state.waiting.push_back(QueuedCall { connection, is_slow, call: Box::new(then) }),
         }
     }
 
@@ -158,45 +173,63 @@ impl DefinitionReplay {
         is_evaluating
     }
 
-    /// Ends the replay. Returns the connections with waiting calls, for which the caller must call
-    /// [`continue_calls`](Self::continue_calls).
-    pub(crate) fn end(&self) -> Vec<u64> {
+    /// Ends the replay and continues the waiting calls in the order of their arrival, in which their jobs must be numbered.
+    /// From a connection's first slow call on, the connection's calls do not continue here: `start_thread` must start a
+    /// thread that calls [`continue_slow_calls`](Self::continue_slow_calls) for the connection.
+    pub(crate) fn end(&self, start_thread: impl Fn(u64)) {
         let mut state = self.state.lock();
         if state.stage == Stage::Evaluated {
-            state.stage = Stage::Ended(ReplayEnd::Complete);
+            state.stage = Stage::Continuing;
         }
-        state.waiting.keys().copied().collect()
+        while state.stage == Stage::Continuing {
+            let Some(QueuedCall { connection, is_slow, call }) = state.waiting.pop_front() else {
+                state.stage = Stage::Ended(ReplayEnd::Complete);
+                return;
+            };
+            match state.slow.get_mut(&connection) {
+                Some(calls) => calls.push(call),
+                None if is_slow => {
+                    state.slow.insert(connection, vec![call]);
+                    MutexGuard::unlocked(&mut state, || start_thread(connection));
+                }
+                // A panic must not keep the other clients' calls waiting.
+                None => _ = MutexGuard::unlocked(&mut state, || panics::catch(|| call(ReplayEnd::Complete))),
+            }
+        }
     }
 
-    /// Continues the waiting calls of a connection one after the other, and the calls that arrive meanwhile. A call may
-    /// take long before it waits for Lisp.
-    pub(crate) fn continue_calls(&self, connection: u64) {
+    /// Continues a connection's slow call, and one after the other the calls that wait for it.
+    pub(crate) fn continue_slow_calls(&self, connection: u64) {
         loop {
             let mut state = self.state.lock();
-            let Some(waiting) = state.waiting.get_mut(&connection).map(std::mem::take) else { return };
-            if waiting.is_empty() {
-                state.waiting.remove(&connection);
+            let Some(calls) = state.slow.get_mut(&connection).map(std::mem::take) else { return };
+            if calls.is_empty() {
+                state.slow.remove(&connection);
                 return;
             }
             drop(state);
-            waiting.into_iter().for_each(|then| then(ReplayEnd::Complete));
+            calls.into_iter().for_each(|then| then(ReplayEnd::Complete));
         }
     }
 
-    /// Abandons the replay and calls `notify`, unless the replay has ended. In either case, continues the calls that
-    /// still wait, in an image that will be replaced.
+    /// Abandons the replay and calls `notify`, unless the replay is complete. In either case, continues the calls that still
+    /// wait, in an image that will be replaced.
     pub(crate) fn abandon(&self, notify: impl FnOnce()) {
         let mut state = self.state.lock();
-        let waiting = std::mem::take(&mut state.waiting);
-        let has_ended = matches!(state.stage, Stage::Ended(_));
-        if !has_ended {
-            state.stage = Stage::Ended(ReplayEnd::Abandoned);
-        }
+        let slow = std::mem::take(&mut state.slow).into_values().flatten();
+        let waiting = std::mem::take(&mut state.waiting).into_iter().map(|queued| queued.call);
+        let end = match state.stage {
+            Stage::Evaluating | Stage::Evaluated => ReplayEnd::Abandoned,
+            Stage::Continuing => ReplayEnd::Complete,
+            Stage::Ended(end) => end,
+        };
+        let is_incomplete = matches!(state.stage, Stage::Evaluating | Stage::Evaluated);
+        state.stage = Stage::Ended(end);
         drop(state);
-        if !has_ended {
+        if is_incomplete {
             notify();
         }
-        waiting.into_values().flatten().for_each(|then| then(ReplayEnd::Abandoned));
+        slow.chain(waiting).for_each(|then| then(ReplayEnd::Abandoned));
     }
 }
 
@@ -252,33 +285,54 @@ mod tests {
         let (calls, call) = calls();
         let (late, first) = (replay.clone(), call(1));
         let third = call(3);
-        replay.when_ended(0, move |end| {
+        replay.when_ended(0, false, move |end| {
             first(end);
-            late.when_ended(0, third);
+            late.when_ended(0, false, third);
         });
-        replay.when_ended(0, call(2));
+        replay.when_ended(0, false, call(2));
         assert!(replay.is_evaluating() && calls.lock().is_empty());
         assert!(replay.finish_evaluating());
-        assert_eq!(replay.end(), [0]);
-        replay.continue_calls(0);
+        replay.end(|_| unreachable!("no call is slow"));
         assert_eq!(*calls.lock(), [1, 2, 3].map(|number| (number, ReplayEnd::Complete)));
         assert!(replay.is_complete(0));
     }
 
+    /// Jobs get their numbers when their calls continue, and jobs with lower numbers must begin first.
     #[test]
-    fn calls_do_not_wait_for_the_waiting_calls_of_another_connection() {
+    fn waiting_calls_of_all_connections_continue_in_the_order_of_their_arrival() {
+        let replay = Arc::new(DefinitionReplay::new(0));
+        let (calls, call) = calls();
+        let (late, first) = (replay.clone(), call(1));
+        let fourth = call(4);
+        replay.when_ended(2, false, move |end| {
+            first(end);
+            late.when_ended(3, false, fourth);
+        });
+        replay.when_ended(1, false, call(2));
+        replay.when_ended(2, false, call(3));
+        assert!(replay.finish_evaluating());
+        replay.end(|_| unreachable!("no call is slow"));
+        assert_eq!(*calls.lock(), [1, 2, 3, 4].map(|number| (number, ReplayEnd::Complete)));
+    }
+
+    #[test]
+    fn calls_do_not_wait_for_the_slow_calls_of_another_connection() {
         let replay = DefinitionReplay::new(0);
         let (calls, call) = calls();
-        replay.when_ended(1, call(1));
+        replay.when_ended(1, true, call(1));
+        replay.when_ended(2, false, call(2));
+        replay.when_ended(1, false, call(3));
         assert!(replay.finish_evaluating());
-        replay.when_ended(2, call(2));
+        replay.when_ended(2, false, call(4));
         assert!(calls.lock().is_empty(), "the report of the replay is not complete");
-        assert_eq!(replay.end(), [1, 2]);
-        replay.continue_calls(2);
-        replay.when_ended(2, call(3));
+        let started = Mutex::new(Vec::new());
+        replay.end(|connection| started.lock().push(connection));
+        assert_eq!(*started.lock(), [1]);
+        replay.when_ended(2, false, call(5));
         assert!(replay.is_complete(2) && !replay.is_complete(1));
-        replay.continue_calls(1);
-        assert_eq!(*calls.lock(), [2, 3, 1].map(|number| (number, ReplayEnd::Complete)));
+        replay.when_ended(1, false, call(6));
+        replay.continue_slow_calls(1);
+        assert_eq!(*calls.lock(), [2, 4, 5, 1, 3, 6].map(|number| (number, ReplayEnd::Complete)));
         assert!(replay.is_complete(1));
     }
 
@@ -286,11 +340,11 @@ mod tests {
     fn calls_that_have_not_continued_when_the_image_is_replaced_are_abandoned() {
         let replay = DefinitionReplay::new(0);
         let (calls, call) = calls();
-        replay.when_ended(0, call(1));
+        replay.when_ended(0, true, call(1));
         assert!(replay.finish_evaluating());
-        assert_eq!(replay.end(), [0]);
+        replay.end(|_| ());
         replay.abandon(|| unreachable!("the replay is complete"));
-        replay.continue_calls(0);
+        replay.continue_slow_calls(0);
         assert_eq!(*calls.lock(), [(1, ReplayEnd::Abandoned)]);
         assert!(replay.is_complete(0));
     }
@@ -299,11 +353,11 @@ mod tests {
     fn abandoning_a_replay_notifies_before_it_resumes_waiting_and_later_calls() {
         let replay = DefinitionReplay::new(1);
         let (calls, call) = calls();
-        replay.when_ended(0, call(1));
+        replay.when_ended(0, false, call(1));
         replay.abandon(|| assert!(calls.lock().is_empty()));
-        replay.when_ended(0, call(2));
+        replay.when_ended(0, false, call(2));
         replay.abandon(|| unreachable!("it has ended"));
-        assert!(replay.end().is_empty());
+        replay.end(|_| unreachable!("no call waits"));
         assert_eq!(*calls.lock(), [1, 2].map(|number| (number, ReplayEnd::Abandoned)));
         assert!(!replay.is_evaluating() && !replay.is_complete(0));
     }

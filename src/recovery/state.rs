@@ -71,6 +71,8 @@ pub(crate) struct RecoveryState {
     /// The lowest job numbers of the calls whose reset or restore has replaced an image and that have no answer yet. A later
     /// image runs these calls again, whichever call requested that image.
     pub(crate) replaced_for: BTreeSet<u64>,
+    /// The value of `begun` when a call last replaced an image.
+    pub(crate) begun_before_replacement: u64,
     /// The persistent session that the server's first image continues.
     #[serde(rename = "resumed")]
     pub(crate) continued_session: Option<ContinuedSession>,
@@ -283,6 +285,7 @@ impl RecoveryState {
             crash: None,
             replacement: None,
             replaced_for: BTreeSet::new(),
+            begun_before_replacement: 0,
             continued_session: None,
             next_line: 0,
         }
@@ -630,6 +633,7 @@ impl RecoveryState {
         self.handshakes.clear();
         self.saving.clear();
         self.raise_counters(last.begun, last.evaluations);
+        self.begun_before_replacement = self.begun;
         (self.crash, self.continued_session, self.replay) = (None, None, ReplayPolicy::default());
         self.replaced_for.insert(replacement.job);
         self.replacement = Some(replacement);
@@ -857,6 +861,16 @@ mod tests {
         assert_eq!(forgotten, [1, 0, 1, 2, 2, 2]);
         state.record_reset(&at(11), replacement());
         assert_eq!([(1, 11), (1, 12)].map(|(evaluation, newest)| restore(&mut state, evaluation, newest)), [0, 1]);
+    }
+
+    #[test]
+    fn a_crash_does_not_change_which_jobs_had_begun_before_the_last_reset() {
+        let mut state = RecoveryState::new(true);
+        let begun = |begun| LastStatus { begun, ..LastStatus::default() };
+        let replacement = Replacement { job: 6, client: 0, notices: Vec::new(), restore: None };
+        state.record_reset(&begun(5), replacement);
+        state.record_crash(begun(7), true, &Crash::new("died"));
+        assert_eq!((state.begun_before_replacement, state.begun), (5, 7));
     }
 
     #[test]

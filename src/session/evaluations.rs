@@ -357,10 +357,11 @@ impl Session {
         self.inner.add_waiter(id, None, Box::new(|_| reply()))
     }
 
-    /// Cancels a wait for an evaluation. The reply of the wait is dropped.
-    pub fn cancel_wait(&self, wait: WaitId) {
+    /// Cancels a wait for an evaluation. The reply of the wait is dropped. Returns false if the wait was cancelled earlier, or
+    /// is over: then its reply has been called, or will be.
+    pub fn cancel_wait(&self, wait: WaitId) -> bool {
         let waiter = self.inner.scheduler.lock().evaluations.take_waiter(wait);
-        drop(waiter);
+        waiter.is_some()
     }
 
     /// Cancels an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for an evaluation that
@@ -536,9 +537,9 @@ mod tests {
             session.await_stop(id, move || send.send(number).unwrap()).unwrap()
         });
         drop(send);
-        session.cancel_wait(waits[1]);
+        assert!(session.cancel_wait(waits[1]) && !session.cancel_wait(waits[1]));
         end(&session, id);
-        session.cancel_wait(waits[0]);
+        assert!(!session.cancel_wait(waits[0]));
         assert_eq!(receive.iter().collect::<Vec<_>>(), [0, 2]);
     }
 

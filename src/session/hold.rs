@@ -60,13 +60,6 @@ impl Session {
         if scheduler.held_by(connection.id).is_some() {
             return refused("This connection already holds an evaluation: resume or abort it first.".to_owned());
         }
-        if !scheduler.cannot_hold(connection.id) {
-            return refused(
-                "This connection has an evaluation that runs or waits, and that may be held when it fails: wait until \
-                 it ends, or abort it first."
-                    .to_owned(),
-            );
-        }
         let held: Vec<_> = scheduler.holds.iter().map(|hold| hold.builder.evaluation()).collect();
         let wanted = match (id, &held[..]) {
             (_, []) => return Err(HoldError::NothingHeld { last: None }),
@@ -77,6 +70,13 @@ impl Session {
                 return refused(format!("Name one of the held evaluations to take over: {}.", all.join(", ")));
             }
         };
+        if !scheduler.cannot_hold(connection.id) {
+            return refused(
+                "This connection has another evaluation that runs or waits to begin: wait until it ends, or abort it \
+                 first."
+                    .to_owned(),
+            );
+        }
         let Some(outcome) = scheduler.evaluations.held_outcome(wanted) else {
             return refused(format!("Evaluation {wanted} cannot be taken over: its error was too large to keep."));
         };
@@ -140,10 +140,13 @@ impl Session {
         count: u64,
         reply: impl FnOnce(Result<Vec<FrameLocals>, HoldError>) + Send + 'static,
     ) -> JobId {
-        let timeout = self.inner.limits.lock().timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
-        let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
         let job = self.inner.job(kind, "", "");
+        if is_forked() {
+            return JobId(job.id);
+        }
+        let timeout = self.inner.limits.lock().timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
+        let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(timeout), body, None)
     }
 
@@ -156,9 +159,12 @@ impl Session {
         timeout: TimeLimit,
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
+        let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
+        if is_forked() {
+            return JobId(job.id);
+        }
         let limits = *self.inner.limits.lock();
         let timeout = timeout.resolve(limits.timeout);
-        let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
         let code: Arc<str> = code.into();
         let mut scheduler = self.inner.scheduler.lock();
         job.evaluation = self.number_evaluation(&mut scheduler, job.id, &code);
@@ -195,6 +201,9 @@ impl Session {
     /// to the user is still open when the request begins.
     pub(super) fn abort(&self, question: Option<u64>, reply: Reply<Result<(), HoldError>>) -> JobId {
         let job = self.inner.job(JobKind::Release, "", "");
+        if is_forked() {
+            return JobId(job.id);
+        }
         let cleanup = self.inner.limits.lock().cleanup;
         let body = RequestBody::Held(HeldRequest::Release(Some(reply)));
         self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(cleanup), body, question)
@@ -210,11 +219,14 @@ impl Session {
         question: Option<u64>,
         reply: Reply<Result<Resumed, HoldError>>,
     ) -> JobId {
+        let job = self.inner.job(kind, text, name);
+        if is_forked() {
+            return JobId(job.id);
+        }
         let limits = *self.inner.limits.lock();
         // This builder is a placeholder: when the request begins, a builder made from the held evaluation replaces
         // it.
         let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
-        let job = self.inner.job(kind, text, name);
         let body = RequestBody::Held(HeldRequest::Resume(builder, reply));
         self.enqueue_held_request(self.inner.scheduler.lock(), job, limits.timeout, body, question)
     }
@@ -222,7 +234,8 @@ impl Session {
     /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection holds
     /// no evaluation and has no request that could lead to a held evaluation, refuses the request at once instead of
     /// waiting for other connections' evaluations. A request that answers a `question` to the user is also refused if
-    /// the question is no longer open when the request's turn comes. In a forked process, drops the request with its reply.
+    /// the question is no longer open when the request's turn comes. The caller has dropped the request of a forked process,
+    /// in which a missing thread may hold any lock.
     fn enqueue_held_request(
         &self,
         mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
@@ -232,9 +245,6 @@ impl Session {
         question: Option<u64>,
     ) -> JobId {
         let id = JobId(job.id);
-        if is_forked() {
-            return id;
-        }
         let mut request = Request::new(&self.connection, job, timeout, body);
         request.question = question;
         if let Some(number) = question

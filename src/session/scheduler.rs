@@ -814,14 +814,18 @@ impl SchedulerState {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds no evaluation and has no job that might end in a hold: neither a job on an
-    /// evaluating thread, unless the job runs in the background, nor any job that waits for an evaluating thread.
+    /// Returns true if the connection holds no evaluation, and has neither an evaluation nor a request about a held
+    /// evaluation that runs, except in the background, or waits to begin. Queries and resets do not count: they cannot end in
+    /// a hold.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
-        let lane = &self.waiting[Lane::Evaluation as usize];
-        let may_hold = |running: &RunningJob| running.evaluates() && !running.is_background();
+        let may_hold = |running: &RunningJob| {
+            running.evaluates() && !running.is_background() && !matches!(running.activity, Activity::Inspect(_))
+        };
+        let counts = |request: &Request| !matches!(request.body, RequestBody::Inspect(_));
+        let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
         self.holds.iter().all(|hold| hold.connection.id != connection)
             && !self.running.iter().any(|running| running.connection.id == connection && may_hold(running))
-            && lane.iter().all(|request| request.connection.id != connection)
+            && !waiting.any(|request| request.connection.id == connection && counts(request))
     }
 
     /// Begins a request on this thread; `hold` is the held evaluation that the request is about. Returns the job for
@@ -1133,6 +1137,21 @@ mod tests {
         scheduler.holds.clear();
         push(&mut scheduler, 5, JobKind::Query);
         assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 5, .. })));
+    }
+
+    #[test]
+    fn queries_and_resets_cannot_end_in_a_hold() {
+        let mut scheduler = SchedulerState::default();
+        let connection = Connection::new(1);
+        for (id, kind) in [(1, JobKind::Query), (2, JobKind::Reset)] {
+            scheduler.push(Lane::Evaluation, test_requests::request(&connection, id, kind));
+        }
+        assert!(scheduler.cannot_hold(1));
+        let next = scheduler.next(Lane::Evaluation, 1, None, Instant::now());
+        assert!(matches!(next, Instruction::Run(Job { id: 1, .. })));
+        assert!(scheduler.cannot_hold(1));
+        scheduler.push(Lane::Evaluation, test_requests::request(&connection, 3, test_requests::evaluation_kind(false)));
+        assert!(!scheduler.cannot_hold(1));
     }
 
     /// The connections' inspections take turns, and each connection's inspections stay in order.

@@ -531,38 +531,51 @@ fn only_one_call_of_a_batch_replaces_the_image_and_the_others_are_refused() {
     }
 }
 
-/// The answers to a batch are sent together, so the reset discards the answer of an evaluation that has ended.
+/// The answers to a batch are sent together, so the reset discards the answer of an evaluation that has ended. A later crash
+/// does not change what the client learns of that evaluation.
 #[test]
 fn evaluation_that_ended_before_a_reset_in_its_batch_is_not_reported_as_ended_by_the_reset() {
-    let mut server = Server::start();
-    server.initialize("2025-03-26");
-    let systems = server.home().join("systems");
-    std::fs::create_dir(&systems).expect("a directory");
-    for n in 0..500 {
-        let text = format!("(defsystem \"system-{n}\")\n{}", "; a comment\n".repeat(100));
-        std::fs::write(systems.join(format!("file-{n}.asd")), text).expect("a file");
-    }
-    let marker = server.home().join("marker");
-    let stream = format!("(s {marker:?} :direction :output :if-exists :append :if-does-not-exist :create)");
-    let evaluation = json!({"code": format!("(with-open-file {stream} (write-line \"once\" s))")});
     let call = |id: i64, name: &str, arguments: Value| {
         json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
             "params": {"name": name, "arguments": arguments}})
     };
-    // The search for the system gives the evaluation time to end.
-    let search = json!({"system": "no-such", "directory": systems});
-    server.send(&json!([
-        call(1, "evaluate-lisp", evaluation),
-        call(2, "load-system", search),
-        call(3, "reset-session", json!({}))
-    ]));
-    let answers = server.receive().expect("an answer");
-    let of = |id: i64| outcome(answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).unwrap());
-    let (text, is_error) = of(1);
-    assert!(is_error && text.contains("Another call of the same batch replaced the image."), "{answers}");
-    assert!(!of(3).1, "{answers}");
-    assert_eq!(std::fs::read_to_string(marker).expect("the evaluation ended"), "once\n");
-    server.assert_works();
+    let exit = r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 3)"#;
+    for crashes in [false, true] {
+        let mut server = Server::start();
+        server.initialize("2025-03-26");
+        let systems = server.home().join("systems");
+        std::fs::create_dir(&systems).expect("a directory");
+        for n in 0..500 {
+            let text = format!("(defsystem \"system-{n}\")\n{}", "; a comment\n".repeat(100));
+            std::fs::write(systems.join(format!("file-{n}.asd")), text).expect("a file");
+        }
+        let marker = server.home().join("marker");
+        let stream = format!("(s {marker:?} :direction :output :if-exists :append :if-does-not-exist :create)");
+        let evaluation = json!({"code": format!("(with-open-file {stream} (write-line \"once\" s))")});
+        // The search for the system gives the evaluation time to end.
+        let search = json!({"system": "no-such", "directory": systems});
+        let mut batch = vec![
+            call(1, "evaluate-lisp", evaluation),
+            call(2, "load-system", search),
+            call(3, "reset-session", json!({})),
+        ];
+        // The expansion is interrupted by the reset, crashes the next image, and succeeds in the image after that.
+        let crashed = server.home().join("crashed");
+        let crash = format!("(unless (probe-file {crashed:?}) (open {crashed:?} :direction :output) {exit})");
+        let expansion = json!({"form": format!("(macrolet ((m () (sleep 0.3) {crash} 42)) (m))"), "depth": "all"});
+        batch.extend(crashes.then(|| call(4, "macroexpand", expansion)));
+        server.send(&json!(batch));
+        let answers = server.receive().expect("an answer");
+        let of = |id: i64| outcome(answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).unwrap());
+        let (text, is_error) = of(1);
+        assert!(is_error && text.contains("Another call of the same batch replaced the image."), "{answers}");
+        assert!(!of(3).1, "{answers}");
+        if crashes {
+            assert!(of(4).0.contains("42"), "{answers}");
+        }
+        assert_eq!(std::fs::read_to_string(marker).expect("the evaluation ended"), "once\n");
+        server.assert_works();
+    }
 }
 
 /// Each reset cancels the macro expansion, so the next image runs the batch again. A reset that has replaced an image must

@@ -172,6 +172,7 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     person.set_name("sbcl-mcp repl");
+    person.submit(Evaluation::new("(sleep 0.2)"), |_| ());
     assert!(matches!(person.take_over(None), Err(HoldError::NothingHeld { .. })));
     let held = hold(&agent, "(+ 1 (restart-case (error \"mine\") (use-value (v) v)))");
     let taken = person.take_over(None).unwrap();

@@ -77,8 +77,8 @@ fn abort_held() -> Result<CallHandler, Fault> {
     handle_with_job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| AbortResult))))
 }
 
-/// Interrupts evaluation `id`, and aborts it if it is held afterwards. Answers with the evaluation's progress once the
-/// evaluation has ended, or after [`ABORT_TIMEOUT`].
+/// Interrupts evaluation `id`, and aborts it if it is held afterwards. Answers once the evaluation has ended, or with its
+/// progress if it neither ends nor is held within [`ABORT_TIMEOUT`].
 fn interrupt(call: Call, id: u64) {
     let session = call.session().clone();
     if let Err(error) = session.cancel_evaluation(id) {

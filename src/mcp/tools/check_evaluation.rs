@@ -306,8 +306,8 @@ pub(super) fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationE
 /// A function that answers a waiting call.
 pub(super) type AnswerCallback = Box<dyn FnOnce(Reply) + Send>;
 
-/// Calls `begin` with a callback that answers the call. If the callback is not called within `time`, answers with the
-/// progress of evaluation `id`.
+/// Calls `begin` with a callback that answers the call once the wait that `begin` starts is over. If the wait is not over
+/// within `time`, answers with the progress of evaluation `id`.
 pub(super) fn answer_within(
     call: Call,
     id: u64,
@@ -330,11 +330,13 @@ pub(super) fn answer_within(
         }
         Ok(wait) => {
             let waiting_session = session.clone();
-            pending.on_cancel(move || waiting_session.cancel_wait(wait));
+            pending.on_cancel(move || _ = waiting_session.cancel_wait(wait));
             pending.report_progress(|_| None);
             pending.set_deadline(time, move || {
-                session.cancel_wait(wait);
-                if let Some(call) = call.take() {
+                // After the end of the wait, the callback may have to wait until the answers to other calls are rendered.
+                if session.cancel_wait(wait)
+                    && let Some(call) = call.take()
+                {
                     call.answer(status_of(&session, id));
                 }
             });

@@ -372,7 +372,8 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         {
             let progress = recovery.clone();
             call.pending().report_waiting(move || progress.progress());
-            recovery.when_replay_ended(move |end| match end {
+            let is_slow = request.arguments.as_ref().is_some_and(policy.is_slow);
+            recovery.when_replay_ended(is_slow, move |end| match end {
                 // The call was cancelled meanwhile.
                 _ if !call.is_awaited() => {}
                 ReplayEnd::Complete => call_now(call, request),

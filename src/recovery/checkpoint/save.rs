@@ -203,7 +203,7 @@ impl Saver {
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let saved = jiff::Timestamp::now();
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
-        // The watchdog sees no running job during an automatic save, for which other requests may wait.
+        // Other requests may wait for an automatic save, during which the watchdog must not take the worker for stalled.
         let waiting = self.reports.as_ref().filter(|_| automatic).map(SaveReporter::count_pending_answer);
         self.session.query_when_idle(&operation, automatic, move |evaluation, records| {
             let _waiting = waiting;
