@@ -30,7 +30,7 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 8] = [
     ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
     (r"or name their system \(`system`\)\.", "or name their system."),
     (
-        "\\b(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
+        "(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
          ( For a new session, use the tool reset-session\\.)?",
         "$1 was called, but cannot end the process.",
     ),
