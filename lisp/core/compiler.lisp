@@ -208,18 +208,18 @@ control."
     (and cached
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
 
-(defun call-in-compilation-unit (lexenv compile)
-  "Call COMPILE, which compiles a form in LEXENV. If the form is part of the submitted code, compile it in the
+(defun call-in-compilation-unit (lexenv thunk)
+  "Call THUNK, a function that compiles a form in LEXENV. If the form is part of the submitted code, compile it in the
 evaluation's single compilation unit. Calls of COMPILE or ASDF at run time have units of their own, and give the same
 verdict as under bare SBCL."
-  (declare (type function compile))
+  (declare (type function thunk))
   (if (and *recording-warnings* (null sb-c::*compilation-unit*) (submitted-code-lexenv-p lexenv))
       (let ((sb-c::*compilation-unit* (or *evaluation-unit* (setf *evaluation-unit* (sb-c::make-compilation-unit)))))
         (handler-bind ((sb-kernel:parse-unknown-type
                          (lambda (condition)
                            (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
-          (funcall compile)))
-      (funcall compile)))
+          (funcall thunk)))
+      (funcall thunk)))
 
 (defun defined-since-p (undefined)
   "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, names a function or type that has been defined in the meantime."

@@ -101,7 +101,7 @@
          (string= "Probe." (princ-to-string restart))
          (equal '(:invoked 1) (invoke-restart 'probe 1)))))
 
-(define-assumption "the interactive function and the test function of a restart"
+(define-assumption "RESTART-INTERACTIVE-FUNCTION and RESTART-TEST-FUNCTION return the functions that RESTART-CASE was given"
   (restart-case (let ((restart (find-restart 'probe)))
                   (and (equal '(1 2) (funcall (the function (sb-kernel::restart-interactive-function restart))))
                        (funcall (the function (sb-kernel::restart-test-function restart)) nil)))

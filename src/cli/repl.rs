@@ -545,7 +545,10 @@ impl Repl {
                 lines.push(format!("not available: {}", missing.join(", ")));
             }
             if lines.is_empty() {
-                lines.push("No local variables: the frame has none, or SBCL kept none, as in its own code.".to_owned());
+                lines.push(
+                    "No local variables: the frame has none, or its code lacks debug information, as SBCL's own."
+                        .to_owned(),
+                );
             }
             answer.text = lines.join("\n");
         }

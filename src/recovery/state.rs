@@ -165,7 +165,7 @@ pub(crate) struct CrashReport {
     /// The outcome of the foreground evaluation, if it could not be interrupted or if it exhausted the heap.
     #[serde(rename = "stuck")]
     pub(crate) outcome: Option<Box<Outcome>>,
-    /// The poisoned forms, which are left out since they killed an image during its replay.
+    /// The poisoned forms, which are left out because they killed an image during its replay.
     pub(crate) poisoned: Vec<UnrestoredForm>,
 }
 

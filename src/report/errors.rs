@@ -248,7 +248,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
         );
     }
     if !shown.is_empty() && shown.iter().all(|frame| frame.locals.is_empty()) {
-        text += "\nNo local variables: the frames have none, or SBCL kept none, as in its own code.";
+        text += "\nNo local variables: the frames have none, or their code lacks debug information, as SBCL's own.";
     }
     if length(&text) <= max {
         return text;

@@ -506,7 +506,8 @@ pub(crate) fn call_ok(server: &mut Server, tool: &str, arguments: Value) -> Stri
 }
 
 /// The answer for a frame without local variables.
-pub(crate) const NO_LOCALS: &str = "No local variables: the frames have none, or SBCL kept none, as in its own code.";
+pub(crate) const NO_LOCALS: &str =
+    "No local variables: the frames have none, or their code lacks debug information, as SBCL's own.";
 
 /// Returns the local variables of a frame of the held evaluation, one per line, and the notes after them.
 #[track_caller]

@@ -25,7 +25,7 @@ use crate::session::recovery::failed_outcome;
 use crate::{Limits, Outcome, report};
 
 /// The notice if a test operation failed: its single verdict allows no comparison.
-const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation counts as one test, and its output names no \
+const NOTHING_TO_COMPARE: &str = "There are no suspects: the ASDF test-op counts as one test, and its output names no \
     passing test to compare with.";
 /// The end of the notice if coverage marked no code of the tested systems. This end follows "There are no suspects: " and the
 /// failed tests.

@@ -352,7 +352,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
             run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
         let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran no code from the files of";
         assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
-        assert!(text.contains("\ns/plain: There are no suspects: a test operation counts as one test"), "{text}");
+        assert!(text.contains("\ns/plain: There are no suspects: the ASDF test-op counts as one test"), "{text}");
         assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
     }
     // A system that cannot be loaded has no suspects.
