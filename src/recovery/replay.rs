@@ -208,7 +208,8 @@ impl DefinitionReplay {
                 return;
             }
             drop(state);
-            calls.into_iter().for_each(|then| then(ReplayEnd::Complete));
+            // A panic must not keep the connection's other calls waiting.
+            calls.into_iter().for_each(|then| _ = panics::catch(|| then(ReplayEnd::Complete)));
         }
     }
 
