@@ -57,14 +57,15 @@ rust=(cargo test --workspace --features sbcl-mcp/num-bigint)
 other_suites() {
     local options
     options=$(other_tests) || echo "list of the tests" >>"$failed"
+    # This suite comes first, because it compiles the library again, and another suite of cargo waits for this.
+    suite "Feature guarded-messages" \
+        cargo test --no-default-features --features core,guarded-messages --test library_soundness
     # shellcheck disable=SC2086 # The options have no spaces.
     suite "Rust" "${rust[@]}" --no-fail-fast $options
     suite "Documentation" "${rust[@]}" --doc
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
         suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
     done
-    suite "Feature guarded-messages" \
-        cargo test --no-default-features --features core,guarded-messages --test library_soundness
 }
 
 client_suites() {
