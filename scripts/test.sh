@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs every test suite; with --no-run, only compiles the suites and the server. The test programs are compiled without
-# optimization, and start the optimized server. All suites run even if an earlier one fails. Most tests wait for processes, timers and locks most of
-# the time, so three groups of suites run at the same time: the server's suite, clients of the server, and the rest. The output of
-# the other groups is printed after that of the server's suite. The tests that measure delays, or that fill a heap faster than an
-# overloaded machine could react, run last, one on each processor.
+# optimization, and start the optimized server. All suites run even if an earlier one fails. Most tests wait for processes,
+# timers and locks most of the time, so three groups of suites run at the same time: the server's suite, clients of the server,
+# and the rest. The output of the other groups is printed after that of the server's suite. The tests that measure delays, or
+# that fill a heap faster than an overloaded machine could react, run last, one on each processor.
 # The last line has the number of tests in all suites.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -49,7 +49,7 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
 # A differing snapshot fails the test and leaves no file.
 export INSTA_UPDATE=no
 export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$(realpath "$target")/release/sbcl-mcp}
-# All commands use the same features, so that the library is compiled only once.
+# The commands use the same features, so that the library is compiled only once for them.
 rust=(cargo test --workspace --features sbcl-mcp/num-bigint)
 { cargo build --release && "${rust[@]}" --no-run; } || exit 1
 [ "${1:-}" != --no-run ] || exit 0
