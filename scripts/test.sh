@@ -17,12 +17,12 @@ failed=$target/test-failed.txt
 : >"$log"
 : >"$failed"
 
-# suite NAME COMMAND...: runs a suite. If it fails, its name is added to the list of failed suites.
+# suite NAME COMMAND...: runs a suite, and prints its time. If it fails, its name is added to the list of failed suites.
 suite() {
-    local name=$1
+    local name=$1 TIMEFORMAT="== $1: %R s, of processor time %U s and %S s in the system"
     shift
     echo "== $name: $*"
-    "$@" 2>&1 || echo "$name" >>"$failed"
+    { time "$@"; } 2>&1 || echo "$name" >>"$failed"
 }
 
 # count: sums the summary lines of cargo test, pytest and Node.js' test runner.
@@ -58,14 +58,14 @@ other_suites() {
     local options
     options=$(other_tests) || echo "list of the tests" >>"$failed"
     # This suite comes first, because it compiles the library again, and another suite of cargo waits for this.
-    suite "Feature guarded-messages" \
-        cargo test --no-default-features --features core,guarded-messages --test library_soundness
+    suite "Feature guarded-messages" "${rust[@]}" --features sbcl-mcp/guarded-messages --test library_soundness
     # shellcheck disable=SC2086 # The options have no spaces.
     suite "Rust" "${rust[@]}" --no-fail-fast $options
     suite "Documentation" "${rust[@]}" --doc
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
         suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
     done
+    suite "Bundled programs" "${rust[@]}" --test bundled
 }
 
 client_suites() {
@@ -75,8 +75,6 @@ client_suites() {
     suite "Agent frameworks" scripts/clients.sh adapters
     suite "TypeScript SDKs" scripts/clients.sh typescript
     suite "Conformance" scripts/clients.sh conformance
-    # This suite is here because it takes as long as the clients: it builds programs outside the workspace.
-    suite "Bundled programs" "${rust[@]}" --test bundled
 }
 
 client_suites >"$client_log" 2>&1 &

@@ -242,8 +242,14 @@ impl Definitions {
             .map(|(index, (_, entry))| seen.insert(entry.key()) || last[&entry.key()] == index)
             .collect();
         let mut keep = keep.into_iter();
-        self.entries.retain(|_| keep.next().unwrap_or(true));
-        self.bytes = self.entries.iter().map(|(_, definition)| definition.size()).sum();
+        let bytes = &mut self.bytes;
+        self.entries.retain(|(_, definition)| {
+            let stays = keep.next().unwrap_or(true);
+            if !stays {
+                *bytes -= definition.size();
+            }
+            stays
+        });
         if self.bytes <= MAX_BYTES {
             return Vec::new();
         }
