@@ -514,7 +514,9 @@ fn parse_test_timeout(text: &str) -> Result<f64, String> {
 }
 
 fn parse_positive_duration(text: &str) -> Result<Duration, String> {
-    parse_timeout(text)?.0.ok_or_else(|| "not greater than 0".to_owned())
+    let seconds = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let duration = Limits::timeout_from_seconds(seconds).ok().flatten();
+    duration.ok_or_else(|| format!("not a number of seconds above 0, up to {}", Limits::MAX_TIMEOUT_SECONDS))
 }
 
 fn parse_log_filter(text: &str) -> Result<EnvFilter, String> {
