@@ -138,7 +138,8 @@ as_root() {
     elif has sudo; then
         sudo "$@"
     else
-        echo "setup: neither root nor sudo. As root, run: apt-get update && apt-get install --no-install-recommends ${debian[*]}" >&2
+        echo "setup: neither root nor sudo. As root, run: apt-get update &&" \
+            "apt-get install --no-install-recommends ${debian[*]}" >&2
         exit 1
     fi
 }
