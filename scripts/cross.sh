@@ -76,7 +76,8 @@ if ! has_standard_library "${RUSTC:-rustc}"; then
     elif [ "$(uname -m)" = x86_64 ] && can_install_debian && RUSTC=$(debian_rustc); then
         export RUSTC
     else
-        echo "cross: Rust's standard library for $target is missing. Run: rustup target add $target" >&2
+        echo "cross: Rust's standard library for $target is missing. With rustup (https://rustup.rs), run:" \
+            "rustup target add $target" >&2
         exit 1
     fi
 fi

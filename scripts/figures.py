@@ -130,7 +130,7 @@ def structured(binary, directory):
 
 def main():
     if not all((INSTALLED / library).exists() for library in ("esrap", "alexandria", "fiveam")):
-        sys.exit("esrap, alexandria and fiveam are not installed: run scripts/setup.sh test")
+        sys.exit(f"esrap, alexandria or fiveam is missing in {INSTALLED}: on Debian or Ubuntu, run scripts/setup.sh test")
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
         figures = Figures(os.path.abspath(sys.argv[1]), scratch)

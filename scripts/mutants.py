@@ -154,7 +154,7 @@ def main():
             chosen.shuffle(candidates)
             tests = run_tests(binary, directory, system)
             if not tests or any(test["status"] in ("failed", "error") for test in tests):
-                print(f"{system}: left out, since it has no tests, or some fail without a mutant", flush=True)
+                print(f"{system}: left out, since no test ran, or some fail without a mutant", flush=True)
                 continue
             of_library = 0
             for site in candidates:

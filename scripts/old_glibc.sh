@@ -60,7 +60,7 @@ run_on_debian() {
     if ! output=$(in_tree "/tmp/$name" doctor 2>&1) || [ "$(in_tree "/tmp/$name" eval '(+ 1 2)')" != "=> 3" ] ||
         ! restores_checkpoint; then
         rm "$root/tmp/$name"
-        printf '%s\nold-glibc: the program does not run on Debian %s (glibc %s)\n' "$output" "$2" "$glibc" >&2
+        printf '%s\nold-glibc: the program does not work on Debian %s (glibc %s)\n' "$output" "$2" "$glibc" >&2
         exit 1
     fi
     rm "$root/tmp/$name"

@@ -240,10 +240,11 @@ def prepare(version, once, tag, targets):
         run("git", "fetch", "--quiet", first, commit)
         run("git", "merge", "--quiet", "--ff-only", commit)
         run("git", "tag", "--annotate", f"v{version}", "--message", f"Version {version}", commit)
-    print(report(version, tag, packages, provenance, notes, placeholders(lambda name: (first / name).read_text())))
+    left = placeholders(lambda name: (first / name).read_text())
+    print(report(version, tag, targets, packages, provenance, notes, left))
 
 
-def report(version, tag, packages, provenance, notes, left):
+def report(version, tag, targets, packages, provenance, notes, left):
     """Returns the summary of the run, with the steps that a person must take."""
     lines = [
         "",
@@ -254,7 +255,8 @@ def report(version, tag, packages, provenance, notes, left):
         lines += ["release: replace these placeholders before you tag (packaging/README.md):"]
         lines += [f"  {line}" for line in left]
     if not tag:
-        return "\n".join([*lines, f"release: this was a dry run. To commit and tag: make release VERSION={version} TAG=yes"])
+        options = f"VERSION={version} TAG=yes" + (f" TARGETS='{' '.join(targets)}'" if targets else "")
+        return "\n".join([*lines, f"release: this was a dry run. To commit and tag: make release {options}"])
     return "\n".join(
         [
             *lines,

@@ -122,10 +122,12 @@ def main():
 
     here = platform.system(), platform.machine()
     wanted, failed = sys.argv[1:], []
+    unknown = set(wanted)
     for file in sorted((ROOT / ".github/workflows").glob("*.yml")):
         for identifier, job in yaml.safe_load(file.read_text())["jobs"].items():
             if wanted and file.stem not in wanted and f"{file.stem}/{identifier}" not in wanted:
                 continue
+            unknown -= {file.stem, f"{file.stem}/{identifier}"}
             for values in combinations(job):
                 name = "/".join([file.stem, identifier, *map(str, values.values())])
                 command = run_job(name, plan(job, values, here), job.get("env", {}))
@@ -133,6 +135,8 @@ def main():
                     failed.append(f"{name}: {command}")
     for line in failed:
         print(f"workflows: failed: {line}")
+    if unknown:
+        sys.exit(f"workflows: no workflow or job is named {', '.join(sorted(unknown))}")
     if failed:
         sys.exit(1)
     print("workflows: all steps that run on this machine passed")

@@ -138,7 +138,8 @@ as_root() {
     elif has sudo; then
         sudo "$@"
     else
-        echo "setup: neither root nor sudo. As root, run: $*" >&2
+        echo "setup: neither root nor sudo. As root, run: apt-get update &&" \
+            "apt-get install --no-install-recommends ${debian[*]}" >&2
         exit 1
     fi
 }
@@ -151,8 +152,8 @@ install_with_apt() {
 
 explain() {
     echo "setup: this machine has no apt. Install what is missing, then run make again:"
-    echo "  Fedora: sudo dnf install ${fedora[*]}"
-    echo "  Arch:   sudo pacman -S --needed ${arch[*]}"
+    [ -z "${fedora[*]:-}" ] || echo "  Fedora: sudo dnf install ${fedora[*]}"
+    [ -z "${arch[*]:-}" ] || echo "  Arch:   sudo pacman -S --needed ${arch[*]}"
     [ $xcode = no ] || echo "  macOS:  xcode-select --install"
     [ -z "${macos[*]:-}" ] || echo "  macOS:  brew install ${macos[*]}"
 } >&2

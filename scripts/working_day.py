@@ -125,7 +125,8 @@ def play(day, system, directory, fault):
 
 def main():
     if not all((INSTALLED / library).exists() for library in ("esrap", "alexandria")):
-        print("esrap and alexandria are not installed, so nothing was measured: run scripts/setup.sh test")
+        print(f"esrap or alexandria is missing in {INSTALLED}, so nothing was measured: on Debian or Ubuntu, run "
+              "scripts/setup.sh test")
         sys.exit(1 if os.environ.get("CI") else 0)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch).resolve()

@@ -91,7 +91,7 @@ pub enum Error {
     /// A source that the user named, or a fetched repository, cannot be used.
     #[error(
         "SBCL's source cannot be used ({provider}): {reason}. Set SBCL_MCP_SOURCE to a directory or archive of SBCL \
-         {version} ({archive}, SHA-256 {sha}), or unset it to have the source fetched",
+         {version} ({archive}, SHA-256 {sha}); if this variable is not set, the build fetches the source",
         version = pin::VERSION, archive = pin::ARCHIVE, sha = pin::ARCHIVE_SHA256
     )]
     SourceRefused {

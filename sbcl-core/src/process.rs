@@ -87,7 +87,8 @@ impl Log {
         let spawned = command.spawn();
         // `command` still holds write ends of the pipe. Unless these ends are closed, the reader never reaches the end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
+        let program = Path::new(command.get_program()).display();
+        let mut child = spawned.map_err(|error| failed(format!("{program}: {error}"), String::new()))?;
 
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {

@@ -34,6 +34,16 @@ struct Tool {
     packages: [&'static str; 4],
 }
 
+impl Tool {
+    /// Returns the tool's name and, unless the name contains it, the command, which an environment variable may name.
+    fn description(&self) -> String {
+        match self.commands.first() {
+            Some(command) if !self.name.contains(command.as_str()) => format!("{command} as {}", self.name),
+            _ => self.name.to_owned(),
+        }
+    }
+}
+
 /// The tools on this machine that build for a platform.
 #[derive(Debug, Clone)]
 pub(crate) struct Toolchain {
@@ -186,7 +196,7 @@ fn check_tools(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Result<(), Er
         return Ok(());
     }
     Err(Error::MissingTools {
-        missing: missing.iter().map(|tool| tool.name.to_owned()).collect(),
+        missing: missing.iter().map(|tool| tool.description()).collect(),
         help: install_help(&missing),
     })
 }
@@ -257,6 +267,7 @@ mod tests {
         settings.compiler = Some("no-such-compiler -m64".to_owned());
         let error = Toolchain::choose(&settings, &Platform::host()).unwrap_err();
         assert!(matches!(error, Error::MissingTools { .. }), "{error}");
+        assert!(error.to_string().contains("no-such-compiler as a C compiler"), "{error}");
         assert!(error.to_string().contains("build-essential"), "{error}");
     }
 

@@ -103,8 +103,8 @@ pub(super) enum Command {
     /// Start a REPL for people, in a new image or in the image of a running server.
     ///
     /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
-    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session. The defaults
-    /// suit a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
+    /// interrupts an evaluation; Ctrl-C twice within a second replaces the REPL's own image and restores the session. The
+    /// defaults suit a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
     /// file, there are no prompts, and each form's values are printed. Exit status: 1 if a form from a pipe or file
     /// failed, 2 for a wrong command line, 3 if there is no server or the server ended.
     Repl {
@@ -514,7 +514,9 @@ fn parse_test_timeout(text: &str) -> Result<f64, String> {
 }
 
 fn parse_positive_duration(text: &str) -> Result<Duration, String> {
-    parse_timeout(text)?.0.ok_or_else(|| "not greater than 0".to_owned())
+    let seconds = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let duration = Limits::timeout_from_seconds(seconds).ok().flatten();
+    duration.ok_or_else(|| format!("not a number of seconds above 0, up to {}", Limits::MAX_TIMEOUT_SECONDS))
 }
 
 fn parse_log_filter(text: &str) -> Result<EnvFilter, String> {

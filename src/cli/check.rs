@@ -58,8 +58,8 @@ pub(super) fn run(
         for file in source_files(path) {
             match check_file(&file, fix, &mut context, &mut report) {
                 Ok(found) => status = status.max(found),
-                Err(error) => {
-                    super::print_to_stderr(&format!("sbcl-mcp check: {}: {error}", file.display()));
+                Err(reason) => {
+                    super::print_to_stderr(&format!("sbcl-mcp check: {reason}"));
                     status = status.max(CANNOT_RUN);
                 }
             }
@@ -78,22 +78,22 @@ pub(super) fn run(
     Ok(status)
 }
 
-fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut String) -> io::Result<i32> {
-    let (text, exact) = decode(fs::read(file)?);
+fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut String) -> Result<i32, String> {
+    let name = file.display().to_string();
+    let (text, exact) = decode(fs::read(file).map_err(|error| format!("cannot read {name}: {error}"))?);
     let mut checked = check(&text, &[]);
     // Other files are searched for packages only if a finding depends on them.
     if checked.findings.iter().any(|finding| finding.severity == Severity::Note) {
         let known = [context.packages_of_related_files(file), context.known.clone()].concat();
         checked = check(&text, &known);
     }
-    let name = file.display().to_string();
     push_findings(report, &name, &checked);
     if !checked.is_error() {
         return Ok(SUCCEEDED);
     }
     match checked.repaired.filter(|_| fix && exact) {
         Some(repaired) => {
-            replace_contents(file, &repaired)?;
+            replace_contents(file, &repaired).map_err(|error| format!("cannot write {name}: {error}"))?;
             report.push_str(&format!("{name}: repaired\n"));
             Ok(SUCCEEDED)
         }

@@ -52,7 +52,10 @@ impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Closed => "the server ended before it answered",
-            Self::TimedOut => "the server did not answer in time; to check the installation, run `sbcl-mcp doctor`",
+            Self::TimedOut => {
+                "the server did not answer in time; `sbcl-mcp doctor` checks whether a new server works, and \
+                 `sbcl-mcp sessions` lists the running servers"
+            }
             Self::Refused(reason) => reason,
         })
     }

@@ -111,8 +111,9 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
     findings.fine("versions", &format!("sbcl-mcp {}, SBCL {}, MCP {revisions}", crate::VERSION, crate::SBCL_VERSION));
     let kernel = first_line("/proc/sys/kernel/osrelease").unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    let processors = if processors == 1 { "1 processor".to_owned() } else { format!("{processors} processors") };
     let (system, processor) = (std::env::consts::OS, std::env::consts::ARCH);
-    findings.fine("system", &format!("{system} {kernel} {processor}, {processors} processors"));
+    findings.fine("system", &format!("{system} {kernel} {processor}, {processors}"));
     let binary = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("?"));
     match fs::metadata(&binary) {
         Ok(data) => findings.fine("binary", &format!("{} ({})", binary.display(), format_bytes(data.len()))),
@@ -166,7 +167,8 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
                 _ if limit < needed + MALLOC_MARGIN => CheckState::Note,
                 _ => CheckState::Fine,
             };
-            let remedy = (state != CheckState::Fine).then(|| suggest_smaller_image(config, limit));
+            let raise = "raise the limit (ulimit -v)";
+            let remedy = (state != CheckState::Fine).then(|| suggest_smaller_image(config, limit, raise));
             findings.push(state, "address space", &found, remedy.as_deref());
         }
     }
@@ -191,8 +193,9 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     }
 }
 
-/// Returns a suggestion of options with which an image fits into `limit` bytes of address space.
-fn suggest_smaller_image(config: &ImageConfig, limit: u64) -> String {
+/// Returns a suggestion of options with which an image fits into `limit` bytes of address space, or `otherwise`, which raises
+/// the limit.
+fn suggest_smaller_image(config: &ImageConfig, limit: u64, otherwise: &str) -> String {
     let stacks = std::iter::once(config.control_stack).chain(SMALL_STACKS);
     for control_stack in stacks.filter(|stack| *stack <= config.control_stack) {
         let besides = address_space(&ImageConfig { control_stack, heap: 0, ..config.clone() });
@@ -203,10 +206,10 @@ fn suggest_smaller_image(config: &ImageConfig, limit: u64) -> String {
                 true => String::new(),
                 false => format!(" --control-stack {}M", control_stack >> 20),
             };
-            return format!("start the server with --heap {}M{stack}, or raise the limit (ulimit -v)", heap >> 20);
+            return format!("start the server with --heap {}M{stack}, or {otherwise}", heap >> 20);
         }
     }
-    "raise the limit (ulimit -v)".to_owned()
+    otherwise.to_owned()
 }
 
 /// Checks whether the system reserves memory for all allocated address space (proc_sys_vm(5)).
@@ -220,7 +223,7 @@ fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) 
                 format_bytes(left),
                 format_bytes(needed)
             );
-            let remedy = format!("{}; or sysctl vm.overcommit_memory=0", suggest_smaller_image(config, left));
+            let remedy = suggest_smaller_image(config, left, "as root: sysctl vm.overcommit_memory=0");
             findings.problem("overcommit", &found, &remedy);
         }
         (Some(mode), _) => findings.fine("overcommit", &format!("vm.overcommit_memory is {mode}")),
@@ -411,8 +414,10 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         Err(failure) => return push_request_failure(findings, "evaluation", failure, client),
     }
     let code = "(values (asdf:asdf-version) (uiop:native-namestring (asdf:apply-output-translations #p\"/\")))";
-    let answer = client.call("evaluate-lisp", &json!({"code": code}), Some(TIMEOUT));
-    let text = answer.as_ref().map(|answer| answer.text.as_str()).unwrap_or_default();
+    let text = match client.call("evaluate-lisp", &json!({"code": code}), Some(TIMEOUT)) {
+        Ok(answer) => answer.text,
+        Err(failure) => return push_request_failure(findings, "ASDF", failure, client),
+    };
     let values: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("=> \"")?.strip_suffix('"')).collect();
     let [version, cache] = values[..] else {
         let remedy = "check what ASDF reads: CL_SOURCE_REGISTRY, ASDF_OUTPUT_TRANSLATIONS and ~/.config/common-lisp";
@@ -444,7 +449,8 @@ fn push_request_failure(findings: &mut Findings, what: &str, failure: CallError,
         CallError::TimedOut => format!("no answer within {} seconds\n{said}", TIMEOUT.as_secs()),
         CallError::Closed => format!("the server ended\n{said}"),
     };
-    findings.problem(what, found.trim_end(), "a failure above may be the cause; otherwise please report this bug");
+    let remedy = "the cause may be a failure above or an option; otherwise please report this bug";
+    findings.problem(what, found.trim_end(), remedy);
 }
 
 /// Checks that files can be created in a directory, or in its closest existing ancestor if the directory does not

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::client::{CallError, Client, ClientEvent, START_TIMEOUT, ToolAnswer, connect_or_start, response_to};
 use super::editor::{Editor, Input};
 use super::exit_status::{CANNOT_RUN, FAILED, SUCCEEDED};
-use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
+use super::tools::{load_arguments, reword_for_repl, test_arguments, test_failures, with_timeout};
 use crate::environment;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM_KEY, split_names};
@@ -80,6 +80,8 @@ pub(super) struct ReplOptions {
     pub(super) attached_to: Option<String>,
     /// True if other clients may attach to the REPL's own server.
     pub(super) shared: bool,
+    /// True unless the REPL's own server is started with `--no-supervisor`.
+    pub(super) is_supervised: bool,
     /// The time limit for evaluations in seconds, if one was given.
     pub(super) timeout: Option<f64>,
 }
@@ -112,6 +114,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         interactive: is_terminal,
         colours,
         owns_image,
+        is_supervised: options.is_supervised,
         timeout: options.timeout,
         notices,
         level: 0,
@@ -235,6 +238,8 @@ struct Repl {
     colours: bool,
     /// True if the REPL has started the server whose image it uses.
     owns_image: bool,
+    /// True unless the REPL's own server holds the image in the server's own process.
+    is_supervised: bool,
     timeout: Option<f64>,
     /// Notices about other clients that are not shown yet.
     notices: ExternalPrinter<String>,
@@ -408,7 +413,7 @@ impl Repl {
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
              Tab completes. Ctrl-C interrupts the evaluation. Ctrl-C twice within a second replaces the image and restores \
-             the session (not with --attach).\n",
+             the session (not with --attach or --no-supervisor).\n",
         );
         self.print(TextStyle::Plain, &text)
     }
@@ -519,14 +524,8 @@ impl Repl {
     /// Shows frames of the last error. Advice about the tool's arguments is replaced with advice about the command `:bt`.
     fn show_frames(&mut self, arguments: &Value) -> Result<(), ReplError> {
         let mut reply = self.call_tool("get-backtrace", arguments)?;
-        if let RequestReply::Answer(answer) = &mut reply
-            && let Some((frames, last)) = answer.text.trim_end().rsplit_once('\n')
-            && let Some((count, how)) = last.split_once("; pass ")
-        {
-            answer.text = match how.strip_prefix("max-frames ").and_then(|rest| rest.split(' ').next()) {
-                Some(all) => format!("{frames}\n{count}; :bt {all} shows all frames."),
-                None => frames.to_owned(),
-            };
+        if let RequestReply::Answer(answer) = &mut reply {
+            answer.text = reword_backtrace(&answer.text);
         }
         self.show_reply(reply)
     }
@@ -636,7 +635,7 @@ impl Repl {
                         let has_ended = answer.text.starts_with("Backtrace for CANCELLED")
                             && !answer.text.starts_with("Backtrace for CANCELLED (0 of 0 frames)");
                         if has_ended {
-                            self.print(TextStyle::Note, &format!("{}\n", answer.text))?;
+                            self.print(TextStyle::Note, &format!("{}\n", reword_backtrace(&answer.text)))?;
                         }
                         return Ok(RequestReply::Interrupted { image_may_be_lost: !has_ended });
                     }
@@ -658,10 +657,13 @@ impl Repl {
                     self.print(TextStyle::Note, &format!("; Interrupting the evaluation.{more}\n"))?;
                 }
                 None => {
+                    let whose = if self.owns_image { "" } else { ", for all clients" };
                     self.print(
                         TextStyle::Failure,
-                        "; The evaluation does not respond to the interrupt and may still be running; :reset starts \
-                         over with a new image.\n",
+                        &format!(
+                            "; The evaluation does not respond to the interrupt and may still be running; :reset \
+                             starts over{whose}.\n"
+                        ),
                     )?;
                     return Ok(RequestReply::Interrupted { image_may_be_lost: false });
                 }
@@ -674,10 +676,12 @@ impl Repl {
     fn replace_image(&mut self, client: &mut Client) -> Result<(), ReplError> {
         let workers = self.workers(client);
         if workers.is_empty() {
-            let why = if self.owns_image {
-                "the server has no worker process"
-            } else {
-                "the REPL is attached to a server that it did not start; :reset starts over, for all clients"
+            let why = match (self.owns_image, self.is_supervised) {
+                (false, _) => {
+                    "the REPL is attached to a server that it did not start; :reset starts over, for all clients"
+                }
+                (true, false) => "Lisp runs in the server's own process (--no-supervisor)",
+                (true, true) => "the server is already starting another image",
             };
             return self.print(TextStyle::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
         }
@@ -711,9 +715,10 @@ impl Repl {
     }
 
     /// Returns the child processes of the server that the REPL has started: the workers, which hold the image. Returns an
-    /// empty list if the REPL is attached to a running server.
+    /// empty list if the REPL is attached to a running server, or the server itself holds the image.
     fn workers(&self, client: &Client) -> Vec<rustix::process::Pid> {
-        client.server_pid().filter(|_| self.owns_image).map(workers_of).unwrap_or_default()
+        let is_replaceable = self.owns_image && self.is_supervised;
+        client.server_pid().filter(|_| is_replaceable).map(workers_of).unwrap_or_default()
     }
 
     /// Shows the reply to a request.
@@ -804,7 +809,7 @@ impl Repl {
     /// Shows the notices of the server.
     fn show_notices(&mut self, content: &Value) -> Result<(), ReplError> {
         for notice in content["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            self.print(TextStyle::Note, &format!("; {}\n", notice.replace('\n', "\n; ")))?;
+            self.print(TextStyle::Note, &format!("; {}\n", reword_for_repl(notice).replace('\n', "\n; ")))?;
         }
         Ok(())
     }
@@ -837,10 +842,14 @@ impl Repl {
     }
 }
 
-/// Rewords an answer's advice on tools for a reader at the prompt.
-fn reword_for_repl(text: &str) -> String {
-    text.replace("For a new session, use the tool reset-session.", "For a new session, use :reset.")
-        .replace("or name their system (`system`).", "or name their system.")
+/// Replaces the advice on more frames at the end of a backtrace with advice for a reader at the prompt.
+fn reword_backtrace(text: &str) -> String {
+    let Some((frames, last)) = text.trim_end().rsplit_once('\n') else { return text.to_owned() };
+    let Some((count, how)) = last.split_once("; pass ") else { return text.to_owned() };
+    match how.strip_prefix("max-frames ").and_then(|rest| rest.split(' ').next()) {
+        Some(all) => format!("{frames}\n{count}; :bt {all} shows all frames."),
+        None => frames.to_owned(),
+    }
 }
 
 /// Returns true if a debugger tool was refused because no evaluation is held.
@@ -884,7 +893,9 @@ pub(super) fn start(
     let run_repl = || {
         restore_stdio(stdio).map_err(|error| format!("cannot set up stdin and stdout: {error}"))?;
         let attached_to = attach.clone().map(Option::unwrap_or_default);
-        run(connect_or_start(attach, given)?, &ReplOptions { attached_to, shared, timeout })
+        let is_supervised = !given.iter().any(|option| option == "--no-supervisor");
+        let options = ReplOptions { attached_to, shared, is_supervised, timeout };
+        run(connect_or_start(attach, given)?, &options)
     };
     run_repl().unwrap_or_else(|reason| {
         super::print_to_stderr(&format!("sbcl-mcp repl: {reason}"));
@@ -903,12 +914,6 @@ fn restore_stdio(stdio: Stdio) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn advice_to_use_a_tool_names_the_command_of_the_repl() {
-        let text = "EXIT was called, but the server and the session continue. For a new session, use";
-        assert_eq!(reword_for_repl(&format!("{text} the tool reset-session.")), format!("{text} :reset."));
-    }
 
     #[test]
     fn ctrl_c_twice_within_a_second_is_a_double_press() {

@@ -97,7 +97,7 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     };
     let listener = match serve.open_listener(persistent.as_ref().map(|(persistent, _)| &*persistent.name)) {
         Ok(listener) => listener,
-        Err(reason) => return report_failure(&format!("sbcl-mcp: {reason}")),
+        Err(reason) => return refuse(stdio, &reason),
     };
     let scratch = ScratchDirectory::new();
     let directory = match &persistent {

@@ -16,7 +16,7 @@ use super::serve::wait_for_hang_up;
 use crate::image::process::take_inherited_descriptor;
 use crate::recovery::checkpoint::save::FinalSave;
 use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
-use crate::recovery::persistent::lock::{HolderState, Lock};
+use crate::recovery::persistent::lock::{Holder, HolderState, Lock};
 use crate::recovery::persistent::{NOT_SAVED, PersistentSession};
 use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
@@ -119,11 +119,8 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
         }
         let timeout = if holder.is_ending() { SAVE_TIMEOUT } else { EXIT_TIMEOUT };
         if begin.elapsed() >= timeout {
-            return Err(format!(
-                "The session {:?} is {holder}. A session can have only one server at a time: wait until that process \
-                 has ended, or attach to the session (--attach).",
-                session.name
-            ));
+            let advice = advice_while_held(&session.name, holder);
+            return Err(format!("The session {:?} is {holder}. {advice}", session.name));
         }
         if wait_for_hang_up(input, Some(POLL_INTERVAL)) {
             return Err(format!(
@@ -132,6 +129,19 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
             ));
         }
     }
+}
+
+/// Returns what a person can do about `holder`, which holds the session `name`. Clients can attach only to a server that
+/// has a socket, and not while the session is being saved.
+fn advice_while_held(name: &str, holder: Holder) -> String {
+    if holder.is_ending() {
+        return "Start the server again when the session is free; `sbcl-mcp sessions` lists the holders.".to_owned();
+    }
+    let attach = match attach::socket_path(name) {
+        Ok(path) if path.exists() => format!(", or attach to this server (sbcl-mcp repl --attach={name})"),
+        _ => String::new(),
+    };
+    format!("A session can have only one server at a time: wait until that process has ended{attach}.")
 }
 
 /// Prints the messages of the session's last save on stderr, if there are any.

@@ -21,14 +21,16 @@ use crate::rpc::attach;
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
 /// Patterns of advice that names tools, each with its replacement for a reader at a shell.
-const ADVICE_REPLACEMENTS: [(&str, &str); 8] = [
+const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
     (r" \(E[0-9]+: get-backtrace shows all\)", ""),
     (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
     (r" \(get-backtrace shows them\)", ""),
     (r" \(run-tests with `name` shows one\)", ""),
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
-    ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
+    ("pass a larger `timeout`(, or raise the default with configure-limits)?\\.", "pass a larger --timeout."),
     (r"or name their system \(`system`\)\.", "or name their system."),
+    (r"; reset-session ends (all threads|them|it)\.", "."),
+    (r" reset-session starts a new image\.", ""),
     (
         "(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
          ( For a new session, use the tool reset-session\\.)?",
@@ -37,7 +39,28 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 8] = [
 ];
 /// Patterns of advice that is useless once the image has ended, each with its replacement. Used if the image ends with the
 /// command.
-const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 2] = [
+const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 3] = [
+    (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
+    (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
+    (r"Still running: ([^\n]*)\. (Its|Their) output comes with later answers\.", "Still running at the end: $1."),
+];
+/// Patterns of advice that names tools, each with its replacement for a reader at the REPL's prompt.
+const ADVICE_AT_PROMPT: [(&str, &str); 14] = [
+    (r"For a new session, use the tool reset-session\.", "For a new session, use :reset."),
+    (r"reset-session (ends (?:all threads|them|it)|starts a new image)\.", ":reset $1."),
+    (r"or name their system \(`system`\)\.", "or name their system."),
+    (
+        "pass a larger `timeout`(, or raise the default with configure-limits)?\\.",
+        "start the REPL with a larger --timeout.",
+    ),
+    (r"\(The checkpoint tool also saves values\.\)", "(:checkpoint also saves values.)"),
+    (r"abort the evaluation \(abort-evaluation\)", "abort the evaluation (:abort)"),
+    (r#"that fails with on-error "debug" is held"#, "that fails at the prompt is held"),
+    (r#" To debug an error, evaluate the code with on-error "debug"\."#, ""),
+    (r" \(E[0-9]+: get-backtrace shows all\)", ""),
+    (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
+    (r"\(run-tests with `name` shows one\)", "(:test P::TEST shows one)"),
+    (r"\nrun-tests with `suspects`: 3 also lists [^\n]*", ""),
     (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
     (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
 ];
@@ -166,12 +189,20 @@ pub(super) fn call_and_print(mut client: Client, request: &ToolRequest, output: 
 
 /// Rewords an answer for a reader at a shell. `image_lives` is true if the image outlives the command.
 pub(super) fn reword_for_shell(text: &str, image_lives: bool) -> String {
-    let no_image = if image_lives { &[][..] } else { &ADVICE_FOR_LIVE_IMAGE };
-    ADVICE_REPLACEMENTS.iter().chain(no_image).fold(text.to_owned(), |text, (advice, instead)| {
-        match Regex::new(advice) {
-            Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
-            Err(_) => text,
-        }
+    let text = reword(text, &ADVICE_REPLACEMENTS);
+    if image_lives { text } else { reword(&text, &ADVICE_FOR_LIVE_IMAGE) }
+}
+
+/// Rewords an answer for a reader at the REPL's prompt.
+pub(super) fn reword_for_repl(text: &str) -> String {
+    reword(text, &ADVICE_AT_PROMPT)
+}
+
+/// Replaces each pattern in `text`.
+fn reword(text: &str, replacements: &[(&str, &str)]) -> String {
+    replacements.iter().fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
+        Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
+        Err(_) => text,
     })
 }
 
@@ -294,6 +325,23 @@ mod tests {
             reword_for_shell(text, false),
             "SAVE-LISP-AND-DIE was called, but cannot end the process. To build a core, start another SBCL."
         );
+    }
+
+    #[test]
+    fn advice_to_use_a_tool_names_the_command_of_the_repl() {
+        let text = "EXIT was called, but the server and the session continue. For a new session, use";
+        assert_eq!(reword_for_repl(&format!("{text} the tool reset-session.")), format!("{text} :reset."));
+        let text = "Join or end some threads first; reset-session ends all threads.";
+        assert_eq!(reword_for_repl(text), "Join or end some threads first; :reset ends all threads.");
+        assert_eq!(reword_for_shell(text, true), "Join or end some threads first.");
+        let text = "For more time, pass a larger `timeout`, or raise the default with configure-limits.";
+        assert_eq!(reword_for_repl(text), "For more time, start the REPL with a larger --timeout.");
+    }
+
+    #[test]
+    fn threads_that_end_with_the_image_promise_no_later_output_at_a_shell() {
+        let text = "Still running: thread a. Its output comes with later answers; reset-session ends it.";
+        assert_eq!(reword_for_shell(text, false), "Still running at the end: thread a.");
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Runtime {
             HEAP_PAGE_BYTES => Ok(()),
             found => Err(BootError::Library {
                 path: path.to_owned(),
-                reason: format!("its pages have {found} bytes instead of {HEAP_PAGE_BYTES}"),
+                reason: format!("the library's heap pages have {found} bytes instead of {HEAP_PAGE_BYTES}"),
             }),
         }
     }

@@ -64,13 +64,12 @@ pub(crate) fn session_list(all: &[SessionDescription]) -> String {
             None if session.forms == 1 => "1 defining form".to_owned(),
             None => format!("{} defining forms", session.forms),
         };
+        let content = match &session.obstacle {
+            Some(reason) => format!("cannot be opened: {reason}"),
+            None => format!("evaluation {}: {defines}", session.evaluations),
+        };
         let holder = session.holder.map_or_else(String::new, |holder| format!("; {holder}"));
-        _ = writeln!(
-            text,
-            "{name:width$}  {}, {ago}evaluation {}: {defines}{holder}",
-            format_megabytes(session.bytes),
-            session.evaluations
-        );
+        _ = writeln!(text, "{name:width$}  {}, {ago}{content}{holder}", format_megabytes(session.bytes));
     }
     text
 }

@@ -49,7 +49,7 @@ pub(crate) struct RunningServer {
     pub(crate) client: Option<String>,
     /// Names of the attached clients.
     pub(crate) attached: Vec<String>,
-    /// Reason why the server refused to list its clients.
+    /// Reason why the server did not list its clients.
     pub(crate) refusal: Option<String>,
     /// Path of the socket.
     pub(crate) path: PathBuf,
@@ -92,8 +92,8 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(fits) {
         let reason = format!(
-            "{name:?} is not a valid session name: use 1 to {MAX_NAME_CHARS} letters, digits, -, _ and ., without a \
-             leading dot"
+            "{name:?} cannot be the name of a server to attach to: use 1 to {MAX_NAME_CHARS} letters, digits, -, _ and \
+             ., without a leading dot"
         );
         return Err(io_error(io::ErrorKind::InvalidInput, reason));
     }
@@ -112,12 +112,12 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
         return match &running_servers()[..] {
             [] => Err(io_error(
                 io::ErrorKind::NotFound,
-                "no session to attach to is running: start one with sbcl-mcp serve --socket",
+                "no server to attach to is running: start one with sbcl-mcp serve --socket",
             )),
             [server] => UnixStream::connect(&server.path),
             servers => {
                 let reason =
-                    format!("several sessions are running; name one of them (--attach=NAME): {}", named(servers));
+                    format!("several servers are running; name one of them (--attach=NAME): {}", named(servers));
                 Err(io_error(io::ErrorKind::InvalidInput, reason))
             }
         };
@@ -126,13 +126,13 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let running = running_servers();
             let others = if running.is_empty() {
-                "no session is running".to_owned()
+                "no server is running".to_owned()
             } else {
                 format!("running: {}", named(&running))
             };
-            io_error(io::ErrorKind::NotFound, format!("there is no session {name:?} to attach to; {others}"))
+            io_error(io::ErrorKind::NotFound, format!("there is no server {name:?} to attach to; {others}"))
         }
-        kind => io_error(kind, format!("cannot attach to the session {name:?}: {error}")),
+        kind => io_error(kind, format!("cannot attach to the server {name:?}: {error}")),
     })
 }
 
@@ -167,12 +167,16 @@ fn probe_socket(path: &Path) -> Option<RunningServer> {
     if peer.uid != geteuid() {
         return None;
     }
-    let status = request_status(stream).unwrap_or_default();
+    let status = request_status(stream);
+    let refusal = match &status {
+        Some(status) => status["error"]["message"].as_str().map(str::to_owned),
+        None => Some("the server does not answer".to_owned()),
+    };
+    let status = status.unwrap_or_default();
     let mut names = status["result"]["clients"].as_array().into_iter().flatten();
     let mut next = || Some(names.next()?.as_str()?.to_owned());
     let client = next().filter(|name| !name.is_empty());
     let attached = std::iter::from_fn(next).collect();
-    let refusal = status["error"]["message"].as_str().map(str::to_owned);
     let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
     Some(RunningServer { name: name.to_owned(), pid, client, attached, refusal, path: path.to_owned() })
 }
@@ -228,7 +232,7 @@ impl Listener {
         let _lock = lock_directory(&directory)?;
         match UnixStream::connect(&path) {
             Ok(_) => {
-                let reason = format!("a session {name:?} is already running ({}): choose another name", path.display());
+                let reason = format!("a server {name:?} is already running ({}): choose another name", path.display());
                 return Err(io_error(io::ErrorKind::AddrInUse, reason));
             }
             // No server listens on this socket, so its server was killed and left the file.

@@ -99,8 +99,9 @@ impl RecoveryRecord {
                 _ => format!("{unreadable} lines of the session's log"),
             };
             let copy = log::copy_damaged_log(session.directory());
-            let copy =
-                copy.map_err(|error| format!("The log of the session {:?} cannot be copied: {error}.", session.name))?;
+            let copy = copy.map_err(|error| {
+                format!("The damaged log of the session {:?} cannot be copied: {error}.", session.name)
+            })?;
             let copy = copy.display();
             add(format!("{lines} could not be read: some definitions may be missing. {copy} is a copy of the log."));
         }

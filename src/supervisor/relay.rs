@@ -45,6 +45,9 @@ const MAX_PIPE_CAPACITY: u64 = 1 << 20;
 
 /// Maximum number of characters of an error that a notice shows.
 const MAX_ERROR_CHARS: usize = 200;
+/// The beginning of the reason with which a worker exits if Lisp does not start (`serve_as_worker`). After another
+/// sentence's beginning, this beginning is left out.
+const CANNOT_START: &str = "sbcl-mcp cannot start: ";
 
 /// An action that interrupts a step of the loop and is performed before the next step.
 #[must_use]
@@ -316,6 +319,7 @@ impl Relay {
                     _ if self.shutdown.is_some() => {}
                     Some(reason) if !*has_served => return Err(LoopAction::Fail(reason)),
                     Some(reason) => {
+                        let reason = reason.strip_prefix(CANNOT_START).unwrap_or(&reason);
                         return Err(LoopAction::Replace(id, Crash::new(format!("could not be started: {reason}"))));
                     }
                     // The worker exits without a reason because its input has ended, although the server is not

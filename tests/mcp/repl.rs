@@ -463,7 +463,7 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     let runtime = Scratch::new();
     std::fs::set_permissions(&*runtime, PermissionsExt::from_mode(0o700)).unwrap();
     let none = run_in(&runtime, &["eval", "--attach", "1"], "");
-    assert!(none.2 == Some(3) && none.1.contains("no session to attach to is running"), "{none:?}");
+    assert!(none.2 == Some(3) && none.1.contains("no server to attach to is running"), "{none:?}");
     assert_eq!(run_in(&runtime, &["repl", "--attach"], "1\n").2, Some(3));
     assert_eq!(run_in(&runtime, &["test", "--attach", "x"], "").2, Some(2));
 

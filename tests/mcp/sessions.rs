@@ -129,7 +129,7 @@ fn second_server_of_a_session_is_refused() {
     assert_eq!(end.status.code(), Some(1));
     let reason = format!(
         "The session \"only\" is served by process {}. A session can have only one server at a time: wait until that \
-         process has ended, or attach to the session (--attach).",
+         process has ended, or attach to this server (sbcl-mcp repl --attach=only).",
         server.pid()
     );
     assert!(end.stderr.contains(&reason), "{}", end.stderr);
@@ -383,6 +383,8 @@ fn session_of_a_newer_version_is_refused_and_left_as_it_is() {
     assert!(end.stderr.contains(reason), "{}", end.stderr);
     let export = state.sessions(&["export", "old"]);
     assert!(!export.status.success() && String::from_utf8_lossy(&export.stderr).contains(reason));
+    let list = state.list();
+    assert!(list.contains(" ago, cannot be opened: its log was written by a newer sbcl-mcp ("), "{list}");
     assert_eq!(std::fs::read_to_string(&log).unwrap(), text);
 }
 

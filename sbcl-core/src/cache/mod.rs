@@ -122,7 +122,7 @@ impl Cache {
         let made = make(&context)
             .and_then(|()| backdate(&context.result))
             .and_then(|()| manifest::write(&context.result))
-            .and_then(|()| std::fs::rename(&context.result, entry).context("publishing", entry));
+            .and_then(|()| std::fs::rename(&context.result, entry).context("moving the result to", entry));
         remove(&temporary)?;
         made
     }
@@ -167,7 +167,7 @@ fn backdate(directory: &Path) -> Result<(), Error> {
     for name in files::list(directory, |name| !directory.join(name).is_symlink())? {
         let path = directory.join(name);
         let dated = File::open(&path).and_then(|file| file.set_modified(long_ago));
-        dated.context("dating", &path)?;
+        dated.context("setting the time of", &path)?;
     }
     Ok(())
 }

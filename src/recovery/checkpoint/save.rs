@@ -66,7 +66,7 @@ fn refusal(error: &InspectError) -> String {
     match error {
         InspectError::Held => format!(
             "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort the evaluation{} \
-             first.",
+             first; only the client that holds the evaluation can do this.",
             tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation)")
         ),
         InspectError::Running => {

@@ -36,11 +36,13 @@ pub(crate) struct Holder {
 impl Holder {
     /// Returns true when the session will soon be free: the holder saves the session, has ended, or is unknown.
     pub(crate) fn is_ending(self) -> bool {
-        let is_gone = || {
-            let pid = rustix::process::Pid::from_raw(self.pid);
-            pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
-        };
-        self.state == HolderState::Saving || is_gone()
+        self.state == HolderState::Saving || self.is_gone()
+    }
+
+    /// Returns true if the process has ended or is unknown. Its children may then still hold the lock.
+    fn is_gone(self) -> bool {
+        let pid = rustix::process::Pid::from_raw(self.pid);
+        pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
     }
 }
 
@@ -51,7 +53,8 @@ impl Display for Holder {
             HolderState::Saving => "being saved",
         };
         match self.pid {
-            0 => write!(f, "{state} by another process"),
+            0 => write!(f, "held by another process"),
+            pid if self.is_gone() => write!(f, "held by process {pid} or its children"),
             pid => write!(f, "{state} by process {pid}"),
         }
     }

@@ -160,8 +160,12 @@ impl PersistentSession {
     /// # Errors
     /// Returns the reason as a sentence if a newer program wrote the log, or if the log cannot be read.
     pub(crate) fn load(&self) -> Result<LoadedLog, String> {
-        let failed = |reason| format!("The session {:?} cannot be opened: {reason}.", self.name);
-        let mut loaded = log::load(&self.directory).map_err(failed)?;
+        self.load_state().map_err(|reason| format!("The session {:?} cannot be opened: {reason}.", self.name))
+    }
+
+    /// Reads the session's recovery state like [`load`](Self::load). The error is worded as a clause.
+    fn load_state(&self) -> Result<LoadedLog, String> {
+        let mut loaded = log::load(&self.directory)?;
         if !loaded.has_snapshot
             && let Some(newest) = store::manifests(&self.directory).last()
             && !loaded.state.saved_files().contains(&newest.file)
@@ -171,7 +175,7 @@ impl PersistentSession {
             let forms = self.directory.join(&newest.file).with_extension("forms");
             let mut state = log::load_checkpoint_forms(&forms).unwrap_or_default();
             state.record_final_save(newest);
-            loaded = log::load_with_initial_state(&self.directory, state).map_err(failed)?;
+            loaded = log::load_with_initial_state(&self.directory, state)?;
         }
         // The log has no event for a save at the end of the server. Such a save contains all definitions of the log.
         let last = store::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
@@ -196,7 +200,10 @@ impl PersistentSession {
 
     /// Returns the session's entry for the list of sessions.
     pub(crate) fn describe(&self) -> SessionDescription {
-        let loaded = self.load().unwrap_or_default();
+        let (loaded, obstacle) = match self.load_state() {
+            Ok(loaded) => (loaded, None),
+            Err(reason) => (LoadedLog::default(), Some(reason)),
+        };
         let checkpoint = self.last_checkpoint(&loaded);
         let files = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let metadata: Vec<_> = files.filter_map(|file| file.metadata().ok()).collect();
@@ -207,6 +214,7 @@ impl PersistentSession {
             forms: loaded.state.definitions().count(),
             evaluations: loaded.state.evaluations,
             checkpoint,
+            obstacle,
             holder: lock::holder(&self.directory),
         }
     }
@@ -296,6 +304,8 @@ pub(crate) struct SessionDescription {
     pub(crate) evaluations: u64,
     /// The last checkpoint.
     pub(crate) checkpoint: Option<Checkpoint>,
+    /// The reason, worded as a clause, why the session cannot be opened. The definitions are then unknown.
+    pub(crate) obstacle: Option<String>,
     /// The process that serves or saves the session.
     pub(crate) holder: Option<lock::Holder>,
 }
@@ -304,8 +314,8 @@ pub(crate) struct SessionDescription {
 fn sessions_directory() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {
-        "There is no directory for sessions: XDG_STATE_HOME is not an absolute path, and there is no home directory. Set \
-         XDG_STATE_HOME, or name the session by a path that contains a slash."
+        "There is no directory for sessions: XDG_STATE_HOME is not set to an absolute path, and there is no home \
+         directory. Set XDG_STATE_HOME, or name the session by a path that contains a slash."
             .to_owned()
     })
 }
