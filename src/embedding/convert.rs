@@ -62,7 +62,10 @@ impl ConversionError {
     /// Returns the error for an object that is nested too deeply or contains itself.
     #[cold]
     fn too_deep() -> Self {
-        Self::new("an object of limited nesting depth", "an object that is nested too deeply or contains itself")
+        Self::new(
+            "an object of limited nesting depth",
+            "an object that is nested too deeply or contains itself (or the stack is nearly used up)",
+        )
     }
 }
 
@@ -221,7 +224,7 @@ impl<'m> Reader<'m> {
             condition => {
                 let reason = condition.map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
                 let found = format!("{}: {reason}", self.cx.describe(value));
-                ConversionError::new("an object that Lisp can write as a message", found)
+                ConversionError::new("an object that can be passed to Rust", found)
             }
         })
     }
@@ -311,7 +314,8 @@ impl<'m> Reader<'m> {
                     if last < 0 { ("negative", last.leading_ones()) } else { ("positive", last.leading_zeros()) };
                 (format!("a {sign} integer of {} bits", (words.len() * 64).saturating_sub(unused as usize)), 0)
             }
-            Token::Single(value) => (value.to_string(), 0),
+            // `Display` would print 1.0 as 1, which looks like an integer.
+            Token::Single(value) => (format!("{value:?}"), 0),
             Token::Double(value) => (format!("{value}d0"), 0),
             Token::Character(code) => {
                 let surrogate = || format!("the surrogate {code:#x}");

@@ -224,10 +224,11 @@ impl Lisp {
             io::Error::new(error.kind(), format!("the image was not saved in {}: {error}", path.display()))
         };
         if !cfg!(target_os = "linux") {
-            return Err(at_path(io::ErrorKind::Unsupported.into()).into());
+            return Err(at_path(io::Error::new(io::ErrorKind::Unsupported, "saving works only on Linux")).into());
         }
         let draft = CoreDraft::new(path).map_err(at_path)?;
-        let file = draft.path.to_str().ok_or_else(|| at_path(io::ErrorKind::InvalidFilename.into()))?;
+        let not_utf_8 = || at_path(io::Error::new(io::ErrorKind::InvalidFilename, "the path is not valid UTF-8"));
+        let file = draft.path.to_str().ok_or_else(not_utf_8)?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let process = self.enter(|cx| cx.call_entry_with::<i32>(Entry::Save, &(file, writer.as_raw_fd())));
         drop(writer);
