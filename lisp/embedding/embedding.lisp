@@ -610,7 +610,7 @@ can also be a hash table. Signal an error for any other object."
      ;; In a circular list, a search for a key would never end, and counting to a large index would take too long.
      (unless (or (typep key '(integer 0 10000))
                  (list-extent object))
-       (error 'message-too-large))
+       (error "The list contains itself: its elements can be found only by an index up to 10000."))
      (cond ((typep key 'index)
             (let ((rest (nthcdr key object)))
               (values (car rest) (and rest t))))

@@ -221,12 +221,14 @@ impl<'m> Reader<'m> {
         }
         self.cx.write_out(value, shape).map_err(|error| match error.condition() {
             Some(condition) if condition.is("control-stack-exhausted") => ConversionError::too_deep(),
-            condition => {
-                let reason = condition.map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
-                let found = format!("{}: {reason}", self.cx.describe(value));
-                ConversionError::new("an object that can be passed to Rust", found)
-            }
+            _ => ConversionError::new("an object that can be passed to Rust", self.describe_with_reason(value, &error)),
         })
+    }
+
+    /// Returns a description of `value` with `error`, which prevented its conversion, as the reason.
+    fn describe_with_reason(&self, value: &Value, error: &Error) -> String {
+        let reason = error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
+        format!("{}: {reason}", self.cx.describe(value))
     }
 
     /// Makes Lisp write the slots of an instance as a property list. Returns the message that contains the list.
@@ -238,7 +240,13 @@ impl<'m> Reader<'m> {
             Err(Error::Condition(condition)) if condition.is("control-stack-exhausted") => {
                 Err(ConversionError::too_deep())
             }
-            Err(_) => Err(ConversionError::new(expected, self.cx.describe(&value))),
+            Err(Error::Condition(condition)) if condition.is("type-error") => {
+                Err(ConversionError::new(expected, self.cx.describe(&value)))
+            }
+            Err(error) => {
+                let found = self.describe_with_reason(&value, &error);
+                Err(ConversionError::new("an instance whose slots can be read", found))
+            }
         }
     }
 

@@ -83,8 +83,8 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
     let trailer = CoreTrailer::read(&mut file).map_err(|error| unusable(error.to_string()))?;
-    let trailer =
-        trailer.ok_or_else(|| unusable("the file was not written by Lisp::save, or is incomplete".to_owned()))?;
+    let not_saved = "the file was not written by Lisp::save, or is incomplete; for an sbcl.core, name its directory";
+    let trailer = trailer.ok_or_else(|| unusable(not_saved.to_owned()))?;
     let this = crate::build_id();
     if trailer.build != this {
         return Err(BootError::OtherBuild { path: path.to_owned(), saved_by: trailer.build, this });
