@@ -50,8 +50,8 @@ fn format_size(bytes: u64) -> String {
 pub enum BootError {
     /// The only image that a process can have has been booted before, or is being booted now.
     #[error(
-        "SBCL is already booted or booting in this process, which can have only one image: to use this image, call \
-         Lisp::get_or_boot"
+        "SBCL is already booted or booting in this process, which can have only one image: to use that image, call \
+         Lisp::get_or_boot, or clone the Session if Session::start booted the image"
     )]
     AlreadyBooted,
     /// An earlier boot failed; SBCL's runtime cannot be initialised twice.

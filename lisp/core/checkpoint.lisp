@@ -611,7 +611,7 @@ and skip it, because otherwise the image could not be booted."
     (event 0 (event-code :notice) 0
            (with-server-syntax ()
              (format nil "The shared object ~A could not be loaded again, so its functions cannot be called. ~
-                          To try again: (load-shared-object ~:*~S)"
+                          To try again: (sb-alien:load-shared-object ~:*~S)"
                      name)))))
 
 (defun resume-from-checkpoint ()

@@ -197,7 +197,8 @@ there is no such package."
       (funcall function)
       (let ((*package* (call-with-form-restarts
                         (lambda ()
-                          (with-user-code-boundary () (find-package-or-suggest name))))))
+                          (with-user-code-boundary () (find-package-or-suggest name)))
+                        "Look for the package again.")))
         (funcall function))))
 
 (defun usable-stream-p (symbol target)

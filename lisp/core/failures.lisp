@@ -86,7 +86,7 @@ interruption, only print CONDITION and continue the unwinding."
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
                                 (format nil "A memory fault occurred: the image may be damaged.~:[~; reset-session ~
-                                             starts a new image.~]"
+                                             starts a new image, except under --no-supervisor.~]"
                                         **resets-available**))))
                      condition
                      (lambda () (error-frame hook)))
@@ -103,8 +103,8 @@ does (RUN-HOOK in src/code/debug.lisp). If the called function fails in turn, no
       (progv (list variable) '(nil)
         (block contained
           (let ((*on-debugger* (lambda (failure)
-                                 (push-notice "The function in the variable ~A failed with ~A. ~
-                                               To remove the function: (setf ~2:*~A nil)"
+                                 (push-notice "The function in the variable ~S failed with ~A. ~
+                                               To remove the function: (setf ~2:*~S nil)"
                                                       variable (type-name-text (class-name-of failure)))
                                  (return-from contained))))
             (funcall hook condition hook)))))))

@@ -220,7 +220,7 @@ nearly full, and by WATCH-HEAP after each collection."
   ((used :initarg :used :reader heap-nearly-exhausted-used)
    (size :initarg :size :reader heap-nearly-exhausted-size))
   (:report (lambda (condition stream)
-             (format stream "The program's call keeps too many objects: ~D of ~D MB of the heap are in use."
+             (format stream "The heap is nearly used up during a call of the program: ~D of ~D MB are in use."
                      (megabytes (heap-nearly-exhausted-used condition))
                      (megabytes (heap-nearly-exhausted-size condition)))))
   (:documentation "The error that is signalled when a program's call keeps so many objects that garbage collections have

@@ -53,14 +53,16 @@ interruption on the way out of NEXT-JOB would lose the job."
 (defun report-stopped-exit (job)
   "Report that JOB failed because a non-local exit would have left the held evaluation. The exit was made by JOB's own
 code, or by code that interrupted JOB, such as a timer's function."
-  (let ((message "A non-local exit, such as a throw, out of the held evaluation was stopped: the rest of the code was not ~
-evaluated, and the evaluation is still held. To leave a frame, invoke a restart or resume from the frame. If the code makes ~
-no such exit, a timer or another thread made the exit."))
-    (if (eq (job-kind job) :frame-locals)
-        (refuse message)
-        (progn
-          (event *job-id* (event-code :error) 0 "ABORTED")
-          (event *job-id* (event-code :error-text) 0 (format nil message))))))
+  (cond ((eq (job-kind job) :frame-locals)
+         (refuse "A non-local exit, such as a throw, out of the held evaluation was stopped: the variables cannot be shown, and ~
+                  the evaluation is still held. A print method, a timer or another thread made the exit."))
+        (t
+         (event *job-id* (event-code :error) 0 "ABORTED")
+         (event *job-id* (event-code :error-text) 0
+                (format nil "A non-local exit, such as a throw, out of the held evaluation was stopped: the rest of the code ~
+                             was not evaluated, and the evaluation is still held. To leave a frame, invoke a restart or ~
+                             resume from the frame. If the code makes no such exit, a timer or another thread made the ~
+                             exit.")))))
 
 (defun hold-evaluation (condition frames)
   "Report that the evaluation is held because it failed with CONDITION or, if CONDITION is NIL, was interrupted. Perform

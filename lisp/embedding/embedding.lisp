@@ -540,7 +540,7 @@ collections do not move the octets meanwhile."
   (declare (type (unsigned-byte 62) address length))
   (with-octets (octets count) object
     (unless (= length count)
-      (error "The vector has ~D octets, but had ~D when the copy began: read the vector again." count length))
+      (error "The vector has ~D octets, but the buffer for the copy has ~D: pass a buffer of the vector's length." count length))
     (sb-kernel:%byte-blt octets 0 (int-sap address) 0 length))
   (values))
 
@@ -610,7 +610,7 @@ can also be a hash table. Signal an error for any other object."
      ;; In a circular list, a search for a key would never end, and counting to a large index would take too long.
      (unless (or (typep key '(integer 0 10000))
                  (list-extent object))
-       (error 'message-too-large))
+       (error "The list contains itself: its elements can be found only by an index up to 10000."))
      (cond ((typep key 'index)
             (let ((rest (nthcdr key object)))
               (values (car rest) (and rest t))))

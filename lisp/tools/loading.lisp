@@ -215,11 +215,15 @@ the new load. BOUND lists the variables that had values before the new load."
          (others (nthcdr +max-stale-names+ kept)))
     (loop for (name . form) in kept
           repeat +max-stale-names+
-          do (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
-                           variable. To assign it: (setf ~:*~:*~A ~*~A)."
+          do (push-notice "~A keeps its value: its DEFVAR or DEFGLOBAL in ~A has changed, but neither reassigns a bound ~
+                           variable. To assign the new value: (setf ~:*~:*~A ~*~A)."
                           (symbol-text name) (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
-                            (if (> (length line) +max-shown-line-length+) "…" line))))
+                            (if (or (> (length line) +max-shown-line-length+)
+                                    ;; On a single line, a comment would hide the rest of the form.
+                                    (and (find #\; form) (find #\Newline form)))
+                                "…"
+                                line))))
     (when others
       (push-notice "~:[These variables keep their values~;This variable keeps its value~] for the same reason: ~A."
                    (null (rest others)) (names-text (mapcar (lambda (variable) (symbol-text (car variable))) others))))))
@@ -424,18 +428,29 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
           (and (hash-table-p asdf/source-registry:*source-registry*)
                (loop for name being the hash-keys of asdf/source-registry:*source-registry* collect name))))
 
-(defun fetching-advice ()
-  "Return a sentence that says how to fetch a system that is not on this machine, or that it cannot be fetched."
+(defun fetching-advice (name)
+  "Return advice on how to fetch the system NAME, which is not on this machine, or a sentence that says that the system cannot
+be fetched."
   (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
-      (cond ((or (quicklisp-loaded-p) (find-package "OCICL-RUNTIME"))
-             "Check the system's name. Quicklisp or OCICL, which is loaded in this image, can fetch missing systems.")
-            ((or quicklisp ocicl)
+      (cond ((quicklisp-loaded-p)
              (with-server-syntax ()
-               (format nil "To fetch the system, evaluate (load ~S), which loads ~:[OCICL~;Quicklisp~], ~
-                            and then load the system again."
-                       (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
+               (format nil "Check the system's name. To fetch the system with Quicklisp: (ql:quickload ~S)" name)))
+            ((find-package "OCICL-RUNTIME")
+             "Check the system's name: OCICL, which is loaded in this image, did not find the system either.")
+            (quicklisp
+             (with-server-syntax ()
+               (format nil "To fetch the system, evaluate (load ~S), which loads Quicklisp, and then ~
+                            ~:[(ql:quickload ~S)~;load the system again~]."
+                       (sb-ext:native-namestring quicklisp)
+                       ;; Only the operation LOAD makes Quicklisp fetch systems: ASDF:LOAD-SYSTEM does not.
+                       *load-progress*
+                       name)))
+            (ocicl
+             (with-server-syntax ()
+               (format nil "To fetch the system, evaluate (load ~S), which loads OCICL, and then load the system again."
+                       (sb-ext:native-namestring ocicl))))
             (t "The system cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
 
 (defun missing-system-hint (condition)
@@ -452,7 +467,7 @@ it. Return NIL unless the missing component is a system that ASDF does not know.
                 (suggestion near)
                 (subseq directories 0 (min 8 (length directories)))
                 (and (> (length directories) 8) (- (length directories) 8))
-                (fetching-advice))))))
+                (fetching-advice (string-downcase name)))))))
 
 (defun definitions-so-far ()
   "Return descriptions, as from KEY-TEXT, of the definitions that the file being loaded has made so far. Omit accessors and

@@ -62,7 +62,10 @@ impl ConversionError {
     /// Returns the error for an object that is nested too deeply or contains itself.
     #[cold]
     fn too_deep() -> Self {
-        Self::new("an object of limited nesting depth", "an object that is nested too deeply or contains itself")
+        Self::new(
+            "an object of limited nesting depth",
+            "an object that is nested too deeply or contains itself (or the stack is nearly used up)",
+        )
     }
 }
 
@@ -218,12 +221,14 @@ impl<'m> Reader<'m> {
         }
         self.cx.write_out(value, shape).map_err(|error| match error.condition() {
             Some(condition) if condition.is("control-stack-exhausted") => ConversionError::too_deep(),
-            condition => {
-                let reason = condition.map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
-                let found = format!("{}: {reason}", self.cx.describe(value));
-                ConversionError::new("an object that Lisp can write as a message", found)
-            }
+            _ => ConversionError::new("an object that can be passed to Rust", self.describe_with_reason(value, &error)),
         })
+    }
+
+    /// Returns a description of `value` with `error`, which prevented its conversion, as the reason.
+    fn describe_with_reason(&self, value: &Value, error: &Error) -> String {
+        let reason = error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
+        format!("{}: {reason}", self.cx.describe(value))
     }
 
     /// Makes Lisp write the slots of an instance as a property list. Returns the message that contains the list.
@@ -235,7 +240,13 @@ impl<'m> Reader<'m> {
             Err(Error::Condition(condition)) if condition.is("control-stack-exhausted") => {
                 Err(ConversionError::too_deep())
             }
-            Err(_) => Err(ConversionError::new(expected, self.cx.describe(&value))),
+            Err(Error::Condition(condition)) if condition.is("type-error") => {
+                Err(ConversionError::new(expected, self.cx.describe(&value)))
+            }
+            Err(error) => {
+                let found = self.describe_with_reason(&value, &error);
+                Err(ConversionError::new("an instance whose slots can be read", found))
+            }
         }
     }
 
@@ -311,7 +322,8 @@ impl<'m> Reader<'m> {
                     if last < 0 { ("negative", last.leading_ones()) } else { ("positive", last.leading_zeros()) };
                 (format!("a {sign} integer of {} bits", (words.len() * 64).saturating_sub(unused as usize)), 0)
             }
-            Token::Single(value) => (value.to_string(), 0),
+            // `Display` would print 1.0 as 1, which looks like an integer.
+            Token::Single(value) => (format!("{value:?}"), 0),
             Token::Double(value) => (format!("{value}d0"), 0),
             Token::Character(code) => {
                 let surrogate = || format!("the surrogate {code:#x}");

@@ -65,7 +65,8 @@ pub enum Error {
     /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more
     /// threads.
     #[error(
-        "no Lisp thread is free: all are running functions of the program (Builder::spare_threads allows more threads)"
+        "no Lisp thread is free: all are running functions of the program, and no more threads are allowed \
+         (Builder::spare_threads) or could be started"
     )]
     NoThread,
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.

@@ -753,9 +753,9 @@ impl Pool {
     /// been requested, and starts threads when there are too few.
     fn run_monitor(&self, cx: &Cx) {
         loop {
-            let result: Result<(), Error> = match self.next_action() {
+            let (action, result): (_, Result<(), Error>) = match self.next_action() {
                 MonitorAction::Interrupt(thread, call, reason) => {
-                    cx.call_entry_with(Entry::Interrupt, &(thread, call, reason as i64))
+                    ("interrupt a call", cx.call_entry_with(Entry::Interrupt, &(thread, call, reason as i64)))
                 }
                 MonitorAction::StartThread(number) => {
                     let started = cx.call_entry_with(Entry::StartThread, &(number,));
@@ -766,12 +766,12 @@ impl Pool {
                         ThreadState::release(number);
                         monitor.supply.record_failure(Instant::now());
                     }
-                    started
+                    ("start a thread", started)
                 }
             };
             if let Err(error) = result {
                 helper_threads::run(move || {
-                    tracing::error!("Lisp could not interrupt a call or start a thread: {error}");
+                    tracing::error!("Lisp could not {action}: {error}");
                 });
             }
         }

@@ -83,8 +83,8 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
     let trailer = CoreTrailer::read(&mut file).map_err(|error| unusable(error.to_string()))?;
-    let trailer =
-        trailer.ok_or_else(|| unusable("the file was not written by Lisp::save, or is incomplete".to_owned()))?;
+    let not_saved = "the file was not written by Lisp::save, or is incomplete; for an sbcl.core, name its directory";
+    let trailer = trailer.ok_or_else(|| unusable(not_saved.to_owned()))?;
     let this = crate::build_id();
     if trailer.build != this {
         return Err(BootError::OtherBuild { path: path.to_owned(), saved_by: trailer.build, this });
@@ -224,10 +224,11 @@ impl Lisp {
             io::Error::new(error.kind(), format!("the image was not saved in {}: {error}", path.display()))
         };
         if !cfg!(target_os = "linux") {
-            return Err(at_path(io::ErrorKind::Unsupported.into()).into());
+            return Err(at_path(io::Error::new(io::ErrorKind::Unsupported, "saving works only on Linux")).into());
         }
         let draft = CoreDraft::new(path).map_err(at_path)?;
-        let file = draft.path.to_str().ok_or_else(|| at_path(io::ErrorKind::InvalidFilename.into()))?;
+        let not_utf_8 = || at_path(io::Error::new(io::ErrorKind::InvalidFilename, "the path is not valid UTF-8"));
+        let file = draft.path.to_str().ok_or_else(not_utf_8)?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let process = self.enter(|cx| cx.call_entry_with::<i32>(Entry::Save, &(file, writer.as_raw_fd())));
         drop(writer);

@@ -287,7 +287,7 @@ impl fmt::Debug for Value {
             Repr::Nil => f.write_str("Value(nil)"),
             Repr::True => f.write_str("Value(t)"),
             Repr::Integer(value) => write!(f, "Value({value})"),
-            Repr::Single(value) => write!(f, "Value({value})"),
+            Repr::Single(value) => write!(f, "Value({value:?})"),
             Repr::Double(value) => write!(f, "Value({value}d0)"),
             Repr::Character(code) => match char::from_u32(*code) {
                 Some(value) => write!(f, "Value({value:?})"),

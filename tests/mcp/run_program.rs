@@ -12,8 +12,8 @@ use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
 
-const NOTICE: &str = "[notice]\nOutput of a program run with :output t or :error t is not captured: it goes to the server's \
-                      stderr. To capture it, pass *standard-output* instead of t.\n\n";
+const NOTICE: &str = "[notice]\nOutput of a program run with :output t or :error t is not captured: it goes to this process's \
+                      own output, in the server to stderr. To capture it, pass *standard-output* instead of t.\n\n";
 
 /// Returns the running processes with this command line.
 fn running(command_line: &str) -> Vec<String> {

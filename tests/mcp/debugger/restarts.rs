@@ -92,7 +92,7 @@ fn every_kind_of_error_is_held_with_on_error_debug(mode: Mode) {
 fn unknown_package_argument_is_held_with_retry_and_abort(mode: Mode) {
     let mut server = mode.ready();
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": "1", "package": "NOPE", "on-error": "debug"}));
-    assert!(text.contains("Restarts:\n  1. RETRY - Evaluate this form again.\n  2. ABORT - "), "{text}");
+    assert!(text.contains("Restarts:\n  1. RETRY - Look for the package again.\n  2. ABORT - "), "{text}");
     call_ok(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(make-package \"NOPE\")"}));
     let text = call_ok(&mut server, "invoke-restart", json!({"restart": "RETRY"}));
     assert_eq!(text, "=> 1");
