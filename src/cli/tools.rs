@@ -27,7 +27,7 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 8] = [
     (r" \(get-backtrace shows them\)", ""),
     (r" \(run-tests with `name` shows one\)", ""),
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
-    ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
+    ("pass a larger `timeout`(, or raise the default with configure-limits)?\\.", "pass a larger --timeout."),
     (r"or name their system \(`system`\)\.", "or name their system."),
     (
         "(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
