@@ -39,6 +39,11 @@ pub(crate) fn enable(arguments: impl Iterator<Item = OsString>, scratch: &Scratc
     let _ = SERVER_OPTIONS.set((arguments.collect(), scratch.path().to_owned()));
 }
 
+/// Returns true if tests can run in child processes.
+pub(crate) fn is_enabled() -> bool {
+    SERVER_OPTIONS.get().is_some()
+}
+
 /// The tests to run, and the information that a fresh image needs to find them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct TestSelection {

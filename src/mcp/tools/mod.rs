@@ -94,7 +94,7 @@ impl ToolContext {
 
     /// Returns the server's instructions for a model.
     pub(super) fn instructions(&self) -> String {
-        self.options.registry.tools().instructions(self.options.attachable)
+        self.options.registry.tools().instructions(self.options.attachable, self.recovery.is_some())
     }
 
     pub(super) fn registry(&self) -> &Registry {
