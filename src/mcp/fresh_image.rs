@@ -196,6 +196,12 @@ impl FreshRun {
                         TIME_LIMIT.as_secs()
                     );
                 }
+                _ if output.len() as u64 >= MAX_OUTPUT => {
+                    return format!(
+                        "The results of the tests in the fresh image exceed {} MiB: run fewer tests at once.",
+                        MAX_OUTPUT >> 20
+                    );
+                }
                 Some(Ok(status)) => format!("died ({status})"),
                 _ => "died".to_owned(),
             };
