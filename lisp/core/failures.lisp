@@ -87,7 +87,7 @@ interruption, only print CONDITION and continue the unwinding."
                          (event *job-id* (event-code :notice) 0
                                 (format nil "A memory fault occurred: the image may be damaged.~:[~; reset-session ~
                                              starts a new image.~]"
-                                        **resets-available**))))
+                                        (eq **resets-available** t)))))
                      condition
                      (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))

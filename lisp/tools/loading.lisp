@@ -215,8 +215,8 @@ the new load. BOUND lists the variables that had values before the new load."
          (others (nthcdr +max-stale-names+ kept)))
     (loop for (name . form) in kept
           repeat +max-stale-names+
-          do (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
-                           variable. To assign it: (setf ~:*~:*~A ~*~A)."
+          do (push-notice "~A keeps its value: its initial value in ~A has changed, but DEFVAR and DEFGLOBAL do not ~
+                           reassign a bound variable. To assign it: (setf ~:*~:*~A ~*~A)."
                           (symbol-text name) (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
                             (if (> (length line) +max-shown-line-length+) "…" line))))

@@ -530,8 +530,8 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
     project.write("app/a.lisp", after).write("app/b.lisp", "(in-package :app)\n(defun moved () 2)");
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
-APP::*LIMIT* keeps its value: its DEFVAR in app/a.lisp has changed, but DEFVAR does not reassign a bound variable. \
-                    To assign it: (setf APP::*LIMIT* (* 2                    10)).
+APP::*LIMIT* keeps its value: its initial value in app/a.lisp has changed, but DEFVAR and DEFGLOBAL do not reassign a \
+                    bound variable. To assign it: (setf APP::*LIMIT* (* 2                    10)).
 The image still has definitions that app/a.lisp no longer contains: function APP::GONE, function APP::OLD-NAME, macro \
                     APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.
 
