@@ -25,7 +25,7 @@ const NO_ERROR: &str = "No error information available.\n(No error has occurred 
 /// Returns the notice that precedes an answer about errors while a cancelled evaluation has not ended.
 #[cfg(feature = "mcp")]
 pub(crate) fn pending_cancellation(evaluation: u64) -> String {
-    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: the following error is older.")
+    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: its error is not shown yet.")
 }
 
 /// Returns true if an answer begins with the notice of [`pending_cancellation`].

@@ -77,7 +77,9 @@ fn abort_held() -> Result<CallHandler, Fault> {
     handle_with_job(|session, call| {
         let of = session.clone();
         session.abort_held(move |result| match result {
-            Err(error @ HoldError::NothingHeld { .. }) => call.refuse(Fault::Refusal(explain_nothing_held(&of, &error))),
+            Err(error @ HoldError::NothingHeld { .. }) => {
+                call.refuse(Fault::Refusal(explain_nothing_held(&of, &error)));
+            }
             result => call.answer(result.map(|()| AbortResult)),
         })
     })
