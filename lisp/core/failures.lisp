@@ -86,8 +86,8 @@ interruption, only print CONDITION and continue the unwinding."
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
                                 (format nil "A memory fault occurred: the image may be damaged.~:[~; reset-session ~
-                                             starts a new image, except under --no-supervisor.~]"
-                                        **resets-available**))))
+                                             starts a new image.~]"
+                                        (eq **resets-available** t)))))
                      condition
                      (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))

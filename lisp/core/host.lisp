@@ -212,5 +212,5 @@ only. Without these pages, a stack overflow would write into the next stack, or 
       (protect (extern-alien "protect_alien_stack_hard_guard_page" (function void int system-area-pointer))))))
 
 (defglobal **resets-available** t
-  "True when a user can get a new image with the tool reset-session. False in the image of an embedding program, and when
-the server does not list this tool.")
+  "T when the tool reset-session replaces the image; :IN-PLACE when it undoes the definitions in this image, because the
+server has no supervisor; NIL in the image of an embedding program, and when the server does not list this tool.")

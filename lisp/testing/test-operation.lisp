@@ -185,10 +185,11 @@ package prefix, or NIL if TEXT has no prefix."
 (defun run-tests-named (text)
   "Run the tests that TEXT names: a test, or the tests of a group such as a suite. If TEXT has no package prefix, prefer
 tests of the current package to tests with the same name in other packages. If TEXT names no tests, signal an error that
-suggests similar names or, if no tests are loaded, says so."
+suggests similar names or, if no tests are loaded or TEXT names an empty suite, says so."
   (multiple-value-bind (name package-name) (split-name text)
     (let ((package (and package-name (find-package-or-suggest package-name)))
-          (names '()))
+          (names '())
+          (found nil))
       (labels ((same-p (candidate)
                  (and (typep candidate '(or symbol string))
                       (progn (push (string candidate) names) t)
@@ -212,11 +213,14 @@ suggests similar names or, if no tests are loaded, says so."
                                                         (or (null home) (eq home (symbol-home group)))))))
                                 :from-end t)))
                      (when all
+                       (setf found t)
                        (run-framework-tests framework all))))))
         (run (and (null package) (current-package)))
         (when (zerop (length (test-run-verdicts *test-run*)))
           (run nil))
         (when (zerop (length (test-run-verdicts *test-run*)))
+          (when found
+            (signal-no-tests "Nothing ran: the suite ~A contains no tests." text))
           (unless (some (lambda (framework)
                           (let ((*framework* framework))
                             (funcall (framework-tests framework))))

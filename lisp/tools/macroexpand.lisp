@@ -243,7 +243,7 @@ large, return FORM itself, and true as the second value."
                            (t "is not defined"))
                      (if (fboundp operator)
                          ", so this is not a macro form. Pass depth `all` to expand the form's subforms."
-                         ", so there is nothing to expand.")
+                         ", so this is not a macro form.")
                      (and (not (fboundp operator))
                           (similar-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 

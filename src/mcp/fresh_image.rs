@@ -39,6 +39,11 @@ pub(crate) fn enable(arguments: impl Iterator<Item = OsString>, scratch: &Scratc
     let _ = SERVER_OPTIONS.set((arguments.collect(), scratch.path().to_owned()));
 }
 
+/// Returns true if tests can run in child processes.
+pub(crate) fn is_enabled() -> bool {
+    SERVER_OPTIONS.get().is_some()
+}
+
 /// The tests to run, and the information that a fresh image needs to find them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct TestSelection {
@@ -189,6 +194,12 @@ impl FreshRun {
                         "The fresh image for the tests did not finish within {} s and was ended: a test, or loading a \
                          system, may hang or take too long.",
                         TIME_LIMIT.as_secs()
+                    );
+                }
+                _ if output.len() as u64 >= MAX_OUTPUT => {
+                    return format!(
+                        "The results of the tests in the fresh image exceed {} MiB: run fewer tests at once.",
+                        MAX_OUTPUT >> 20
                     );
                 }
                 Some(Ok(status)) => format!("died ({status})"),

@@ -9,6 +9,9 @@ use crate::outcome::{CallEnd, CallTree, Outcome, Profile, ProfileSummary, Traced
 /// Maximum length of a line of the profile, in characters.
 const MAX_LINE: usize = 500;
 
+/// Largest `limit` of trace-calls.
+pub(crate) const MAX_RECORDED_CALLS: u64 = 5_000;
+
 /// Minimum length of the line of a call, in characters.
 const MIN_LINE: usize = 20;
 
@@ -63,9 +66,11 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         _ = write!(head, "\n... recorded calls that do not fit here: {more}; reduce `depth`, or trace fewer functions");
     }
     if trace.omitted > 0 {
+        // At the largest limit, there is no larger limit to pass.
+        let larger = if trace.recorded < MAX_RECORDED_CALLS { "pass a larger `limit`, or " } else { "" };
         _ = write!(
             head,
-            "\n... calls beyond `limit`, not recorded: {}; pass a larger `limit`, or trace fewer functions",
+            "\n... calls beyond `limit`, not recorded: {}; {larger}trace fewer functions",
             trace.omitted
         );
     }

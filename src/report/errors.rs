@@ -25,7 +25,7 @@ const NO_ERROR: &str = "No error information available.\n(No error has occurred 
 /// Returns the notice that precedes an answer about errors while a cancelled evaluation has not ended.
 #[cfg(feature = "mcp")]
 pub(crate) fn pending_cancellation(evaluation: u64) -> String {
-    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: the following error is older.")
+    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: its error is not shown yet.")
 }
 
 /// Returns true if an answer begins with the notice of [`pending_cancellation`].
@@ -254,12 +254,18 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
         return text;
     }
     let mut short = error.clone();
+    let mut is_shortened = false;
     for local in short.frames.iter_mut().flat_map(|frame| &mut frame.locals) {
         if let LocalValue::Value(value) = &mut local.value {
+            let whole = value.len();
             *value = cut(std::mem::take(value), SHORT_VALUE);
+            is_shortened |= value.len() != whole;
         }
     }
     let text = titled_frames(TITLE, &short, range, max.saturating_sub(RESERVED_FOR_SHORTENING_NOTE));
+    if !is_shortened {
+        return text;
+    }
     let one = tool_names::if_listed(&["eval-in-frame"], ": eval-in-frame shows a variable in full");
     format!("{text}\nLong values are shortened{one}.")
 }
@@ -303,8 +309,12 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
             more => format!("{more} more frames"),
         };
         // A larger max-frames helps only if max-frames left frames out. Otherwise the frames did not fit, or the range
-        // does not begin at frame 0, so the next range is suggested.
-        if range.from == 0 && shown.len() as u64 == range.max_frames {
+        // does not begin at frame 0, so the next range is suggested. Another image keeps only the first frames of a large
+        // error.
+        let kept = error.frames.last().map_or(0, |frame| frame.number + 1);
+        if next >= kept {
+            _ = write!(text, "\n{more}, not kept.");
+        } else if range.from == 0 && kept == total && shown.len() as u64 == range.max_frames {
             _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
         } else {
             _ = write!(text, "\n{more}; pass `from` {next} to see the next frames.");

@@ -25,7 +25,8 @@ pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
         }
         line
     });
-    let mut text = fit_lines(lines, found.more, max, "`type`, `package`, `external` or another word in the query");
+    let narrower = "`type`, `package`, `external` or another word in the query";
+    let mut text = fit_lines(lines, found.more, max, Some(narrower));
     if let Some(nothing) = &found.nothing {
         push_line(&mut text, &escape_output(nothing));
     }
@@ -46,7 +47,8 @@ pub fn references_found(found: &References, max: usize) -> String {
         }
         line
     });
-    let mut text = fit_lines(lines, found.more, max.saturating_sub(length(&notes)), "a more specific `relation`");
+    // No argument narrows a list of references.
+    let mut text = fit_lines(lines, found.more, max.saturating_sub(length(&notes)), None);
     push_line(&mut text, &notes);
     text
 }
@@ -121,7 +123,7 @@ fn push_line(text: &mut String, line: &str) {
 
 /// Returns the lines that fit into `max` characters. `more` is the number of results without a line. If any results are
 /// not shown, adds a line with their number and with advice, for instance to narrow the list by `narrower`.
-fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
+fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: Option<&str>) -> String {
     let lines: Vec<_> = lines.map(|line| escape_output(&line.replace('\n', " "))).collect();
     let mut room = max.saturating_sub(RESERVED_FOR_OMITTED);
     let mut text = String::new();
@@ -138,15 +140,18 @@ fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrowe
     let all = lines.len() as u64 + more;
     let rest = all - shown;
     if rest > 0 {
-        let ask = if shown < lines.len() as u64 {
-            let room = tool_names::if_listed(&["configure-limits"], ", or raise max-answer (configure-limits)");
-            format!("not enough room: narrow the list by {narrower}{room}")
+        let narrow = narrower.map(|narrower| format!("narrow the list by {narrower}"));
+        let advice = if shown < lines.len() as u64 {
+            let raise = tool_names::if_listed(&["configure-limits"], "raise max-answer (configure-limits)");
+            let raise = (!raise.is_empty()).then(|| raise.to_owned());
+            let ways: Vec<_> = narrow.into_iter().chain(raise).collect();
+            format!("not enough room{}{}", if ways.is_empty() { "" } else { ": " }, ways.join(", or "))
         } else if all <= MAX_SUGGESTED_LIMIT {
             format!("pass limit {all} to see them all")
         } else {
-            format!("narrow the list by {narrower}")
+            narrow.unwrap_or_else(|| format!("at most {MAX_SUGGESTED_LIMIT} can be listed"))
         };
-        push_line(&mut text, &format!("... {rest} more; {ask}."));
+        push_line(&mut text, &format!("... {rest} more; {advice}."));
     }
     text
 }

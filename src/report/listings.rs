@@ -20,6 +20,12 @@ pub fn reset(notices: &[String]) -> String {
     sections.0
 }
 
+/// The text of list-definitions if a filter leaves no definitions. Without a filter, there may be some.
+const NO_MATCHING_DEFINITIONS: &str =
+    "No definition in this session matches the filter. Omit `type` and `package` to list all definitions.";
+
+/// Largest limit of list-definitions that is suggested to see all definitions.
+const MAX_SUGGESTED_LIMIT: u64 = 10_000;
 /// Maximum number of unrestored forms that are shown.
 const MAX_UNRESTORED: usize = 10;
 /// Characters reserved for the headings of list-definitions and for the lines about further definitions.
@@ -72,7 +78,11 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
             _ = write!(target, "\n- and {more} more");
         }
     }
-    if sections.0.is_empty() { "No definitions in this session.".to_owned() } else { sections.0 }
+    match sections.0 {
+        text if !text.is_empty() => text,
+        _ if definitions.is_filtered => NO_MATCHING_DEFINITIONS.to_owned(),
+        _ => "No definitions in this session.".to_owned(),
+    }
 }
 
 /// Returns advice on how to see definitions that do not fit.
@@ -106,7 +116,7 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max:
         let (count, size) = own.fold((0, 0), |(count, size), line| (count + 1, size + length(&definition_line(line))));
         let all = count + more;
         let target = sections.begin();
-        if size as u64 / count.max(1) * all <= max as u64 {
+        if all <= MAX_SUGGESTED_LIMIT && size as u64 / count.max(1) * all <= max as u64 {
             _ = write!(target, "... {more} more; pass limit {all} to see them all.");
         } else {
             _ = write!(target, "... {more} more. {}", narrowing_hint());

@@ -21,7 +21,7 @@ use std::fmt::Write as _;
 use crate::outcome::{Clipped, ErrorRecord, FrameRecord};
 
 #[cfg(feature = "mcp")]
-pub(crate) use calls::{calls, max_calls_shown, profile};
+pub(crate) use calls::{MAX_RECORDED_CALLS, calls, max_calls_shown, profile};
 pub(crate) use errors::signalled_error;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]
@@ -38,7 +38,7 @@ pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
 pub use tests::tests;
 #[cfg(feature = "mcp")]
-pub(crate) use tests::tests_ran;
+pub(crate) use tests::{SUSPECTS_HINT, tests_ran};
 
 pub use crate::outcome::DefinitionFilter;
 

@@ -218,7 +218,7 @@ impl Inner {
     /// notice.
     pub(super) fn deliver(&self, answers: impl IntoIterator<Item = AnswerFn>) {
         for answer in answers {
-            if let Err(reason) = panics::catch_as(answer, |text| text.unwrap_or_default().to_owned()) {
+            if let Err(reason) = panics::catch_as(answer, |text| text.unwrap_or("(no message)").to_owned()) {
                 panics::catch(|| tracing::error!(reason, "the receiver of an answer panicked"));
                 self.own_connection
                     .state()

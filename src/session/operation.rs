@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use super::events::{ClippedBuffer, JobEnd, first_chars};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
-use crate::outcome::{FieldValue, LoadProgress, Omitted, Record, System, of_kind};
+use crate::outcome::{FieldValue, LoadProgress, Loading, Omitted, Record, System, of_kind};
 
 /// The maximum number of records in one answer, and the maximum size of these records together, in bytes. Operations
 /// have smaller limits of their own.
@@ -181,6 +181,11 @@ impl RecordsBuilder {
             let text = text.map(|text| FieldValue::Text(crate::outcome::Clipped::from(text).text));
             record.set(&name, text.unwrap_or(FieldValue::Number(number)));
         }
+    }
+
+    /// Returns true if the records are those of a load.
+    pub(super) fn reports_load(&self) -> bool {
+        of_kind::<Loading>(&self.records).next().is_some()
     }
 
     /// Returns the progress messages of loads so far, one per line.

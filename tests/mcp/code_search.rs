@@ -537,7 +537,7 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
     (car x)
     ");
     insta::assert_snapshot!(expand(&mut server, "(wehn x)", "full"), @r"
-    WEHN is not defined, so there is nothing to expand. Macros with similar names: WHEN.
+    WEHN is not defined, so this is not a macro form. Macros with similar names: WHEN.
 
     (wehn x)
     ");

@@ -488,7 +488,7 @@ fn input_required_call_is_repeated_with_the_chosen_restart(mode: Mode) {
     // A late repetition of the call evaluates nothing.
     let late = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": states[0]});
     let (text, is_error) = outcome(&call(&mut server, &can, code, late));
-    assert!(is_error && text.contains("is no longer held"), "{text}");
+    assert!(is_error && text.contains("belongs to no open question"), "{text}");
 }
 
 #[apply(both_modes)]
@@ -514,7 +514,7 @@ fn repeated_call_may_decline_or_omit_its_input_response(mode: Mode) {
     let late =
         json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": first["result"]["requestState"]});
     let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
-    assert!(is_error && text.contains("is no longer held"), "{text}");
+    assert!(is_error && text.contains("belongs to no open question"), "{text}");
 }
 
 #[apply(both_modes)]
@@ -537,7 +537,7 @@ fn late_repetition_of_an_input_required_call_acts_on_no_other_evaluation(mode: M
         let arguments = json!({"code": OTHER, "on-error": "debug"});
         let other = server.post("tools/call", call_of("evaluate-lisp", arguments));
         let (text, is_error) = outcome(&call(&mut server, &can, code, more));
-        assert!(is_error && text.contains(" no longer held"), "{text}");
+        assert!(is_error && text.contains("belongs to no open question"), "{text}");
         assert_eq!(server.outcome(abort).0, "Evaluation aborted.");
         let (text, _) = server.outcome(other);
         assert!(text.contains("\n\n[Debugger]\nHeld. "), "{text}");

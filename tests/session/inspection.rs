@@ -5,6 +5,8 @@ use sbcl::outcome::{DefinitionKind, SymbolDescription};
 use sbcl::report::{self, DefinitionFilter};
 
 const NONE: &str = "No definitions in this session.";
+const NO_MATCH: &str =
+    "No definition in this session matches the filter. Omit `type` and `package` to list all definitions.";
 
 fn of_kind(lisp: &TestSession, kind: DefinitionKind) -> Vec<String> {
     let definitions = lisp.definitions().expect("definitions can be listed");
@@ -38,7 +40,7 @@ fn fresh_session_lists_no_definitions() {
     let lisp = fresh();
     assert_eq!(lisp.definitions().expect("definitions"), []);
     assert_eq!(lisp.definitions_text(DefinitionFilter::All), NONE);
-    assert_eq!(lisp.definitions_text(DefinitionFilter::Functions), NONE);
+    assert_eq!(lisp.definitions_text(DefinitionFilter::Functions), NO_MATCH);
 }
 
 #[test]

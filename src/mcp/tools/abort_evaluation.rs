@@ -13,8 +13,8 @@ use super::debugger::handle_with_job;
 use super::{
     Call, CallHandler, CallPolicy, CallRefusal, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with, reply_with,
 };
-use crate::Progress;
 use crate::schema::json;
+use crate::{EvaluationStatus, HoldError, Progress, Session};
 
 /// Maximum time that a call waits for the end of the evaluation that it interrupts.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,7 +74,25 @@ impl ToolSpec for AbortEvaluation {
 
 /// Aborts the evaluation that the client holds.
 fn abort_held() -> Result<CallHandler, Fault> {
-    handle_with_job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| AbortResult))))
+    handle_with_job(|session, call| {
+        let of = session.clone();
+        session.abort_held(move |result| match result {
+            Err(error @ HoldError::NothingHeld { .. }) => {
+                call.refuse(Fault::Refusal(explain_nothing_held(&of, &error)));
+            }
+            result => call.answer(result.map(|()| AbortResult)),
+        })
+    })
+}
+
+/// Returns the message of `error`, with advice if the client may have meant its newest evaluation, which has not ended.
+fn explain_nothing_held(session: &Session, error: &HoldError) -> String {
+    match session.evaluation(None) {
+        Ok(EvaluationStatus { id, progress: Progress::Queued | Progress::Running { .. }, .. }) => {
+            format!("{error} To end evaluation {id}, which has not ended, pass its `id`.")
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Interrupts evaluation `id`, and aborts it if it is held afterwards. Answers once the evaluation has ended, or with its

@@ -167,8 +167,9 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     let Some(PendingQuestion { outcome, user_question, .. }) = known.filter(|pending| pending.user_question.is_open())
     else {
         return Err(Fault::Refusal(
-            "The evaluation to which this answer belongs is no longer held: the hold timed out, the session was reset, \
-             or another request resumed or aborted the evaluation."
+            "This answer belongs to no open question: the question was answered before, the hold timed out, the session \
+             was reset, or another request resumed or aborted the evaluation. To evaluate the code again, call without \
+             requestState."
                 .to_owned(),
         ));
     };

@@ -137,7 +137,8 @@ impl ToolSpec for CheckEvaluation {
             let (text, omitted) = match (part, &status.progress) {
                 (EvaluationPart::Output, _) => session.printed(id)?,
                 (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.text_in(outcome),
-                _ => Default::default(),
+                // There are no values and no error yet.
+                (_, Progress::Queued | Progress::Running { .. }) => return reply_with(status),
             };
             return reply_with(Page::new(id, part, &text, omitted, from.0, limit.0));
         }

@@ -60,12 +60,14 @@ fn find_error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRec
     })
 }
 
-/// Describes the range of the identifiers of `errors`, which are sorted newest first.
+/// Describes the range of the identifiers of `errors`. Identifiers in the range may belong to other clients' errors.
 fn id_range(errors: &[Arc<ErrorRecord>]) -> String {
-    match errors {
-        [newest, .., oldest] => format!("E{} to E{}", oldest.id, newest.id),
-        [one] => format!("E{}", one.id),
-        [] => "none".to_owned(),
+    let ids = || errors.iter().map(|error| error.id);
+    match (ids().min(), ids().max(), errors.len() as u64) {
+        (Some(only), _, 1) => format!("E{only}"),
+        (Some(first), Some(last), count) if last - first < count => format!("E{first} to E{last}"),
+        (Some(first), Some(last), count) => format!("{count} errors from E{first} to E{last}"),
+        _ => "none".to_owned(),
     }
 }
 

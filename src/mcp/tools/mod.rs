@@ -82,6 +82,8 @@ impl ToolContext {
         options.registry.publish_tool_names();
         if !options.registry.tools().has(reset::ResetSession::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
+        } else if recovery.is_none() {
+            session.query(&Operation::new("reset-in-place"), |_| ());
         }
         Arc::new(Self { session, inflight, recovery, checkpoints, options, questions: Mutex::default() })
     }
@@ -94,7 +96,7 @@ impl ToolContext {
 
     /// Returns the server's instructions for a model.
     pub(super) fn instructions(&self) -> String {
-        self.options.registry.tools().instructions(self.options.attachable)
+        self.options.registry.tools().instructions(self.options.attachable, self.recovery.is_some())
     }
 
     pub(super) fn registry(&self) -> &Registry {

@@ -160,7 +160,9 @@ fn write_flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), S
         of_kind(&outcome.records).map(|stack: &Stack| format!("{} {}", stack.frames.replace('\n', " "), stack.count));
     let stacks: Vec<String> = stacks.collect();
     if stacks.is_empty() {
-        return Err("the profile has no samples, perhaps because the code ran too briefly".to_owned());
+        // The report says why a profile has no samples. There is no profile if the profiler did not start.
+        let reason = if has_profile(outcome) { "the profile has no samples" } else { "the code was not profiled" };
+        return Err(reason.to_owned());
     }
     let mut options = Options::default();
     options.title = format!("SBCL profile ({mode})");

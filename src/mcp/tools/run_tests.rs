@@ -14,7 +14,7 @@ use super::arguments::{Flag, Name, Names, SuspectCount, Text, name, parse_second
 use super::background::{self, Wait};
 use super::system::{System, run_search};
 use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with};
-use crate::mcp::fresh_image::{FreshRun, TestSelection};
+use crate::mcp::fresh_image::{self, FreshRun, TestSelection};
 use crate::outcome::{
     Difference, Directory, NoSuspects, PassingImage, Record, RunCounts, Suspect, Suspects, SystemToLoad, TestCounts,
     TestResult, TestRun, TestStatus, of_kind,
@@ -199,7 +199,9 @@ pub(super) struct TestRunResult(pub(super) Arc<Outcome>);
 
 impl ToolResult for TestRunResult {
     fn text(&self, max: usize) -> String {
-        report::tests(&self.0, max)
+        let text = report::tests(&self.0, max);
+        // Without fresh images, a search for suspects would be refused.
+        if fresh_image::is_enabled() { text } else { text.replace(report::SUSPECTS_HINT, "") }
     }
 
     fn structured_content(&self, _: usize) -> Value {

@@ -76,15 +76,15 @@ fn run_search_within<T: Send + 'static>(
     }
     if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-search".to_owned()).spawn(run) {
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
-        return Err(error.into());
+        return Err(Fault::Refusal(format!("A thread to search for the .asd file could not be started: {error}.")));
     }
     let found = result.recv_timeout(time);
     stopped.store(true, Ordering::Relaxed);
     found.unwrap_or_else(|_| {
         Err(Fault::Refusal(format!(
             "The search for the .asd file was stopped after {} seconds: there are too many .asd files in or near the \
-             directory, or one of the files takes too long to read. Name another directory, or load the .asd file by \
-             its path.",
+             directory, or one of the files takes too long to read. Pass another `directory`, such as the one that \
+             contains the .asd file.",
             time.as_secs_f64()
         )))
     })
@@ -152,10 +152,12 @@ impl System {
     pub(super) fn from_directory(directory: &Path) -> Result<Self, Fault> {
         match &asd_files_in(directory)[..] {
             [path] => Ok(Self::from_asd_file(path)),
-            [] => Err(Fault::Refusal(format!(
-                "There is no .asd file in {}: name a Lisp file or another directory.",
-                directory.display()
-            ))),
+            [] => Err(Fault::Refusal(match fs::read_dir(directory) {
+                Ok(_) => {
+                    format!("There is no .asd file in {}: name a Lisp file or another directory.", directory.display())
+                }
+                Err(error) => format!("The directory {} cannot be read: {error}.", directory.display()),
+            })),
             paths => {
                 let names: Vec<_> = paths.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
                 let names = names.join(", ");
@@ -234,7 +236,9 @@ pub(super) fn absolute_path(path: &str) -> Result<PathBuf, Fault> {
         (Some(rest), Some(home)) => home.join(rest),
         _ => PathBuf::from(path),
     };
-    let path = std::path::absolute(path)?;
+    let path = std::path::absolute(path).map_err(|error| {
+        Fault::Refusal(format!("The server's working directory cannot be found: {error}. Pass an absolute path."))
+    })?;
     // ASDF needs a path without `.` and `..`.
     Ok(path.canonicalize().unwrap_or(path))
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
-use super::{TOOLS, ToolSpec, all_tool_definitions, checkpoint, former_names, policy, reset, unknown_tool_message};
+use super::{
+    TOOLS, ToolSpec, all_tool_definitions, checkpoint, former_names, policy, reset, run_tests, unknown_tool_message,
+};
 use crate::tool_names;
 
 /// A set of tools. Other tools are neither listed nor callable, so that the person who starts the server decides what
@@ -26,13 +28,19 @@ pub(crate) enum ToolSet {
 /// The server's instructions for a model.
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
-/// A sentence of the instructions, and its replacement if the image is embedded in a program.
-const EMBEDDED_WORDING: (&str, &str) = (
-    "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and evaluates the definitions again; values assigned\n\
-     later are lost.",
-    "This\nimage is part of a running program: definitions take effect in it at once, and code that ends the process ends\n\
-     the program.",
-);
+/// The sentence of the instructions about the loss of the image.
+const LOSS_WORDING: &str = "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and evaluates the definitions \
+    again; values assigned\nlater are lost.";
+
+/// The replacement of [`LOSS_WORDING`] if the image is embedded in a program.
+const EMBEDDED_WORDING: &str = "This\nimage is part of a running program: definitions take effect in it at once, and code \
+    that ends the process ends\nthe program.";
+
+/// The replacement of [`LOSS_WORDING`] if the server has no supervisor.
+const UNSUPERVISED_WORDING: &str = "If\nthe Lisp process dies, this server and the session end with it.";
+
+/// The part of the instructions about fresh images, which a program that embeds the image cannot start.
+const FRESH_WORDING: &str = "; with `fresh` before you say that it works";
 
 /// The last step of the working loop, and its replacement if commands in a shell can attach to the image.
 const LAST_STEP_WORDING: (&str, &str) = (
@@ -69,13 +77,31 @@ fn remove_unlisted_tools(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
     tool.input_schema = Arc::new(schema);
 }
 
+/// Removes the arguments of run-tests that need a fresh image.
+fn remove_fresh_images(tool: &mut Tool) {
+    if tool.name == run_tests::RunTests::NAME {
+        let mut schema = JsonObject::clone(&tool.input_schema);
+        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+            properties.retain(|name, _| name != "fresh" && name != "suspects");
+        }
+        tool.input_schema = Arc::new(schema);
+    }
+}
+
 impl ToolSet {
-    /// Returns the instructions for a model. `attachable` is true if commands in a shell can attach to the image.
-    pub(super) fn instructions(&self, attachable: bool) -> String {
+    /// Returns the instructions for a model. `attachable` is true if commands in a shell can attach to the image, and
+    /// `supervised` is true if a supervisor replaces a lost image.
+    pub(super) fn instructions(&self, attachable: bool, supervised: bool) -> String {
+        let loss = match self {
+            Self::Embedded(_) => EMBEDDED_WORDING,
+            _ if supervised => LOSS_WORDING,
+            _ => UNSUPERVISED_WORDING,
+        };
+        let text = INSTRUCTIONS.replace(LOSS_WORDING, loss);
         let text = match self {
-            Self::Embedded(_) => INSTRUCTIONS.replace(EMBEDDED_WORDING.0, EMBEDDED_WORDING.1),
-            _ if attachable => INSTRUCTIONS.replace(LAST_STEP_WORDING.0, LAST_STEP_WORDING.1),
-            _ => INSTRUCTIONS.to_owned(),
+            Self::Embedded(_) => text.replace(FRESH_WORDING, ""),
+            _ if attachable => text.replace(LAST_STEP_WORDING.0, LAST_STEP_WORDING.1),
+            _ => text,
         };
         number_list_items(tool_names::resolve_conditions(&text, |tool| self.has(tool)).trim_end())
     }
@@ -126,6 +152,9 @@ impl ToolSet {
     pub(super) fn tools(&self) -> Vec<Tool> {
         let mut tools: Vec<_> = all_tool_definitions().into_iter().filter(|tool| self.has(&tool.name)).collect();
         tools.iter_mut().for_each(|tool| remove_unlisted_tools(tool, &|name| self.has(name)));
+        if let Self::Embedded(_) = self {
+            tools.iter_mut().for_each(remove_fresh_images);
+        }
         tools
     }
 }

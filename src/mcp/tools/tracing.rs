@@ -12,7 +12,7 @@ use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
 use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{CallTree, TracedCall};
-use crate::report::{self, max_calls_shown};
+use crate::report::{self, MAX_RECORDED_CALLS, max_calls_shown};
 use crate::schema::{self, json};
 use crate::session::Operation;
 use crate::tool_names;
@@ -38,11 +38,11 @@ pub(super) struct Arguments {
     depth: Count<100, 5>,
     /// Record this many calls; count the rest.
     #[serde(default)]
-    limit: Count<5_000, 200>,
+    limit: Count<MAX_RECORDED_CALLS, 200>,
     /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
-    /// On a failure, abort (the default) or hold the evaluation for debugging.
+    /// On a failure, abort (the default)[[debugger| or hold the evaluation for debugging]].
     #[schemars(extend("enum" = ["abort", "debug"]))]
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).

@@ -33,7 +33,7 @@ const MAX_WARNINGS: usize = 3;
 /// Maximum length of a warning, in characters.
 const MAX_WARNING: usize = 160;
 /// The hint shown when suspects were not asked for.
-const SUSPECTS_HINT: &str =
+pub(crate) const SUSPECTS_HINT: &str =
     "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran.";
 
 /// Returns the text of run-tests, in at most `max` characters: the counts, then the failed tests that fit. For several

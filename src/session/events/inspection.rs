@@ -108,7 +108,7 @@ impl InspectionBuilder {
             .collect();
         shown.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
         shown.dedup();
-        Ok(Definitions { shown, more, unrestored: Vec::new() })
+        Ok(Definitions { shown, more, ..Definitions::default() })
     }
 
     /// Returns the description for the tool describe-symbol.

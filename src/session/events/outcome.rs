@@ -405,7 +405,8 @@ impl OutcomeBuilder {
                 let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(_)));
                 let error =
                     error.unwrap_or_else(|| ErrorBuilder::new(unreported_error_kind(end).to_owned(), &self.limits));
-                let message = || default_message(&error.kind, end, self.timeout, self.step.as_deref());
+                let is_load = self.records.reports_load();
+                let message = || default_message(&error.kind, end, self.timeout, is_load, self.step.as_deref());
                 let message = error.has_no_message().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
             }
@@ -470,20 +471,23 @@ fn unreported_error_kind(end: JobEnd) -> &'static str {
     }
 }
 
-/// Returns the message of an error that Lisp reported without a message, or not at all.
-fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
+/// Returns the message of an error that Lisp reported without a message, or not at all. `is_load` is true for an error of a
+/// load.
+fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, is_load: bool, step: Option<&str>) -> String {
     match (kind, end, timeout) {
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
-        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
+        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout, is_load),
         (TIMEOUT, JobEnd::Interrupted(_), None) => {
             format!("The time limit for {} was exceeded.", step.unwrap_or("the current step"))
         }
         (HEAP_EXHAUSTED, JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()
         }
-        (CANCELLED, JobEnd::Interrupted(_) | JobEnd::Withdrawn, _) => {
+        (CANCELLED, JobEnd::Interrupted(_), _) => {
             "The evaluation was cancelled; changes it had already made remain.".to_owned()
         }
+        // The evaluation has changed nothing, or its changes are gone with its image.
+        (CANCELLED, JobEnd::Withdrawn, _) => "The evaluation was cancelled before it finished.".to_owned(),
         (THREAD_TERMINATED, JobEnd::Failed, _) => {
             "The code ended its own evaluation thread; a new thread has replaced it.".to_owned()
         }
@@ -506,11 +510,15 @@ fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> Stri
     )
 }
 
-fn timeout_message(timeout: Duration) -> String {
+fn timeout_message(timeout: Duration, is_load: bool) -> String {
+    // The default limit of a load is not the session's limit.
+    let raise = match is_load {
+        true => "",
+        false => tool_names::if_listed(&["configure-limits"], ", or raise the default with configure-limits"),
+    };
     format!(
-        "{} and was interrupted; changes it had already made remain. For more time, pass a larger `timeout`{}.",
-        timeout_clause(timeout),
-        tool_names::if_listed(&["configure-limits"], ", or raise the default with configure-limits")
+        "{} and was interrupted; changes it had already made remain. For more time, pass a larger `timeout`{raise}.",
+        timeout_clause(timeout)
     )
 }
 
