@@ -29,10 +29,12 @@ sbcl: build-tools
 	$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION))
 
 # with_sbcl COMMAND: compiles the crates while SBCL is built. The build script of the program waits for SBCL, whose build takes
-# longest although it uses one processor most of the time, so the crates have a lower priority.
+# longest although it uses one processor most of the time, so the crates have a lower priority. Cargo does not start the
+# program that builds SBCL, because cargo would wait until COMMAND no longer compiles in the same directory.
 define with_sbcl
+@cargo build --quiet -p sbcl-core
 @nice $(1) & crates=$$!; \
-$(FOR_TARGET) cargo run --quiet -p sbcl-core $(if $(TARGET),-- $(TARGET_OPTION)) || { kill $$crates; exit 1; }; \
+$(FOR_TARGET) "$${CARGO_TARGET_DIR:-target}/debug/sbcl-core" $(TARGET_OPTION) || { kill $$crates; exit 1; }; \
 wait $$crates
 endef
 

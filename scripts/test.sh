@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs every test suite; with --no-run, only compiles the suites and the server. The test programs are compiled without
 # optimization, and start the optimized server. All suites run even if an earlier one fails. Most tests wait for processes,
-# timers and locks most of the time, so three groups of suites run at the same time: the server's suite, clients of the server,
-# and the rest. The output of the other groups is printed after that of the server's suite. The tests that measure delays, or
-# that fill a heap faster than an overloaded machine could react, run last, one on each processor.
+# timers and locks most of the time, so four groups of suites run at the same time: the server's suite, clients of the server,
+# programs outside the workspace, and the rest. The output of the other groups is printed after that of the server's suite. The
+# tests that measure delays, or that fill a heap faster than an overloaded machine could react, run last, one on each processor.
 # The last line has the number of tests in all suites.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -12,6 +12,7 @@ target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target"
 log=$target/test.log
 client_log=$target/test-clients.log
+bundled_log=$target/test-bundled.log
 other_log=$target/test-other.log
 failed=$target/test-failed.txt
 : >"$log"
@@ -51,7 +52,12 @@ export INSTA_UPDATE=no
 export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$(realpath "$target")/release/sbcl-mcp}
 # The commands use the same features, so that the library is compiled only once for them.
 rust=(cargo test --workspace --features sbcl-mcp/num-bigint)
-{ cargo build --release && "${rust[@]}" --no-run; } || exit 1
+# The server is compiled at the same time as the test programs: each profile has its own directory, which one cargo can use at a
+# time.
+cargo build --quiet --release &
+"${rust[@]}" --no-run
+compiled=$?
+wait $! && [ $compiled = 0 ] || exit 1
 [ "${1:-}" != --no-run ] || exit 0
 
 other_suites() {
@@ -65,7 +71,6 @@ other_suites() {
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
         suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
     done
-    suite "Bundled programs" "${rust[@]}" --test bundled
 }
 
 client_suites() {
@@ -77,6 +82,7 @@ client_suites() {
     suite "Conformance" scripts/clients.sh conformance
 }
 
+suite "Bundled programs" "${rust[@]}" --test bundled >"$bundled_log" 2>&1 &
 client_suites >"$client_log" 2>&1 &
 other_suites >"$other_log" 2>&1 &
 suite "Server" "${rust[@]}" --test mcp -- --skip stalls:: --skip heap_exhaust | tee -a "$log"
@@ -84,8 +90,8 @@ echo "== The other suites"
 # Ends when the other suites have ended.
 tail -n +1 -f --pid=$! "$other_log"
 wait
-cat "$client_log"
-cat "$other_log" "$client_log" >>"$log"
+cat "$client_log" "$bundled_log"
+cat "$other_log" "$client_log" "$bundled_log" >>"$log"
 RUST_TEST_THREADS=$(nproc) suite "Delays" "${rust[@]}" --test mcp -- stalls:: heap_exhaust | tee -a "$log"
 
 # The output of the failed Rust tests, once more.
