@@ -224,7 +224,7 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
              (loop while (alive-p)
                    do (when (> (monotonic-milliseconds) end)
                         (error "The process cannot be copied: a finalizer or an after-GC hook did not return within ~D ~
-                                seconds. Save again when the finalizer or hook has returned."
+                                seconds. A save is possible once the finalizer or hook has returned."
                                seconds))
                       (funcall wait))
              (join)
@@ -286,15 +286,15 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
           (process)
           ((typep obstacle 'sb-thread:mutex)
            (error "The process cannot be copied: for ~D seconds, other threads kept compiling, interning symbols ~
-                   or defining classes; the last was ~A. Save again when these threads have finished."
+                   or defining classes; the last was ~A. A save is possible once these threads have finished."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
            (error "The process cannot be copied: every attempt in ~D seconds found a thread in C code that held a lock of ~
-                   malloc, stdio or the loader. Save again when no thread holds such a lock."
+                   malloc, stdio or the loader. A save is possible once no thread holds such a lock."
                   seconds))
           (t
            (error "The process cannot be copied: for ~D seconds, ~A stayed in code that must not be interrupted ~
-                   (WITHOUT-INTERRUPTS). Save again when this code has ended."
+                   (WITHOUT-INTERRUPTS). A save is possible once this code has ended."
                   seconds (title obstacle))))))
 
 (defun mark-missing-threads-dead ()

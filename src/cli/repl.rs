@@ -63,7 +63,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":checkpoint", "[NAME]", "save the whole image"),
     command(":restore", "[NAME]", "restore a checkpoint"),
     command(":checkpoints", "", "list checkpoints"),
-    command(":reset", "", "start over with a new image"),
+    command(":reset", "", "start over without the definitions, values and threads"),
     command(":bt", "[FRAMES]", "backtrace of the last error"),
     command(":frame", "[N]", "choose the frame in which code is evaluated"),
     command(":locals", "[N]", "local variables of a frame"),

@@ -97,7 +97,10 @@ impl Runtime {
             HEAP_PAGE_BYTES => Ok(()),
             found => Err(BootError::Library {
                 path: path.to_owned(),
-                reason: format!("the library's heap pages have {found} bytes instead of {HEAP_PAGE_BYTES}"),
+                reason: format!(
+                    "the library's heap pages have {found} bytes instead of {HEAP_PAGE_BYTES}; use the files of this \
+                     program's build"
+                ),
             }),
         }
     }

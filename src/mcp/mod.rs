@@ -198,9 +198,9 @@ pub(crate) fn serve_unsupervised(
         let ending = ending.clone();
         move |reason| {
             let _ending = ending.lock();
-            tracing::error!("{reason} The server stops.");
+            tracing::error!("{reason} The server stops. Without --no-supervisor, the server would replace the image.");
             // The leak does not matter, since the process exits.
-            let reason: &'static str = Box::leak(format!("the server stops: {reason}").into_boxed_str());
+            let reason: &'static str = Box::leak(format!("the server stops: {reason} Without --no-supervisor, a server replaces its image instead.").into_boxed_str());
             attached.fail_all(reason);
             connection.fail_all_and_drain(reason);
             listener.iter().for_each(|listener| listener.remove());

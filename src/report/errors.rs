@@ -135,14 +135,20 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
         (0, 1) => text.push_str("\n... 1 older error (raise `list` to see it)"),
         (0, older) => _ = write!(text, "\n... {older} older errors (raise `list` to see them)"),
         (left, older) => {
-            let one =
-                tool_names::if_listed(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
+            let describe = |which: &str| {
+                let advice = tool_names::if_listed(&["describe-last-error"], "; describe-last-error shows ");
+                if advice.is_empty() { String::new() } else { format!("{advice}{which} (error-id)") }
+            };
             let room =
                 tool_names::if_listed(&["configure-limits"], "; raise max-answer (configure-limits) to see more");
             let id = errors[shown].id;
             _ = match left + older {
-                1 => write!(text, "\n... 1 older error (E{id}) does not fit here{one}{room}"),
-                all => write!(text, "\n... {all} older errors (E{id} and before) do not fit here{one}{room}"),
+                1 => write!(text, "\n... 1 older error (E{id}) does not fit here{}{room}", describe("it")),
+                all => write!(
+                    text,
+                    "\n... {all} older errors (E{id} and before) do not fit here{}{room}",
+                    describe("one of them")
+                ),
             };
         }
     }

@@ -119,7 +119,7 @@ impl LineReader {
         Some(match self.too_long.take() {
             Some(scanner) => {
                 if let Some(recorder) = &self.recorder {
-                    recorder.record_skipped(Side::Client, "a line that is too long");
+                    recorder.record_skipped(Side::Client, "a message that was too long to be recorded");
                 }
                 Line::TooLong(scanner.finish())
             }

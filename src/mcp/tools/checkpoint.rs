@@ -41,7 +41,7 @@ impl ToolSpec for CheckpointTool {
     const TITLE: &'static str = "Checkpoint";
     const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded \
         systems) under a name and restore it later, in milliseconds. Not saved: threads, sockets, open files. After a \
-        crash the new image starts from the last checkpoint. `restore` discards later changes.";
+        crash, by default, the last checkpoint is restored. `restore` discards later changes.";
     // A core that has changed since it was last checked is read.
     const POLICY: CallPolicy = CallPolicy { is_slow: |_| true, ..CallPolicy::NONE };
     type Arguments = Arguments;

@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     max_output: Option<OutputCharacters>,
     /// Characters of one answer[[check-evaluation|; check-evaluation shows the rest]].
     max_answer: Option<AnswerCharacters>,
-    /// Reaction to a failure.
+    /// On failure: `abort`, [[debugger|hold (`debug`) ]]or `ask` the user.
     on_error: Option<OnErrorChoice>,
 }
 
@@ -34,7 +34,7 @@ impl ToolSpec for ConfigureLimits {
     const NAME: &'static str = "configure-limits";
     const TITLE: &'static str = "Configure limits";
     const DESCRIPTION: &'static str = "Show the session's limits and, with arguments, change them for later \
-        evaluations: time (raise after TIMEOUT), output[[debugger|, reaction to failure (on-error)]].";
+        evaluations: time (raise after TIMEOUT), output, reaction to failure.";
     const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;

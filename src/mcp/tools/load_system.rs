@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     /// Seconds until TIMEOUT; 0: no limit. Default: 600.
     #[serde(default)]
     timeout: Timeout,
-    /// Reaction to a failure.
+    /// On failure: `abort`, [[debugger|hold (`debug`) ]]or `ask` the user.
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]

@@ -256,7 +256,10 @@ impl Checkpoints {
     /// Returns the reason as a sentence if the directory cannot be created, or if there are too many named checkpoints.
     pub(crate) fn new_draft(&self, automatic: bool) -> Result<Draft, String> {
         if !automatic && self.list_unchecked().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
-            return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete a checkpoint first."));
+            return Err(format!(
+                "Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete a named checkpoint first; automatic checkpoints do not \
+                 count."
+            ));
         }
         self.make_directory().map_err(|error| {
             format!("The checkpoint directory {} cannot be created: {error}.", self.directory.display())
