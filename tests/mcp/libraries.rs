@@ -24,14 +24,16 @@ pub(crate) fn installed(system: &str) -> bool {
     there
 }
 
-/// A cache directory with the compiled files of [`SYSTEMS`], compiled once and kept in the target directory.
+/// A cache directory with the compiled files of the installed [`SYSTEMS`], compiled once and kept in the target directory. The
+/// directory is named after the systems, because others may be installed later.
 static COMPILED: LazyLock<PathBuf> = LazyLock::new(|| {
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-libraries");
+    let systems: Vec<&str> = SYSTEMS.into_iter().filter(|system| installed(system)).collect();
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("compiled-{}", systems.join("-")));
     if !kept.exists() {
         let cache = Scratch::below_target();
         let mut server = Server::start_with_environment(&[], &[("XDG_CACHE_HOME", &cache.directory("cache"))]);
         server.initialize("2025-11-25");
-        for system in SYSTEMS.into_iter().filter(|system| installed(system)) {
+        for system in systems {
             let system = if system == "slime" { "swank" } else { system };
             let code = format!("(handler-bind ((warning #'muffle-warning)) (asdf:load-system {system:?}))");
             let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 600}));
