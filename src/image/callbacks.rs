@@ -153,7 +153,9 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
     panics::catch(|| host.event(job, signalled, event)).map_or_else(
         || {
-            panics::catch(|| tracing::error!(job, "handling an event panicked"));
+            panics::catch(|| {
+                tracing::error!(job, "handling an event of this job panicked; the job's result may be incomplete");
+            });
             0
         },
         i32::from,

@@ -192,7 +192,7 @@ impl FreshRun {
                 _ if Instant::now() >= deadline => {
                     return format!(
                         "The fresh image for the tests did not finish within {} s and was ended: a test, or loading a \
-                         system, may hang or take too long.",
+                         system, may hang; if not, run fewer tests at once.",
                         TIME_LIMIT.as_secs()
                     );
                 }
