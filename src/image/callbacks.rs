@@ -46,7 +46,7 @@ static START_REFUSAL: Mutex<Option<String>> = Mutex::new(None);
 
 /// Returns the reason why `sbcl_host_start` returned 0.
 pub(super) fn start_refusal() -> String {
-    START_REFUSAL.lock().take().unwrap_or_else(|| "no reason was given".to_owned())
+    START_REFUSAL.lock().take().unwrap_or_else(|| "Lisp gave no reason".to_owned())
 }
 
 /// Installs `host`, and returns the function table through which Lisp calls it. `seed` is the seed of Lisp's

@@ -205,7 +205,10 @@ impl FreshRun {
                 Some(Ok(status)) => format!("died ({status})"),
                 _ => "died".to_owned(),
             };
-            format!("The fresh image for the tests {how}: a test, or loading its system, may have killed the image.")
+            format!(
+                "The fresh image for the tests {how}: a test, or loading its system, may have killed the image, or the \
+                 image had too little memory."
+            )
         })
     }
 }
