@@ -133,8 +133,8 @@ pub enum BootError {
     /// `initialize_lisp` failed.
     #[error("SBCL's runtime failed to start (status {0}); its message is on this process's stderr")]
     Runtime(i32),
-    /// SBCL has booted, but could not be prepared for the host, for example because a thread could not be started.
-    #[error("SBCL has booted, but could not be prepared for the host: {0}")]
+    /// SBCL has booted, but the image could not be prepared, for example because a thread could not be started.
+    #[error("SBCL has booted, but the image could not be prepared: {0}")]
     Start(String),
     /// A system call failed.
     #[error("cannot {what}: {source}")]
@@ -166,8 +166,8 @@ pub enum InspectError {
     Timeout(u64),
     /// The inspection was cancelled, or the session was reset before the inspection finished.
     #[error(
-        "The inspection was cancelled, or the session was reset before the inspection finished. Call again if you \
-         still need the result."
+        "The request was cancelled, or the session was reset before the request finished. Call again if you still \
+         need the result."
     )]
     Cancelled,
     /// The inspection needs a session in which no evaluation runs, and an evaluation is running.
@@ -179,7 +179,7 @@ pub enum InspectError {
     /// A print method or a macro function ended the inspection's thread.
     #[error(
         "One of the session's print methods or macro functions ended the inspection's thread, for instance by \
-         abort-thread or throw; a new thread has replaced it."
+         abort-thread or throw. Redefine that method or function."
     )]
     ThreadTerminated,
 }
@@ -191,10 +191,10 @@ pub enum EvaluationError {
     /// Nothing has been evaluated yet.
     #[error("No evaluations yet.")]
     None,
-    /// Nothing has been evaluated since the session was reset, or its image was replaced or lost.
+    /// The connection has evaluated nothing since the session was reset, or its image was replaced or lost.
     #[error(
-        "No evaluations since the session was reset, or its image was replaced or lost; evaluations up to {last} are no \
-         longer kept."
+        "No evaluations of this client since the session was reset, or the image was replaced or lost; evaluations up \
+         to {last} are no longer kept."
     )]
     NoneSince {
         /// The number of the newest evaluation before the reset, replacement or loss.
@@ -226,8 +226,8 @@ pub enum EvaluationError {
     },
     /// The limit of background evaluations is reached. Evaluations that wait to begin in the background count, too.
     #[error(
-        "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate the code in the \
-         foreground.",
+        "Background limit reached: {count} evaluations. Wait for an evaluation to end, cancel an evaluation{}, or \
+         evaluate the code in the foreground.",
         tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]
     TooMany {

@@ -688,7 +688,7 @@ impl Repl {
         for worker in workers {
             let _ = rustix::process::kill_process(worker, rustix::process::Signal::KILL);
         }
-        self.print(TextStyle::Failure, "; The image was replaced.\n")?;
+        self.print(TextStyle::Failure, "; The image was terminated.\n")?;
         self.show_recovery(client)
     }
 

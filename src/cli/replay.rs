@@ -82,7 +82,7 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
         number += 1;
         // The last line may be incomplete if the recorded server was killed.
         let Ok(record) = serde_json::from_slice::<RecordingEntry>(&line) else {
-            replay.print(&format!("line {number} is not a record: the replay ends before this line\n"))?;
+            replay.print(&format!("line {number} is not a complete record: the replay ends before this line\n"))?;
             break;
         };
         if !replay.replay_record(number, &record)? {
@@ -262,14 +262,14 @@ impl Replay {
 
     fn report_server_end(&mut self, number: usize) -> Result<bool, String> {
         self.different = self.different.max(1);
-        self.print(&format!("line {number}: the server has ended\n"))?;
+        self.print(&format!("line {number}: the server has ended, so the replay ends before this line\n"))?;
         Ok(false)
     }
 
     fn finish(mut self) -> Result<i32, String> {
         let (answers, different) = (self.answers, self.different);
         let end = match different {
-            0 => format!("Answers compared: {answers}; all are as recorded.\n"),
+            0 => format!("Answers compared: {answers}; no differences.\n"),
             1 => format!("Answers compared: {answers}; 1 difference.\n"),
             _ => format!("Answers compared: {answers}; {different} differences.\n"),
         };

@@ -54,9 +54,9 @@ fn running_server_list(all: &[RunningServer]) -> String {
     let mut text = String::new();
     for RunningServer { name, pid, client, attached, refusal, .. } in all {
         if text.is_empty() {
-            text += "\n\nRunning (attach with --attach=NAME):\n";
+            text += "\n\nRunning servers (attach with --attach=NAME):\n";
         }
-        let client = client.as_deref().or(refusal.as_deref()).unwrap_or("no client yet");
+        let client = client.as_deref().or(refusal.as_deref()).unwrap_or("no named client");
         let joined = if attached.is_empty() { String::new() } else { format!("; attached: {}", attached.join(", ")) };
         _ = writeln!(text, "{name}  process {pid}, {client}{joined}");
     }

@@ -82,8 +82,8 @@ impl ToolRequest {
         }
     }
 
-    /// Returns an error if the request names tests of a package, and a new image, booted with these server options, cannot
-    /// have this package.
+    /// Returns an error if the request names a test or package, and a new image, booted with these server options, cannot
+    /// have these tests.
     fn check_for_new_image(&self, options: &[OsString]) -> Result<(), String> {
         let loads_code = |option: &OsString| {
             OPTIONS_THAT_LOAD_CODE
@@ -91,11 +91,10 @@ impl ToolRequest {
                 .any(|known| option == known || option.to_string_lossy().starts_with(&format!("{known}=")))
         };
         let Self::Test(tests) = self else { return Ok(()) };
-        let package = tests.what.first().and_then(|name| Some(name.split_once(':')?.0));
-        match package {
-            Some(package) if !options.iter().any(loads_code) => Err(format!(
-                "a new image has no package {package}: name the system that contains the tests, or use --attach with a \
-                 server that has this package"
+        match tests.what.first().filter(|name| name.contains(':')) {
+            Some(name) if !options.iter().any(loads_code) => Err(format!(
+                "{name} is not in a new image: name the system that contains the tests, or use --attach with a server \
+                 that has loaded the tests"
             )),
             _ => Ok(()),
         }

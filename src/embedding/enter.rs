@@ -361,7 +361,11 @@ impl Cx {
                 .release(&released)
                 .or_else(|_| released.chunks(MAX_UNLISTED_ARGUMENTS).try_for_each(|few| self.release(few)));
             if let Err(error) = result {
-                panics::catch(|| tracing::error!("Lisp could not release the objects of dropped handles: {error}"));
+                panics::catch(|| {
+                    tracing::error!(
+                        "Lisp could not release all objects of dropped handles; the others stay in memory: {error}"
+                    );
+                });
                 return;
             }
         }

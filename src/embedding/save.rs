@@ -93,7 +93,7 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     let is_intact = trailer.fingerprint.is_unchanged(&metadata)
         || trailer.fingerprint.matches(&mut file, trailer.bytes).unwrap_or(false);
     if !is_intact {
-        return Err(unusable("the file was changed or damaged after the save".to_owned()));
+        return Err(unusable("the file was changed or damaged after the save: save a new core".to_owned()));
     }
     match asked {
         Some(asked) if asked >> 20 != trailer.heap >> 20 => {
@@ -117,7 +117,7 @@ impl<'path> CoreDraft<'path> {
         if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "something other than a regular file has this name",
+                "something other than a regular file has this name; name another file",
             ));
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -138,7 +138,7 @@ impl<'path> CoreDraft<'path> {
         file.seek(SeekFrom::End(-8))?;
         file.read_exact(&mut last)?;
         if u64::from_le_bytes(last) != CORE_MAGIC {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the saved core is incomplete"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the core was not written completely"));
         }
         file.sync_all()?;
         let modified = jiff::Timestamp::now().round(jiff::Unit::Second).map_err(io::Error::other)?;

@@ -49,7 +49,7 @@ pub(super) fn store(being_read: u64, message: MessageWriter) -> sbcl_message {
 /// a thread local.
 pub(super) fn forked_process_error() -> sbcl_message {
     const TEXTS: [&str; 2] =
-        ["a Rust function", "it was called in a forked copy of the program, where Rust functions cannot be called"];
+        ["a Rust function", "the function was called in a forked copy of the program, where no Rust function can run"];
     const COUNT: usize = TEXTS[0].len().div_ceil(2) + TEXTS[1].len().div_ceil(2) + 3;
     static WORDS: [u64; COUNT] = encode_string_list(TEXTS);
     sbcl_message { words: WORDS.as_ptr(), count: COUNT as u64 }

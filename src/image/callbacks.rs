@@ -46,7 +46,7 @@ static START_REFUSAL: Mutex<Option<String>> = Mutex::new(None);
 
 /// Returns the reason why `sbcl_host_start` returned 0.
 pub(super) fn start_refusal() -> String {
-    START_REFUSAL.lock().take().unwrap_or_else(|| "no reason was given".to_owned())
+    START_REFUSAL.lock().take().unwrap_or_else(|| "Lisp gave no reason".to_owned())
 }
 
 /// Installs `host`, and returns the function table through which Lisp calls it. `seed` is the seed of Lisp's
@@ -153,7 +153,9 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
     panics::catch(|| host.event(job, signalled, event)).map_or_else(
         || {
-            panics::catch(|| tracing::error!(job, "handling an event panicked"));
+            panics::catch(|| {
+                tracing::error!(job, "handling an event of this job panicked; the job's result may be incomplete");
+            });
             0
         },
         i32::from,

@@ -115,7 +115,7 @@ impl Runtime {
         match core_build_id(path, check_end).map_err(|error| unusable(error.to_string()))? {
             None => Err(unusable("the file is not an SBCL core, or is incomplete".to_owned())),
             Some(found) if found != build_id => Err(unusable(format!(
-                "the core belongs to another build of SBCL ({}, not {})",
+                "the core belongs to another build of SBCL ({}, not {}): use a core of this program's build",
                 String::from_utf8_lossy(&found),
                 String::from_utf8_lossy(build_id)
             ))),
@@ -294,7 +294,8 @@ fn embedded_library_path() -> Result<PathBuf, BootError> {
 fn embedded_library_path() -> Result<PathBuf, BootError> {
     Err(BootError::Library {
         path: PathBuf::from("(embedded)"),
-        reason: "the embedded libsbcl can be loaded only on Linux; pass --core DIR, where DIR contains libsbcl and sbcl.core"
+        reason: "the embedded libsbcl can be loaded only on Linux: set the option core to a directory that has a \
+                 libsbcl and an sbcl.core"
             .to_owned(),
     })
 }

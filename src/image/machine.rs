@@ -82,4 +82,6 @@ mod processor {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("src/image/machine.rs has no section for this kind of processor");
+compile_error!(
+    "only x86-64 and AArch64 processors are supported; for another kind, add a section to src/image/machine.rs"
+);

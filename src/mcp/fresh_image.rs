@@ -192,7 +192,7 @@ impl FreshRun {
                 _ if Instant::now() >= deadline => {
                     return format!(
                         "The fresh image for the tests did not finish within {} s and was ended: a test, or loading a \
-                         system, may hang or take too long.",
+                         system, may hang; if not, run fewer tests at once.",
                         TIME_LIMIT.as_secs()
                     );
                 }
@@ -205,7 +205,10 @@ impl FreshRun {
                 Some(Ok(status)) => format!("died ({status})"),
                 _ => "died".to_owned(),
             };
-            format!("The fresh image for the tests {how}: a test, or loading its system, may have killed the image.")
+            format!(
+                "The fresh image for the tests {how}: a test, or loading its system, may have killed the image, or the \
+                 image had too little memory."
+            )
         })
     }
 }

@@ -280,8 +280,8 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     assert!(call_err(&mut server, "check-evaluation", json!({"id": 26})).ends_with(gone));
 }
 
-const NO_EVALUATIONS_SINCE_2: &str = "No evaluations since the session was reset, or its image was replaced or lost; \
-    evaluations up to 2 are no longer kept.";
+const NO_EVALUATIONS_SINCE_2: &str = "No evaluations of this client since the session was reset, or the image was \
+    replaced or lost; evaluations up to 2 are no longer kept.";
 
 #[apply(both_modes)]
 fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {

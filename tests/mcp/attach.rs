@@ -224,7 +224,8 @@ fn sessions_command_lists_running_servers_and_their_clients(mode: Mode) {
     };
     let pid = server.pid();
     let text = list();
-    let expected = format!("\n\nRunning (attach with --attach=NAME):\n{pid}  process {pid}, raw; attached: person\n");
+    let expected =
+        format!("\n\nRunning servers (attach with --attach=NAME):\n{pid}  process {pid}, raw; attached: person\n");
     assert!(text.ends_with(&expected), "{text}");
     assert!(!stale.exists());
     drop(client);

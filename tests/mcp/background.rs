@@ -174,7 +174,7 @@ fn sixteen_evaluations_run_at_once_and_one_more_is_refused() {
         .collect();
     server.assert_works();
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": "1", "background": true}));
-    assert!(text.starts_with("Background limit reached: 16 evaluations. Wait for one"), "{text}");
+    assert!(text.starts_with("Background limit reached: 16 evaluations. Wait for an evaluation"), "{text}");
     call_err(&mut server, "evaluate-lisp", json!({"code": "1", "wait": 1}));
     server.evaluate("(sb-thread:signal-semaphore *gate* 16)");
     for (n, id) in ids.iter().enumerate() {

@@ -130,7 +130,7 @@ fn failure_to_start_lisp_threads_is_reported() {
             let complaint = String::from_utf8_lossy(&output.stderr);
             assert_eq!((output.status.code(), stdout(&output)), (Some(status), ""), "{complaint}");
             let expected =
-                format!("sbcl-mcp cannot start: SBCL has booted, but could not be prepared for the host: {reason}");
+                format!("sbcl-mcp cannot start: SBCL has booted, but the image could not be prepared: {reason}");
             assert!(complaint.contains(&expected), "{complaint}");
         }
     }

@@ -181,8 +181,8 @@ fn test_of_an_unloaded_package_is_refused_without_attach_or_user_init() {
     systems(&workspace);
     for name in ["passes:", "passes::one"] {
         let result = workspace.run(&["test", name]);
-        let expected = "sbcl-mcp test: a new image has no package passes: name the system";
-        assert!(result.stderr.starts_with(expected) && result.status == Some(2), "{result:?}");
+        let expected = format!("sbcl-mcp test: {name} is not in a new image: name the system");
+        assert!(result.stderr.starts_with(&expected) && result.status == Some(2), "{result:?}");
         assert_eq!((result.stdout.as_str(), result.stderr.lines().count()), ("", 1));
     }
     // The init file may load the package at start-up.

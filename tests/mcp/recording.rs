@@ -46,7 +46,7 @@ impl Recording {
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(
             text.starts_with("Recorded 20")
-                && text.ends_with(&format!("\nAnswers compared: {answers}; all are as recorded.\n")),
+                && text.ends_with(&format!("\nAnswers compared: {answers}; no differences.\n")),
             "{text}"
         );
     }
@@ -132,7 +132,7 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
         text.contains(
-            " is not a record: the replay ends before this line\nAnswers compared: 6; all are as recorded.\n"
+            " is not a complete record: the replay ends before this line\nAnswers compared: 6; no differences.\n"
         ),
         "{text}"
     );

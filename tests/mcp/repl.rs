@@ -278,8 +278,8 @@ fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
         pane.contains("; Interrupted.\n; The evaluation was cancelled.\n; The Lisp image did not respond"),
         "{pane}"
     );
-    assert!(!pane.contains("; The image was replaced."), "{pane}");
-    let notice = "; The image was replaced.\n; The Lisp image was killed by signal 9";
+    assert!(!pane.contains("; The image was terminated."), "{pane}");
+    let notice = "; The image was terminated.\n; The Lisp image was killed by signal 9";
     let end = Instant::now() + DEADLINE;
     let pane = loop {
         terminal.clear();
