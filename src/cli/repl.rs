@@ -133,11 +133,11 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         Ok(()) if repl.failed && !is_terminal => Ok(FAILED),
         Ok(()) => Ok(SUCCEEDED),
         Err(ReplError::ServerGone) => {
-            super::print_to_stderr("; The server has ended.");
+            super::print_to_stderr("; The server has ended. `sbcl-mcp repl` starts another server.");
             Ok(CANNOT_RUN)
         }
         Err(ReplError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
-        Err(ReplError::Output(error)) => Err(format!("cannot write to stdout: {error}")),
+        Err(ReplError::Output(error)) => Err(format!("cannot read stdin or write to stdout: {error}")),
     }
 }
 
@@ -413,7 +413,7 @@ impl Repl {
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
              Tab completes. Ctrl-C interrupts the evaluation. Ctrl-C twice within a second replaces the image and restores \
-             the session (not with --attach or --no-supervisor).\n",
+             the session as --restore says (not with --attach or --no-supervisor).\n",
         );
         self.print(TextStyle::Plain, &text)
     }
@@ -680,7 +680,7 @@ impl Repl {
                 (false, _) => {
                     "the REPL is attached to a server that it did not start; :reset starts over, for all clients"
                 }
-                (true, false) => "Lisp runs in the server's own process (--no-supervisor)",
+                (true, false) => "Lisp runs in the server's own process (--no-supervisor), which :quit ends",
                 (true, true) => "the server is already starting another image",
             };
             return self.print(TextStyle::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
