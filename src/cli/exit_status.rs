@@ -37,8 +37,9 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         FAILED => "The server could not start, or the image crashed repeatedly without answering a request.",
         NOT_TRIED => "The command line is wrong.",
         EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
-        EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: the heap was exhausted during a garbage collection.",
-        EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server.",
+        EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: SBCL could not continue because the heap was full.",
+        EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server, or more than four such \
+                    evaluations ran at once.",
         128 + libc::SIGHUP => "The server received SIGHUP.",
         128 + libc::SIGINT => "The server received SIGINT.",
         128 + libc::SIGTERM => "The server received SIGTERM.",
@@ -47,10 +48,10 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "The code was evaluated without an error.",
         FAILED => "The code failed.",
         NOT_TRIED => "The command line is wrong, or the server refused the request.",
-        CANNOT_RUN => "Lisp could not start, there is no server to attach to, the server ended or did not answer, or \
+        CANNOT_RUN => "Lisp could not start, no server could be attached to, the server ended or did not answer, or \
                     stdin or stdout failed.",
         EXIT_IMAGE_LOST => "Without `--attach`: SBCL or foreign code aborted.",
-        EXIT_HEAP_EXHAUSTED => "Without `--attach`: the heap was exhausted during a garbage collection.",
+        EXIT_HEAP_EXHAUSTED => "Without `--attach`: SBCL could not continue because the heap was full.",
     }
     "load" {
         SUCCEEDED => "The system or file is loaded.",
@@ -70,8 +71,8 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form and command succeeded.",
         FAILED => "The input was a pipe or a file, and a form or command failed; or the reader of stdout has ended.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "There is no server to attach to, no server could be started, the server ended or did not answer, or \
-                    stdin or stdout failed.",
+        CANNOT_RUN => "No server could be started or attached to, the server ended or did not answer, or stdin or stdout \
+                    failed.",
     }
     "sessions" {
         SUCCEEDED => "The sessions were listed, or the session was deleted or exported.",
@@ -95,7 +96,7 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         SUCCEEDED => "The reader accepts every file; the output may contain notes.",
         FAILED => "The reader rejects a file.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "A file, stdin or stdout cannot be read or written, there is no server to attach to, or the server \
+        CANNOT_RUN => "A file, stdin or stdout cannot be read or written, no server could be attached to, or the server \
                     ended or did not answer.",
     }
 };

@@ -60,7 +60,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
     command(":test", "SYSTEM ...", "run the tests of systems or of a package (P:), or one test or suite (P::TEST)"),
     command(":describe", "NAME", "describe a symbol and show its source"),
-    command(":checkpoint", "[NAME]", "save the whole image"),
+    command(":checkpoint", "[NAME]", "save a checkpoint of the image"),
     command(":restore", "[NAME]", "restore a checkpoint"),
     command(":checkpoints", "", "list checkpoints"),
     command(":reset", "", "start over without the definitions, values and threads"),
@@ -68,7 +68,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":frame", "[N]", "choose the frame in which code is evaluated"),
     command(":locals", "[N]", "local variables of a frame"),
     command(":restart", "N [VALUES]", "invoke a restart; in the debugger its number is enough"),
-    command(":return", "VALUES", "continue as if the frame had returned these values"),
+    command(":return", "VALUES", "continue as if the chosen frame had returned these values"),
     command(":abort", "", "abort the held evaluation"),
     command(":take", "[EVALUATION]", "take over an evaluation that another client holds for debugging"),
 ];
@@ -411,7 +411,7 @@ impl Repl {
             _ = writeln!(text, "{:28} {summary}", format!("{name} {arguments}"));
         }
         text.push_str(
-            "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
+            "Anything else is evaluated; in the debugger, in frame 0 or the frame that :frame chose.\n\
              Tab completes. Ctrl-C interrupts the evaluation. Ctrl-C twice within a second replaces the image and restores \
              the session as --restore says (not with --attach or --no-supervisor).\n",
         );
