@@ -45,8 +45,8 @@ pub enum Error {
     /// SBCL for the requested platform cannot be built on this machine. SBCL's build runs the new SBCL, so the build needs a
     /// machine of this platform, or an emulator.
     #[error(
-        "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to a directory \
-         with a libsbcl and an sbcl.core for {target}",
+        "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to the absolute path \
+         of a directory with a libsbcl and an sbcl.core for {target}",
         variable = settings::PREBUILT
     )]
     CrossBuild {
@@ -90,8 +90,8 @@ pub enum Error {
 
     /// A source that the user named, or a fetched repository, cannot be used.
     #[error(
-        "SBCL's source cannot be used ({provider}): {reason}. Set SBCL_MCP_SOURCE to a directory or archive of SBCL \
-         {version} ({archive}, SHA-256 {sha}); if this variable is not set, the build fetches the source",
+        "SBCL's source cannot be used ({provider}): {reason}. Set SBCL_MCP_SOURCE to the absolute path of a directory or \
+         archive of SBCL {version} ({archive}, SHA-256 {sha}); if this variable is not set, the build fetches the source",
         version = pin::VERSION, archive = pin::ARCHIVE, sha = pin::ARCHIVE_SHA256
     )]
     SourceRefused {
@@ -116,8 +116,8 @@ pub enum Error {
 
     /// No provider had the source.
     #[error(
-        "the source of SBCL {version} could not be obtained. Tried:{list}\nDownload {archive}, or check out tag {tag} of \
-         upstream's git repository, and set {variable} to the absolute path of the archive or checkout",
+        "the source of SBCL {version} could not be obtained. Tried:{list}\nDownload {archive}, Debian's source archive, or \
+         check out tag {tag} of upstream's git repository, and set {variable} to the absolute path of the archive or checkout",
         version = pin::VERSION,
         archive = pin::ARCHIVE,
         tag = pin::GIT_TAG,
@@ -130,7 +130,7 @@ pub enum Error {
     },
 
     /// A program that a step runs failed or could not be started.
-    #[error("{step} failed ({status}). The end of its output:\n{output}\nThe full output is in {}", log.display())]
+    #[error("{step} failed ({status}). The end of the output:\n{output}\nThe full output is in {}", log.display())]
     Step {
         /// The name of the step, such as `saving the core`.
         step: String,
@@ -154,7 +154,7 @@ pub enum Error {
     },
 
     /// A file or directory could not be used.
-    #[error("{action} {}: {source}", path.display())]
+    #[error("{action} {} failed: {source}", path.display())]
     Io {
         /// The failed action, such as `reading`.
         action: &'static str,

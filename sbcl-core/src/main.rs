@@ -56,8 +56,9 @@ impl Options {
                 None => None,
             };
             let target = target.ok_or_else(|| format!("{argument:?} is unknown or lacks its value; {USAGE}"))?;
-            options.target = Platform::from_target(&target)
-                .ok_or_else(|| format!("{target:?} is not a supported target, such as aarch64-unknown-linux-gnu"))?;
+            options.target = Platform::from_target(&target).ok_or_else(|| {
+                format!("{target:?} is not a supported target: write, for example, aarch64-unknown-linux-gnu")
+            })?;
         }
         Ok(options)
     }

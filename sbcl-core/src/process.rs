@@ -146,7 +146,8 @@ pub(crate) fn run_with_timeout(limit: Duration, command: &mut Command) -> Result
             Ok(None) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("the command did not finish within {limit:?}"));
+                let program = Path::new(command.get_program()).display();
+                return Err(format!("{program} did not finish within {limit:?}"));
             }
             Err(error) => return Err(error.to_string()),
         }
@@ -198,7 +199,7 @@ mod tests {
     fn a_time_limit_ends_a_command() {
         let started = Instant::now();
         let outcome = run_with_timeout(Duration::from_millis(100), &mut shell("exec sleep 30"));
-        assert_eq!(outcome, Err("the command did not finish within 100ms".to_owned()));
+        assert_eq!(outcome, Err("sh did not finish within 100ms".to_owned()));
         assert!(started.elapsed() < Duration::from_secs(10));
     }
 

@@ -136,7 +136,7 @@ pub(crate) fn build(
         toolchain.check(&context.scratch)?;
         progress.say(format_args!(
             "building SBCL {version} takes about {} minutes; later builds use the result; log: {}",
-            if platform.is_host() { "three" } else { "ten" },
+            if platform.is_host() { "three" } else { "ten to twenty" },
             context.log.path().display()
         ));
         let source = source::find(settings, cache, progress)?;

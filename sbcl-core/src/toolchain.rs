@@ -155,7 +155,7 @@ impl Toolchain {
     fn tools(&self) -> Vec<Tool> {
         let lisp = self.bootstrap.split_whitespace().next().unwrap_or_default();
         let mut tools = vec![
-            tool("sbcl (or another Common Lisp, named by SBCL_MCP_BOOTSTRAP)", &[lisp], ["sbcl"; 4]),
+            tool("a Common Lisp (sbcl, or the command in SBCL_MCP_BOOTSTRAP)", &[lisp], ["sbcl"; 4]),
             self.compiler_tool(),
             tool("make", &["make", "gmake"], ["make", "make", "make", XCODE_INSTALL]),
             tool("strip", &["strip"], ["binutils", "binutils", "binutils", XCODE_INSTALL]),
@@ -240,7 +240,7 @@ mod tests {
     fn missing_tools_are_listed_with_install_commands() {
         let message = check_tools(&toolchain().tools(), |_| false).unwrap_err().to_string();
         for part in [
-            "sbcl (or another",
+            "a Common Lisp (sbcl, or",
             "a C compiler",
             "make",
             "xz",

@@ -63,22 +63,23 @@ pub(super) enum Command {
     Serve(Serve),
     /// Evaluate code and print the report.
     ///
-    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line, 3 if Lisp could not
-    /// start, there is no server to attach to, or the report could not be written.
+    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line or a refused request, 3 if
+    /// Lisp could not start, there is no server to attach to, the server ended, or stdin or stdout failed, 86 or 87 if
+    /// Lisp crashed.
     Eval {
         #[command(flatten)]
         attach: Attach,
         #[command(flatten)]
         options: Options,
-        /// Lisp code; several arguments are joined with newlines. `-` reads stdin.
+        /// Lisp code; several arguments are joined with newlines. `-` alone reads stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
     /// Load an ASDF system or a file, and print the report of the tool load-system.
     ///
     /// Without --attach, a new image loads the system or file and then ends: this tests whether the load succeeds. The
-    /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if the load succeeded, 1 if it failed, 2 if
-    /// nothing was loaded (no server, or a wrong command line).
+    /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if the load succeeded, 1 if it failed, 2
+    /// otherwise: no server, a server that ended, a refused request, a wrong command line, or a failure of stdout.
     Load {
         #[command(flatten)]
         attach: Attach,
@@ -89,9 +90,10 @@ pub(super) enum Command {
     },
     /// Run tests and print the report of the tool run-tests.
     ///
-    /// Exit status: 0 if all tests pass, 1 if some fail, 2 if they could not be run: no tests or only skipped ones, a
-    /// system that does not load, no server, or a wrong command line. With several systems, 2 if the tests of
-    /// one of them could not be run.
+    /// Exit status: 0 if no test fails, 1 if some fail, 2 if the tests could not be run: no tests or only skipped tests, a
+    /// system that does not load, no server, a server that ended, a wrong command line, or a failure of stdout. With
+    /// several systems, 2 also if one system does not load or has no tests, or if no test fails and one system has only
+    /// skipped tests.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -103,12 +105,13 @@ pub(super) enum Command {
     /// Start a REPL for people, in a new image or in the image of a running server.
     ///
     /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
-    /// interrupts an evaluation; Ctrl-C twice within a second replaces the REPL's own image and restores the session. The
-    /// defaults suit a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
-    /// file, there are no prompts, and each form's values are printed. Exit status: 1 if a form from a pipe or file
-    /// failed, 2 for a wrong command line, 3 if there is no server or the server ended.
+    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session as --restore says
+    /// (not with --attach or --no-supervisor). The defaults suit a person: --timeout 0 (600 for `:load`), --hold a day,
+    /// --max-answer 1000000. When stdin is a pipe or a file, there are no prompts, and each form's values are printed. Exit
+    /// status: 1 if a form or command from a pipe or file failed, 2 for a wrong command line, 3 if there is no server, the
+    /// server ended, or stdin or stdout failed.
     Repl {
-        /// Attach to a running server (`serve --socket`): the only running server, or the server NAME.
+        /// Attach to a running server (started with --socket or --session): the only running server, or the server NAME.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
         attach: Option<Option<String>>,
         #[command(flatten)]
@@ -116,8 +119,8 @@ pub(super) enum Command {
     },
     /// List persistent sessions and running servers; delete or export a session.
     ///
-    /// For a session (`--session`): its size, age, definitions and holder. For a running server (`--socket`): its
-    /// name (for --attach), process and clients.
+    /// For a session (`--session`): its size, age, definitions and holder. For a running server (`--socket` or
+    /// `--session`): its name (for --attach), process and clients.
     Sessions {
         #[command(subcommand)]
         action: Option<sessions::Action>,
@@ -157,7 +160,7 @@ pub(super) enum Command {
     ///
     /// The requests are sent in order, each after the answers that came before it. Times, addresses, process ids and
     /// temporary files may differ. The recorded code is evaluated again, with its effects. Exit status: 0 if all
-    /// answers are equal, 1 if some differ, 2 for a wrong command line, 3 if the recording cannot be replayed.
+    /// answers are equal, 1 if some differ or are missing, 2 for a wrong command line, 3 if the recording cannot be replayed.
     Replay {
         /// File written by `--record`.
         file: PathBuf,
@@ -179,8 +182,8 @@ pub(super) enum Command {
     /// other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
     /// command line, 3 if a file cannot be read or written or there is no server to attach to.
     Check {
-        /// Treat the packages of a running server (`serve --socket`) as known: the only running server, or the server NAME
-        /// (--attach=NAME).
+        /// Treat the packages of a running server (started with --socket or --session) as known: the only running server, or
+        /// the server NAME (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
         /// Insert or remove parentheses, quotes and comment marks as the indentation suggests, if the reader then
@@ -246,7 +249,7 @@ pub(super) enum Command {
 /// The option that selects the image of a running server.
 #[derive(Debug, Args)]
 pub(super) struct Attach {
-    /// Use the image of a running server (`serve --socket`): the only running server, or the server NAME
+    /// Use the image of a running server (started with --socket or --session): the only running server, or the server NAME
     /// (--attach=NAME, with the =).
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     pub(super) attach: Option<Option<String>>,
@@ -271,7 +274,7 @@ pub(super) struct TestOptions {
     /// Time limit of each test, after which it fails. --timeout does not apply to tests.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_test_timeout)]
     pub(super) test_timeout: f64,
-    /// Names of systems; with --attach also a test or suite with its package (`my-tests::parsing`), or a package
+    /// Names of systems. With --attach, instead one test or suite with its package (`my-tests::parsing`), or one package
     /// followed by a colon.
     #[arg(required = true)]
     pub(super) what: Vec<String>,
@@ -284,14 +287,14 @@ pub(super) struct Serve {
     pub(super) options: Options,
     /// Resume or create the persistent session NAME; if NAME contains a slash, it is the path of the session's directory.
     /// The session's image is saved when the server ends, and when the session is idle after work. `sbcl-mcp sessions`
-    /// lists sessions.
+    /// lists the sessions whose names contain no slash.
     #[arg(long, value_name = "NAME")]
     pub(super) session: Option<OsString>,
     /// State to restore after the Lisp process dies.
     #[arg(long, value_enum, default_value_t = RestoreMode::Checkpoint)]
     pub(super) restore: RestoreMode,
-    /// When to save checkpoints. Checkpoints contain everything in Lisp's memory, secrets included, and take disk
-    /// space.
+    /// When to save checkpoints; with --session always `auto`. Checkpoints contain everything in Lisp's memory, secrets
+    /// included, and take disk space.
     #[arg(long, value_enum, default_value_t = CheckpointTiming::Asked)]
     pub(super) checkpoints: CheckpointTiming,
     /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic checkpoints are deleted.
@@ -309,7 +312,7 @@ pub(super) struct Serve {
     #[arg(long)]
     pub(super) socket: bool,
     /// Run Lisp in the server's own process, so that a crash of Lisp ends the server. Cannot be combined with
-    /// --session; checkpoints cannot be restored.
+    /// --session; checkpoints are saved only when the client asks, and cannot be restored.
     #[arg(long)]
     pub(super) no_supervisor: bool,
     /// Record every message from and to the client on stdin and stdout, with times, in this file: for bug reports and
@@ -333,7 +336,7 @@ pub(super) enum CheckpointTiming {
 /// The state that is restored after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum RestoreMode {
-    /// The last checkpoint; forms that defined something since are evaluated again.
+    /// The last checkpoint, if any; forms that defined something since are evaluated again.
     Checkpoint,
     /// All forms that defined something are evaluated again.
     Definitions,
@@ -358,7 +361,7 @@ pub(super) struct Options {
         *Limits::MAX_ANSWER_RANGE.start()..=*Limits::MAX_ANSWER_RANGE.end()
     ))]
     pub(super) max_answer: u64,
-    /// Time for which a failed evaluation is held for debugging.
+    /// Maximum time for which a failed evaluation is held for debugging.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_positive_duration)]
     pub(super) hold: Duration,
     /// Grace period for the cleanup forms of an interrupted evaluation, after which the forms are interrupted, too.
@@ -491,7 +494,7 @@ pub(super) fn exit_with_error(error: &clap::Error) -> ! {
     {
         print_to_stderr(&format!(
             "sbcl-mcp serves SBCL to MCP clients and is not a replacement for sbcl: it has no option {option}. To \
-             evaluate code: sbcl-mcp eval CODE, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run \
+             evaluate code: `sbcl-mcp eval CODE`, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run \
              sbcl."
         ));
         std::process::exit(2);

@@ -51,7 +51,10 @@ pub(super) enum CallError {
 impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Closed => "the server ended before it answered",
+            Self::Closed => {
+                "the server ended before it answered; `sbcl-mcp doctor` checks whether a new server works, and \
+                 `sbcl-mcp sessions` lists the running servers"
+            }
             Self::TimedOut => {
                 "the server did not answer in time; `sbcl-mcp doctor` checks whether a new server works, and \
                  `sbcl-mcp sessions` lists the running servers"

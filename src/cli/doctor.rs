@@ -177,7 +177,7 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     let proc = ["/proc/self/exe", "/proc/self/fd", "/proc/self/maps"];
     match proc.iter().find(|path| fs::symlink_metadata(path).is_err()) {
         None => findings.fine("/proc", "mounted"),
-        Some(path) => findings.problem("/proc", &format!("{path} is missing"), "mount -t proc proc /proc"),
+        Some(path) => findings.problem("/proc", &format!("{path} is missing"), "as root: mount -t proc proc /proc"),
     }
     let descriptors = getrlimit(Resource::Nofile).current;
     let allowed = descriptors.map_or("no limit".to_owned(), |limit| format!("at most {limit} at a time"));
@@ -318,8 +318,8 @@ fn check_directories(findings: &mut Findings) {
             &other
                 .as_ref()
                 .map_or("HOME is not set".to_owned(), |home| format!("{} is not a directory", home.display())),
-            "set HOME to an existing directory: otherwise compiled files and checkpoints are temporary, unless \
-             XDG_CACHE_HOME and XDG_STATE_HOME are set",
+            "set HOME to an existing directory, or set XDG_CACHE_HOME and XDG_STATE_HOME: otherwise compiled files are \
+             temporary, and --session needs a path",
         ),
     }
     let state = state_directory();
@@ -409,7 +409,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         }
         Ok(answer) => {
             let found = format!("(+ 1 2) returned:\n{}", answer.text);
-            findings.problem("evaluation", &found, "please report this bug");
+            findings.problem("evaluation", &found, "if this answer does not name the cause, please report this bug");
         }
         Err(failure) => return push_request_failure(findings, "evaluation", failure, client),
     }
@@ -436,7 +436,9 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         Ok(()) => findings.fine("ASDF", &found),
         Err(error) => {
             let found = format!("{found}, which is not writable: {error}");
-            findings.problem("ASDF", &found, "set XDG_CACHE_HOME to a writable directory");
+            let remedy = "make this directory writable, or choose another directory with XDG_CACHE_HOME or, if this \
+                          variable is set, ASDF_OUTPUT_TRANSLATIONS";
+            findings.problem("ASDF", &found, remedy);
         }
     }
 }

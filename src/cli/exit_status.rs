@@ -37,8 +37,9 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         FAILED => "The server could not start, or the image crashed repeatedly without answering a request.",
         NOT_TRIED => "The command line is wrong.",
         EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
-        EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: the heap was exhausted during a garbage collection.",
-        EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server.",
+        EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: SBCL could not continue because the heap was full.",
+        EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server, or more \
+                    than four such evaluations ran at once.",
         128 + libc::SIGHUP => "The server received SIGHUP.",
         128 + libc::SIGINT => "The server received SIGINT.",
         128 + libc::SIGTERM => "The server received SIGTERM.",
@@ -46,31 +47,37 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "eval" {
         SUCCEEDED => "The code was evaluated without an error.",
         FAILED => "The code failed.",
-        NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "Lisp could not start, there is no server to attach to, or the report could not be written.",
+        NOT_TRIED => "The command line is wrong, or the server refused the request.",
+        CANNOT_RUN => "Lisp could not start, no server could be attached to, the server ended or did not answer, or \
+                    stdin or stdout failed.",
+        EXIT_IMAGE_LOST => "Without `--attach`: SBCL or foreign code aborted.",
+        EXIT_HEAP_EXHAUSTED => "Without `--attach`: SBCL could not continue because the heap was full.",
     }
     "load" {
         SUCCEEDED => "The system or file is loaded.",
         FAILED => "The system or file failed to load.",
-        NOT_TRIED => "Nothing was loaded: no server could be started or attached to, the server refused the request, or the \
-                    command line is wrong.",
+        NOT_TRIED => "No server could be started or attached to, the server ended, did not answer or refused the request, \
+                    stdout failed, or the command line is wrong.",
     }
     "test" {
-        SUCCEEDED => "All tests passed.",
+        SUCCEEDED => "Tests passed, and none failed; some may have been skipped.",
         FAILED => "A test failed.",
-        NOT_TRIED => "Tests could not be run: there are none, all are skipped, a system does not load, no server could \
-                    be started or attached to, or the command line is wrong. With several systems: the tests of at \
-                    least one system could not be run.",
+        NOT_TRIED => "There are no tests, all tests are skipped, a system does not load, no server could be started or \
+                    attached to, the server ended, did not answer or refused the request, stdout failed, or the command \
+                    line is wrong. With several systems: one system does not load or has no tests, or no test failed and \
+                    one system has only skipped tests.",
     }
     "repl" {
-        SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form succeeded.",
-        FAILED => "The input was a pipe or a file, and a form failed.",
+        SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form and command succeeded.",
+        FAILED => "The input was a pipe or a file, and a form or command failed; or the reader of stdout has ended.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "There is no server to attach to, no server could be started, or the server ended.",
+        CANNOT_RUN => "No server could be started or attached to, the server ended or did not answer, or stdin or stdout \
+                    failed.",
     }
     "sessions" {
         SUCCEEDED => "The sessions were listed, or the session was deleted or exported.",
-        FAILED => "The session does not exist, is in use, or cannot be read, exported or deleted.",
+        FAILED => "The sessions cannot be listed; the session does not exist, is in use, or cannot be read, exported or \
+                    deleted; or the output cannot be written.",
         NOT_TRIED => "The command line is wrong.",
     }
     "doctor" {
@@ -81,14 +88,15 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     }
     "replay" {
         SUCCEEDED => "All answers are the same as in the recording.",
-        FAILED => "Some answers differ.",
+        FAILED => "Some answers differ or are missing.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "The recording cannot be replayed.",
+        CANNOT_RUN => "The recording cannot be read, no server could be started, or the report could not be written.",
     }
     "check" {
         SUCCEEDED => "The reader accepts every file; the output may contain notes.",
         FAILED => "The reader rejects a file.",
         NOT_TRIED => "The command line is wrong.",
-        CANNOT_RUN => "A file cannot be read or written, or there is no server to attach to.",
+        CANNOT_RUN => "A file, stdin or stdout cannot be read or written, no server could be attached to, or the server \
+                    ended or did not answer.",
     }
 };

@@ -21,7 +21,7 @@ pub fn options() -> String {
     let server = program.find_subcommand("serve").expect("the command serve");
     let shared: BTreeSet<String> = server.get_arguments().map(argument_key).collect();
     let mut text = String::from(
-        "## Options of the server\n\n`sbcl-mcp` and `sbcl-mcp serve` do the same. They have these options:\n\n",
+        "## Options of the server\n\n`sbcl-mcp` and `sbcl-mcp serve` do the same and have these options:\n\n",
     );
     push_table(&mut text, "serve", server.get_arguments());
     for command in program.get_subcommands().filter(|command| command.get_name() != "serve") {

@@ -60,7 +60,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
     command(":test", "SYSTEM ...", "run the tests of systems or of a package (P:), or one test or suite (P::TEST)"),
     command(":describe", "NAME", "describe a symbol and show its source"),
-    command(":checkpoint", "[NAME]", "save the whole image"),
+    command(":checkpoint", "[NAME]", "save a checkpoint of the image"),
     command(":restore", "[NAME]", "restore a checkpoint"),
     command(":checkpoints", "", "list checkpoints"),
     command(":reset", "", "start over without the definitions, values and threads"),
@@ -68,7 +68,7 @@ pub(super) const COMMANDS: [ReplCommand; 16] = [
     command(":frame", "[N]", "choose the frame in which code is evaluated"),
     command(":locals", "[N]", "local variables of a frame"),
     command(":restart", "N [VALUES]", "invoke a restart; in the debugger its number is enough"),
-    command(":return", "VALUES", "continue as if the frame had returned these values"),
+    command(":return", "VALUES", "continue as if the chosen frame had returned these values"),
     command(":abort", "", "abort the held evaluation"),
     command(":take", "[EVALUATION]", "take over an evaluation that another client holds for debugging"),
 ];
@@ -133,11 +133,11 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         Ok(()) if repl.failed && !is_terminal => Ok(FAILED),
         Ok(()) => Ok(SUCCEEDED),
         Err(ReplError::ServerGone) => {
-            super::print_to_stderr("; The server has ended.");
+            super::print_to_stderr("; The server has ended. `sbcl-mcp repl` starts another server.");
             Ok(CANNOT_RUN)
         }
         Err(ReplError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
-        Err(ReplError::Output(error)) => Err(format!("cannot write to stdout: {error}")),
+        Err(ReplError::Output(error)) => Err(format!("cannot read stdin or write to stdout: {error}")),
     }
 }
 
@@ -411,9 +411,9 @@ impl Repl {
             _ = writeln!(text, "{:28} {summary}", format!("{name} {arguments}"));
         }
         text.push_str(
-            "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
+            "Anything else is evaluated; in the debugger, in frame 0 or the frame that :frame chose.\n\
              Tab completes. Ctrl-C interrupts the evaluation. Ctrl-C twice within a second replaces the image and restores \
-             the session (not with --attach or --no-supervisor).\n",
+             the session as --restore says (not with --attach or --no-supervisor).\n",
         );
         self.print(TextStyle::Plain, &text)
     }
@@ -680,7 +680,7 @@ impl Repl {
                 (false, _) => {
                     "the REPL is attached to a server that it did not start; :reset starts over, for all clients"
                 }
-                (true, false) => "Lisp runs in the server's own process (--no-supervisor)",
+                (true, false) => "Lisp runs in the server's own process (--no-supervisor), which :quit ends",
                 (true, true) => "the server is already starting another image",
             };
             return self.print(TextStyle::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));

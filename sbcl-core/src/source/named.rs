@@ -39,7 +39,7 @@ impl Provider for NamedProvider {
 
 fn verified_source(path: &Path) -> Result<Source, String> {
     if !path.is_absolute() {
-        Err("not an absolute path".to_owned())
+        Err("this path is not absolute".to_owned())
     } else if path.is_dir() {
         verify::directory(path).map(|()| Source::Directory(path.to_owned()))
     } else if path.is_file() {
