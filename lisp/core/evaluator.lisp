@@ -223,7 +223,7 @@ which redirects the standard streams, is active."
 
 (defun notify-stream-reset (symbol)
   "Notify the user that the variable SYMBOL held no usable stream and was reset."
-  (push-notice "~A held no usable stream and was reset to its initial value." symbol))
+  (push-notice "~S held no usable stream and was reset to its initial value." symbol))
 
 (defun check-system-streams ()
   "Check SBCL's own stream variables, such as SB-SYS:*STDOUT*, to which the standard stream variables lead. Reset the

@@ -32,7 +32,7 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
     (r"; reset-session ends (all threads|them|it)\.", "."),
     (r" reset-session starts a new image\.", ""),
     (
-        "(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
+        "(EXIT|QUIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
          ( For a new session, use the tool reset-session\\.)?",
         "$1 was called, but cannot end the process.",
     ),
