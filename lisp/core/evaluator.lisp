@@ -390,7 +390,7 @@ the connection, or as the global values if this thread has no connection."
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "Still running: ~A. ~:[Their~;Its~] output comes with later answers~
+               (format nil "Still running: ~A. Later answers show the output of ~:[these threads~;this thread~]~
                             ~:[~*~;; reset-session ends ~:[them~;it~]~]."
                        (thread-list-text running) (null (rest running)) **resets-available** (null (rest running))))))))
 

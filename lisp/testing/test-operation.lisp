@@ -472,7 +472,7 @@ RELOAD is true, load the changed files of a test system that is found by its nam
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
   (when (zerop (length (test-run-verdicts run)))
     (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op runs ~
-                      none~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]."
+                      none~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]. If another system or package has the tests, name it."
                      (and system (asdf:component-name system)) package (mapcar #'framework-title (loaded-frameworks)))))
 
 (defun call-reporting-system-errors (run function)
