@@ -228,7 +228,7 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
             (signal-no-tests "There is no test or suite named ~A: no tests are loaded. Load the tests first, or name ~
                               their system (`system`)."
                              text))
-          (signal-no-tests "There is no test or suite named ~A in the loaded frameworks (~{~A~^, ~}).~
+          (signal-no-tests "There is no test or suite named ~A. Loaded frameworks: ~{~A~^, ~}.~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
                            text (mapcar #'framework-title (loaded-frameworks))
                            (similar-names name (remove-duplicates names :test #'string=))))))))
