@@ -52,7 +52,8 @@ the lock of the dynamic loader may be held in the child by a thread that does no
   (loop for (address name) in **c-functions**
         do (setf (symbol-value address)
                  (or (sb-sys:find-foreign-symbol-address name)
-                     (error "The image cannot be saved: the program was linked without the C function ~A." name)))))
+                     (error "The image cannot be saved: libsbcl.so has no function ~A. Use the files of this program's build."
+                            name)))))
 
 (defun definition-mutexes ()
   "Return the mutexes that threads hold while they compile, intern symbols, or define classes. While one of these
@@ -285,16 +286,16 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
            (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
           (process)
           ((typep obstacle 'sb-thread:mutex)
-           (error "The process cannot be copied: for ~D seconds, other threads kept compiling, interning symbols ~
-                   or defining classes; the last was ~A. A save is possible once these threads have finished."
+           (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by ~A, which was ~
+                   compiling, interning symbols or defining a class. A save is possible once this work has ended."
                   seconds (title (sb-thread:mutex-owner obstacle))))
           ((eq obstacle :c-lock)
-           (error "The process cannot be copied: every attempt in ~D seconds found a thread in C code that held a lock of ~
-                   malloc, stdio or the loader. A save is possible once no thread holds such a lock."
+           (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by a thread in C code ~
+                   that held a lock of malloc, stdio or the loader. A save is possible once no thread holds such a lock."
                   seconds))
           (t
-           (error "The process cannot be copied: for ~D seconds, ~A stayed in code that must not be interrupted ~
-                   (WITHOUT-INTERRUPTS). A save is possible once this code has ended."
+           (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by ~A in code that ~
+                   must not be interrupted (WITHOUT-INTERRUPTS). A save is possible once this code has ended."
                   seconds (title obstacle))))))
 
 (defun mark-missing-threads-dead ()
@@ -389,7 +390,7 @@ the reason on the process's standard error and end with status 9. Only a forked 
   ;; The core contains everything in memory, so only its owner may read it.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (skip-exit-handlers)
-  (let ((failure "a non-local exit ended the save"))
+  (let ((failure "a non-local exit ended the save, for instance (abort) in a save hook"))
     (unwind-protect
          (handler-case
              (progn
@@ -407,7 +408,8 @@ the reason on the process's standard error and end with status 9. Only a forked 
                                          :callable-exports *exported-functions*))
            (serious-condition (condition)
              (setf failure (guarded (princ-to-string condition) (failure) "an error occurred that could not be printed"))))
-      (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%" failure))))
+      (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%"
+                                                       (string-right-trim "." failure)))))
         (with-pinned-objects (octets)
           (sb-unix:unix-write 2 octets 0 (length octets))))
       (alien-funcall (extern-alien "_exit" (function void int)) 9))))

@@ -223,7 +223,7 @@ which redirects the standard streams, is active."
 
 (defun notify-stream-reset (symbol)
   "Notify the user that the variable SYMBOL held no usable stream and was reset."
-  (push-notice "~A held no usable stream and was reset to its initial value." symbol))
+  (push-notice "~S held no usable stream and was reset to its initial value." symbol))
 
 (defun check-system-streams ()
   "Check SBCL's own stream variables, such as SB-SYS:*STDOUT*, to which the standard stream variables lead. Reset the
@@ -390,7 +390,7 @@ the connection, or as the global values if this thread has no connection."
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "Still running: ~A. ~:[Their~;Its~] output comes with later answers~
+               (format nil "Still running: ~A. Later answers show the output of ~:[these threads~;this thread~]~
                             ~:[~*~;; reset-session ends ~:[them~;it~]~]."
                        (thread-list-text running) (null (rest running)) **resets-available** (null (rest running))))))))
 

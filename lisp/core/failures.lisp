@@ -85,9 +85,9 @@ interruption, only print CONDITION and continue the unwinding."
                        (push-error-details condition)
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
-                                (format nil "A memory fault occurred: the image may be damaged.~:[~; reset-session ~
-                                             starts a new image.~]"
-                                        (eq **resets-available** t)))))
+                                (format nil "A memory fault occurred: the image may be damaged.~[~; reset-session ~
+                                             starts a new image.~; To start a new image, restart the server.~]"
+                                        (case **resets-available** ((t) 1) (:in-place 2) (t 0))))))
                      condition
                      (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))

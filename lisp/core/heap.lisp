@@ -137,7 +137,7 @@ user."
       (adapt-nursery)
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "The heap was nearly used up (~D of ~D MB), so these threads were ended: ~A."
+               (format nil "The heap was nearly used up (~D of ~D MB), so Lisp ended ~A."
                        (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list-text threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))
@@ -174,7 +174,8 @@ the evaluation that filled the heap, a string, or NIL."
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
              (format nil "The heap was nearly used up (~D of ~D MB~@[, even after ~A ended~]), so the evaluation was ~
-                          stopped. ~D MB are still in use by objects of the session."
+                          stopped. ~D MB are still in use by objects of the session. Keep fewer objects, or start with a ~
+                          larger heap."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size)) part
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
@@ -220,7 +221,8 @@ nearly full, and by WATCH-HEAP after each collection."
   ((used :initarg :used :reader heap-nearly-exhausted-used)
    (size :initarg :size :reader heap-nearly-exhausted-size))
   (:report (lambda (condition stream)
-             (format stream "The heap is nearly used up during a call of the program: ~D of ~D MB are in use."
+             (format stream "The heap is nearly used up during a call of the program: ~D of ~D MB are in use. Keep fewer ~
+                             objects, or start with a larger heap."
                      (megabytes (heap-nearly-exhausted-used condition))
                      (megabytes (heap-nearly-exhausted-size condition)))))
   (:documentation "The error that is signalled when a program's call keeps so many objects that garbage collections have

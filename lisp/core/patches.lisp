@@ -39,7 +39,7 @@ assumption."
   "Signal an error that lists the assumptions that do not hold, if there are any."
   (let ((broken (broken-assumptions)))
     (when broken
-      (error "SBCL ~A does not meet these assumptions of the Lisp side (docs/upgrading-sbcl.md):~{~%  ~A~}~%"
+      (error "SBCL ~A does not meet all assumptions of the Lisp side (docs/upgrading-sbcl.md). Not met:~{~%  ~A~}~%"
              (lisp-implementation-version) broken))))
 
 (defun parameter-names (function)

@@ -67,4 +67,5 @@ RUN-PROGRAM. Do nothing if the program does not share this process's output."
   (when (and *evaluation* (shared-output-p options)
              (not (shiftf (evaluation-output-warning-given *evaluation*) t)))
     (push-notice "Output of a program run with :output t or :error t is not captured: it goes to this process's own ~
-                  output, in the server to stderr. To capture it, pass *standard-output* instead of t.")))
+                  output, in the server to stderr. To capture the output, pass *standard-output* ~
+                  instead of t.")))

@@ -146,9 +146,10 @@ function. If SBCL would clear the stack in memory that is used again, always fre
         (t (funcall join thread (or dispose +recycled-stacks-cleared+)))))
 
 (define-condition exit-refused (error)
-  ((embedded :initarg :embedded :reader embedded-p))
+  ((operator :initarg :operator :reader refused-operator)
+   (embedded :initarg :embedded :reader embedded-p))
   (:report (lambda (condition stream)
-             (write-string "EXIT was called, but " stream)
+             (format stream "~A was called, but " (symbol-name (refused-operator condition)))
              (write-string (cond ((embedded-p condition) "the program that this image is part of continues.")
                                  (**resets-available**
                                   "the server and the session continue. For a new session, use the tool reset-session.")

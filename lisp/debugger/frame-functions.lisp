@@ -315,5 +315,5 @@ GENERIC-FUNCTION is the generic function; else it is NIL."
   (format nil "~S ~@?" name
           (cond (generic-function "is no longer a method of its generic function.")
                 ((sb-int:legal-fun-name-p name) "no longer has a global definition.")
-                (t "has no global name, and its frame does not keep the function object, unlike most frames of code sent ~
-                    to evaluate-lisp."))))
+                (t "has no global name, and its frame does not keep the function object, unlike most frames of code that was ~
+                    evaluated rather than loaded."))))

@@ -114,8 +114,8 @@ are no such symbols, or if SYMBOL is not a symbol."
      (let ((name (redefined-structure condition)))
        (when name
          (format nil "Existing instances of ~A, and code compiled for them, use the old definition, with the slots ~A.~@
-                      CONTINUE installs the new definition: these instances and this code become invalid.~@
-                      RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible."
+                      The restart CONTINUE installs the new definition: these instances and this code become invalid.~@
+                      The restart RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible."
                  (symbol-text name)
                  (with-server-syntax (:length nil)
                    (prin1-to-string (mapcar #'sb-kernel:dsd-name

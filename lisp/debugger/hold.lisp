@@ -220,8 +220,8 @@ something, notify the user that these definitions are not restored."
     (unwind-protect (funcall function)
       (announce-definitions)
       (when (plusp (evaluation-change-count *evaluation*))
-        (push-notice "The definitions that this code made are not restored if the image is lost. To keep the definitions, ~
-                      evaluate them again."))
+        (push-notice "If the image is lost, only a checkpoint or another evaluation restores the definitions that this code ~
+                      made."))
       (when (evaluation-threads *evaluation*)
         (notify-running-threads)))))
 

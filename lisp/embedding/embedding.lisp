@@ -540,7 +540,8 @@ collections do not move the octets meanwhile."
   (declare (type (unsigned-byte 62) address length))
   (with-octets (octets count) object
     (unless (= length count)
-      (error "The vector has ~D octets, but the buffer for the copy has ~D: pass a buffer of the vector's length." count length))
+      (error "The vector has ~D octet~:P, but the buffer for the copy has ~D: pass a buffer of the vector's length."
+             count length))
     (sb-kernel:%byte-blt octets 0 (int-sap address) 0 length))
   (values))
 

@@ -34,11 +34,15 @@ thread that it runs in, and the threads that it made."
   (let ((left (remove-definitions)))
     (when left
       (event *job-id* (event-code :notice) 0
-             (format nil "The reset could not remove these definitions: ~{~A~^, ~}." left))))
+             (format nil "The reset could not remove ~:[these definitions~;this definition~], which will last until the server ~
+                          ends: ~{~A~^, ~}."
+                     (null (rest left)) left))))
   (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
     (when (plusp count)
       (event *job-id* (event-code :notice) 0
-             (format nil "The reset could not end ~D evaluation~:P that did not respond to interrupts." count))))
+             (format nil "The reset could not end ~D evaluation~:P that did not respond to interrupts. To end every ~
+                          evaluation, restart the server."
+                     count))))
   (reset-variable-values)
   (install-standard-streams)
   t)

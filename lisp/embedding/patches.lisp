@@ -6,7 +6,7 @@
              `(define-patch ,function *
                 (lambda (exit &rest arguments)
                   (if (host-started-p)
-                      (error 'exit-refused :embedded (plusp **program-call-address**))
+                      (error 'exit-refused :operator ',function :embedded (plusp **program-call-address**))
                       (apply (the function exit) arguments))))))
   (define sb-ext:exit)
   (define sb-ext:quit))

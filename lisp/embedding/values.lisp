@@ -145,7 +145,7 @@ that calls the program acquires another buffer."
 
 (define-condition message-too-large (error)
   ()
-  (:report "The object is too large to be converted, or contains itself.")
+  (:report "The object is too large to be converted, or contains itself. In Rust, use a Value for the object instead.")
   (:documentation "The error that is signalled for a message of more than +MAX-MESSAGE-WORDS+ words or
 +MAX-MESSAGE-HANDLES+ handles, and for a circular list."))
 

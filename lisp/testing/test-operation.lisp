@@ -228,7 +228,7 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
             (signal-no-tests "There is no test or suite named ~A: no tests are loaded. Load the tests first, or name ~
                               their system (`system`)."
                              text))
-          (signal-no-tests "There is no test or suite named ~A in the loaded frameworks (~{~A~^, ~}).~
+          (signal-no-tests "There is no test or suite named ~A. Loaded frameworks: ~{~A~^, ~}.~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
                            text (mapcar #'framework-title (loaded-frameworks))
                            (similar-names name (remove-duplicates names :test #'string=))))))))
@@ -472,7 +472,7 @@ RELOAD is true, load the changed files of a test system that is found by its nam
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
   (when (zerop (length (test-run-verdicts run)))
     (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op runs ~
-                      none~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]."
+                      none~]. Loaded frameworks: ~:[none~;~:*~{~A~^, ~}~]. If another system or package has the tests, name it."
                      (and system (asdf:component-name system)) package (mapcar #'framework-title (loaded-frameworks)))))
 
 (defun call-reporting-system-errors (run function)

@@ -367,7 +367,7 @@ note on code that was not examined."
                                                      '((:calls nil) (:macroexpands "expands the compiler macro")))
                                                  (linkage-cell name))
                                  (source-name name) limit)))
-    (when (zerop count)
+    (when (and (zerop count) (or (not macro) (xrefs-recorded-p name)))
       (push-note "No loaded code ~:[calls~;expands~] ~A." macro (printed-name name)))
     (cond ((and macro (not (xrefs-recorded-p name)))
            (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
@@ -483,7 +483,8 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
                                                       (t '((:references nil))))
                                                 (if (member relation '("sets" "binds") :test #'equal) nil 0))
                                 (symbol-name symbol) limit)))
-    (when (zerop count)
+    (when (and (zerop count)
+               (or (xrefs-recorded-p symbol) (not (member relation '("sets" "binds") :test #'equal))))
       (push-note "No loaded code ~A ~A."
                  (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
                  (printed-name symbol)))
@@ -497,7 +498,8 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
 
 (defun push-expansions (symbol limit)
   "Push up to LIMIT forms that expand the macro SYMBOL."
-  (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
+  (when (and (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
+             (xrefs-recorded-p symbol))
     (push-note "No loaded code expands ~A." (printed-name symbol)))
   (if (xrefs-recorded-p symbol)
       (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")

@@ -431,7 +431,7 @@ of matches that the filters excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
-                      ~@[~%Without these filters: ~D match~:*~[es~;~:;es~].~]~@[~%Similar names: ~{~A~^, ~}.~]"
+                      ~@[~%Filtered out: ~D match~:*~[es~;~:;es~].~]~@[~%Similar names: ~{~A~^, ~}.~]"
                  (if (> (length query) 100) (concatenate 'string (subseq query 0 100) "…") query)
                  (and package (package-name package))
                  (append (and kind (list (format nil "only kind ~A" kind)))

@@ -242,8 +242,8 @@ large, return FORM itself, and true as the second value."
                            ((fboundp operator) "is a function")
                            (t "is not defined"))
                      (if (fboundp operator)
-                         ", so this is not a macro form. Pass depth `all` to expand the form's subforms."
-                         ", so this is not a macro form.")
+                         ", so the form is not a macro form. Pass depth `all` to expand the form's subforms."
+                         ", so the form is not a macro form.")
                      (and (not (fboundp operator))
                           (similar-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 

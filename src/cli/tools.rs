@@ -32,17 +32,21 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
     (r"; reset-session ends (all threads|them|it)\.", "."),
     (r" reset-session starts a new image\.", ""),
     (
-        "(EXIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
+        "(EXIT|QUIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
          ( For a new session, use the tool reset-session\\.)?",
         "$1 was called, but cannot end the process.",
     ),
 ];
 /// Patterns of advice that is useless once the image has ended, each with its replacement. Used if the image ends with the
 /// command.
-const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 3] = [
+const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 4] = [
     (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
     (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
-    (r"Still running: ([^\n]*)\. (Its|Their) output comes with later answers\.", "Still running at the end: $1."),
+    (
+        r"Still running: ([^\n]*)\. Later answers show the output of (this thread|these threads)\.",
+        "Still running at the end: $1.",
+    ),
+    (r" To start a new image, restart the server\.", ""),
 ];
 /// Patterns of advice that names tools, each with its replacement for a reader at the REPL's prompt.
 const ADVICE_AT_PROMPT: [(&str, &str); 14] = [
@@ -339,7 +343,7 @@ mod tests {
 
     #[test]
     fn threads_that_end_with_the_image_promise_no_later_output_at_a_shell() {
-        let text = "Still running: thread a. Its output comes with later answers; reset-session ends it.";
+        let text = "Still running: thread a. Later answers show the output of this thread; reset-session ends it.";
         assert_eq!(reword_for_shell(text, false), "Still running at the end: thread a.");
     }
 

@@ -126,10 +126,7 @@ fn find_symbols_reports_omitted_matches_and_near_names() {
         ["Nothing matches \"stirng-upcase\".", "Similar names: string-upcase, nstring-upcase."]
     );
     let excluded = symbols(&mut server, json!({"query": "string-upcase", "type": "variable"}));
-    assert_eq!(
-        excluded[..2],
-        ["Nothing matches \"string-upcase\" (only kind variable).", "Without these filters: 2 matches."]
-    );
+    assert_eq!(excluded[..2], ["Nothing matches \"string-upcase\" (only kind variable).", "Filtered out: 2 matches."]);
 }
 
 #[test]
@@ -532,12 +529,12 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
               (list #:g1 #:g2 #:value1 #:g1)))))
     ");
     insta::assert_snapshot!(expand(&mut server, "(car x)", "full"), @r"
-    CAR is a function, so this is not a macro form. Pass depth `all` to expand the form's subforms.
+    CAR is a function, so the form is not a macro form. Pass depth `all` to expand the form's subforms.
 
     (car x)
     ");
     insta::assert_snapshot!(expand(&mut server, "(wehn x)", "full"), @r"
-    WEHN is not defined, so this is not a macro form. Macros with similar names: WHEN.
+    WEHN is not defined, so the form is not a macro form. Macros with similar names: WHEN.
 
     (wehn x)
     ");

@@ -288,8 +288,8 @@ const HINTS: [&str; 9] = [
     "By the indentation, line ",
     "In /",
     "Existing instances of ",
-    "CONTINUE installs the new definition",
-    "RECKLESSLY-CONTINUE installs the new definition as if",
+    "The restart CONTINUE installs the new definition",
+    "The restart RECKLESSLY-CONTINUE installs the new definition as if",
     "The object was made with an earlier definition",
 ];
 

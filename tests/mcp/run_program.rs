@@ -13,7 +13,8 @@ use rstest_reuse::apply;
 use serde_json::json;
 
 const NOTICE: &str = "[notice]\nOutput of a program run with :output t or :error t is not captured: it goes to this process's \
-                      own output, in the server to stderr. To capture it, pass *standard-output* instead of t.\n\n";
+                      own output, in the server to stderr. To capture the output, pass *standard-output* instead of \
+                      t.\n\n";
 
 /// Returns the running processes with this command line.
 fn running(command_line: &str) -> Vec<String> {

@@ -50,7 +50,7 @@ fn sb_sys_stdout_and_stdin_set_by_the_user_stay_set_with_one_notice() {
     assert!(outcome.notices[0].starts_with("SB-SYS:*STDIN* stays set to another stream, so input is read from there."));
     lisp.values("(close sb-sys:*stdin*)");
     let notices = lisp.eval("(close sb-sys:*stdin*)").notices;
-    assert_eq!(notices, ["*STDIN* held no usable stream and was reset to its initial value."]);
+    assert_eq!(notices, ["SB-SYS:*STDIN* held no usable stream and was reset to its initial value."]);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn sb_sys_tty_set_by_the_user_stays_set_until_closed() {
     assert_eq!(lisp.value("(sb-thread:join-thread (sb-thread:make-thread (lambda () (y-or-n-p \"Sure?\"))))"), "NIL");
     lisp.values("(close sb-sys:*tty*)");
     let outcome = lisp.eval("(print 1 *terminal-io*)");
-    assert_eq!(outcome.notices, ["*TTY* held no usable stream and was reset to its initial value."]);
+    assert_eq!(outcome.notices, ["SB-SYS:*TTY* held no usable stream and was reset to its initial value."]);
     assert_eq!(outcome.stdout.text.trim(), "1");
 }
 

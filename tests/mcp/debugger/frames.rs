@@ -511,7 +511,8 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     let text =
         restart_frame_after_repair(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
     let said = "The function of frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its \
-                frame does not keep the function object, unlike most frames of code sent to evaluate-lisp.";
+                frame does not keep the function object, unlike most frames of code that was evaluated rather than \
+                loaded.";
     assert_eq!(text, said);
     assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     let report = hold(&mut server, "(list (|gone~a| 1))");
