@@ -183,7 +183,12 @@ impl Worker {
         self.start_at = self
             .restarts
             .record_loss(stage, Instant::now())
-            .map_err(|times| format!("the Lisp image was lost {times} (the last image {cause}); the server stops"))?;
+            .map_err(|times| {
+                format!(
+                    "the Lisp image was lost {times} (the last image {cause}); the server stops: remove the cause \
+                     before you start the server again"
+                )
+            })?;
         Ok(refusal)
     }
 
