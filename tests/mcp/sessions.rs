@@ -887,7 +887,7 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     server.evaluate("(defun before () 1)");
     limit_file_size(server.pid(), Some(10));
     // The notice comes with this answer or the next one.
-    let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). While this lasts, ";
+    let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). Until the log can ";
     let texts = ["(defun during () 2)", "(defun later () 3)"].map(|form| server.evaluate(form));
     assert!(texts.iter().any(|text| text.starts_with(notice)), "{texts:?}");
     assert_eq!(server.evaluate("(later)"), "=> 3");
