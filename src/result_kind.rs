@@ -49,7 +49,8 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
         name: HEAP_EXHAUSTED,
         cause: "The evaluation nearly filled the heap, and was stopped before the heap was exhausted.",
         afterwards: "The image is kept, without the objects that only the evaluation referred to. The message says how much \
-                     memory is still in use. If the evaluation could not be stopped in time, the image is replaced.",
+                     memory is still in use. If the evaluation could not be stopped in time, the image is replaced \
+                     (with `--no-supervisor`, the evaluation's thread is abandoned, or the server ends).",
         remedy: "Keep less in memory, or start the server with a larger `--heap`.",
     },
     ResultKind {
@@ -61,8 +62,8 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     ResultKind {
         name: IMAGE_LOST,
         cause: "The Lisp process ended during the evaluation: it was killed, or C code or SBCL itself aborted.",
-        afterwards: "A new image, with the last checkpoint and the definitions made since then, has replaced the lost \
-                     image. The message lists what was restored and what was not.",
+        afterwards: "A new image, with the last checkpoint and the definitions made since then (unless `--restore` \
+                     says otherwise), has replaced the lost image. The message lists what was restored and what was not.",
         remedy: "Assign the lost values again. Save a checkpoint before you retry the evaluation.",
     },
 ];

@@ -783,7 +783,7 @@ impl Repl {
             };
             let (message, frames) = error.split_once("\n\n[Backtrace]\n").unwrap_or((error, ""));
             self.print(TextStyle::Failure, &format!("{message}\n"))?;
-            let frames = frames.replace(" (get-backtrace shows them)", " (:bt shows them)");
+            let frames = frames.replace(" (get-backtrace shows ", " (:bt shows ");
             self.print(TextStyle::Note, &format!("{frames}\n"))?;
             if !debugger.is_empty() {
                 self.print(

@@ -24,7 +24,7 @@ const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
     (r" \(E[0-9]+: get-backtrace shows all\)", ""),
     (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
-    (r" \(get-backtrace shows them\)", ""),
+    (r" \(get-backtrace shows (them|it)\)", ""),
     (r" \(run-tests with `name` shows one\)", ""),
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
     ("pass a larger `timeout`(, or raise the default with configure-limits)?\\.", "pass a larger --timeout."),

@@ -158,7 +158,9 @@ impl Conversation {
             {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| conversation.handle_waiting(line)).is_none() {
-                    tracing::error!("the handler of a request panicked");
+                    tracing::error!(
+                        "a panic ended the handling of a request: please report this bug, with the message of the panic"
+                    );
                 }
                 // The event loop reads on when fewer lines wait.
                 conversation.inflight().output.wake();

@@ -118,8 +118,12 @@ impl DefinitionReplay {
 
     /// Describes the progress of the replay, for a client that waits.
     pub(crate) fn progress(&self) -> String {
-        let at = self.current_form.load(Ordering::Relaxed);
-        format!("waiting while the image is restored: form {at} of {}", self.form_count)
+        let mut text = "waiting while the image is restored".to_owned();
+        if self.form_count > 0 {
+            let at = self.current_form.load(Ordering::Relaxed).max(1);
+            text += &format!(": form {at} of {}", self.form_count);
+        }
+        text
     }
 
     /// Evaluates the definitions again, and returns the report; `None` when the replay was abandoned.

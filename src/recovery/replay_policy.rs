@@ -68,7 +68,7 @@ impl ReplayPolicy {
         let Some(index) = replaying else { return ReplayDecision::PreviousCheckpoint };
         let reason = match suspicion {
             Suspicion::Possible => format!("the image was killed {losses} times while this form was replayed"),
-            Suspicion::Certain | Suspicion::Likely => "the form crashes the image".to_owned(),
+            Suspicion::Certain | Suspicion::Likely => "the form crashes or blocks the image".to_owned(),
         };
         ReplayDecision::Skip { index, reason }
     }

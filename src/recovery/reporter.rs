@@ -40,7 +40,10 @@ impl Reporter {
             Ok(bytes) => self.output.send_event(&bytes),
             Err(error) => {
                 let begin: String = format!("{event:?}").chars().take(100).collect();
-                tracing::error!("an event cannot be sent to the supervisor ({error}): {begin}");
+                tracing::error!(
+                    "a report cannot be sent to the supervisor ({error}), so the next image may lack a recent change: \
+                     {begin}"
+                );
             }
         }
     }

@@ -808,7 +808,7 @@ mod tests {
         assert!(state.record_replay(&[(1, "it failed".to_owned())]));
         assert_eq!(codes(&state), ["(a)"]);
         let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
-        assert_eq!(unrestored, [("(b)", "the form crashes the image"), ("(c)", "it failed")]);
+        assert_eq!(unrestored, [("(b)", "the form crashes or blocks the image"), ("(c)", "it failed")]);
     }
 
     #[test]

@@ -32,11 +32,11 @@ fn checkpoint_age(checkpoint: &Checkpoint) -> String {
 /// Returns a list of checkpoints, one per line: the intact checkpoints, and then the damaged checkpoints.
 pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint]) -> String {
     if intact.is_empty() && damaged.is_empty() {
-        return "No checkpoints yet.".to_owned();
+        return "No checkpoints.".to_owned();
     }
     let mut text = String::new();
     let intact = intact.iter().map(|checkpoint| (checkpoint, ""));
-    let damaged = damaged.iter().map(|checkpoint| (checkpoint, "; damaged: it can only be deleted or replaced"));
+    let damaged = damaged.iter().map(|checkpoint| (checkpoint, "; damaged: can only be deleted or replaced"));
     for (checkpoint, state) in intact.chain(damaged) {
         let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
         let age = checkpoint_age(checkpoint);
@@ -49,7 +49,7 @@ pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint]) -> 
 /// Returns a list of persistent sessions, one per line.
 pub(crate) fn session_list(all: &[SessionDescription]) -> String {
     if all.is_empty() {
-        return "No sessions yet: start one with sbcl-mcp --session NAME.".to_owned();
+        return "No sessions: start one with sbcl-mcp --session NAME.".to_owned();
     }
     let width = all.iter().map(|session| session.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::escape::{escape_markers, escape_output};
+use super::load::count_text;
 use super::{evaluation, fitted};
 use crate::outcome::{CallEnd, CallTree, Outcome, Profile, ProfileSummary, TracedCall};
 
@@ -99,7 +100,7 @@ fn push_call(target: &mut String, call: &TracedCall) {
         _ = write!(target, "  [{:.3} ms]", time as f64 / 1e6);
     }
     if let Some(deeper) = call.deeper.filter(|deeper| *deeper > 0) {
-        _ = write!(target, "\n{indent}  ... {deeper} deeper calls");
+        _ = write!(target, "\n{indent}  ... {}", count_text(deeper, "deeper call"));
     }
 }
 
@@ -141,7 +142,7 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     }
     let more = summary.functions.saturating_sub(shown);
     if more > 0 {
-        _ = write!(head, "\n... {more} more functions");
+        _ = write!(head, "\n... {}", count_text(more, "more function"));
     }
     append_report(head, outcome, max)
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::fit::{cut, length};
+use super::load::count_text;
 use super::{NO_FRAMES, PREVIEW_FRAMES, call_text, clipped_message, push_restarts};
 use crate::outcome::{ErrorRecord, FrameRecord, Local, LocalValue, Slot};
 use crate::tool_names;
@@ -63,7 +64,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
             _ = write!(text, "\n  {}: {}", escape_markers(&slot.name), escape_markers(&slot.value));
         }
         if error.slots_omitted > 0 {
-            _ = write!(text, "\n  [... {} more slots omitted]", error.slots_omitted);
+            _ = write!(text, "\n  [... {} omitted]", count_text(error.slots_omitted, "more slot"));
         }
     }
     text.push_str("\n\nAvailable Restarts:");
@@ -299,7 +300,8 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
     let mut next = range.from;
     for frame in shown {
         if frame.number > next {
-            _ = write!(text, "\n  ... {} frames in between were not kept", frame.number - next);
+            let frames = count_text(frame.number - next, "frame");
+            _ = write!(text, "\n  ... {frames} in between, not kept");
         }
         next = frame.number + 1;
         text.push_str(&cut(frame_text(frame, range.locals), max.saturating_sub(RESERVED_FOR_HEADING)));
@@ -310,10 +312,8 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
     } else if shown.is_empty() {
         _ = write!(text, "\n  (no frames from {} on)", range.from);
     } else if next < total {
-        let more = match total - next {
-            1 => "1 more frame".to_owned(),
-            more => format!("{more} more frames"),
-        };
+        let more = count_text(total - next, "more frame");
+        let (all, following) = if total - next == 1 { ("it", "it") } else { ("them all", "the next frames") };
         // A larger max-frames helps only if max-frames left frames out. Otherwise the frames did not fit, or the range
         // does not begin at frame 0, so the next range is suggested. Another image keeps only the first frames of a large
         // error.
@@ -321,9 +321,9 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
         if next >= kept {
             _ = write!(text, "\n{more}, not kept.");
         } else if range.from == 0 && kept == total && shown.len() as u64 == range.max_frames {
-            _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
+            _ = write!(text, "\n{more}; pass max-frames {total} to see {all}.");
         } else {
-            _ = write!(text, "\n{more}; pass `from` {next} to see the next frames.");
+            _ = write!(text, "\n{more}; pass `from` {next} to see {following}.");
         }
     }
     text

@@ -36,7 +36,7 @@ pub fn evaluation(outcome: &Outcome) -> String {
             }
         }
         if outcome.warnings_omitted > 0 {
-            _ = write!(target, "\n[... {} warnings omitted]", outcome.warnings_omitted);
+            _ = write!(target, "\n[... {} omitted]", load::count_text(outcome.warnings_omitted, "warning"));
         }
     }
     match &outcome.result {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
+use super::load::count_text;
 use crate::outcome::{Expansion, ExpansionStep, FoundSymbols, References};
 use crate::tool_names;
 
@@ -102,7 +103,7 @@ fn steps(expansion: &Expansion) -> String {
     }
     match expansion.more_steps {
         0 => {}
-        more => _ = write!(text, ", ... {more} more steps"),
+        more => _ = write!(text, ", ... {}", count_text(more, "more step")),
     }
     escape_markers(&text)
 }
@@ -147,7 +148,7 @@ fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrowe
             let ways: Vec<_> = narrow.into_iter().chain(raise).collect();
             format!("not enough room{}{}", if ways.is_empty() { "" } else { ": " }, ways.join(", or "))
         } else if all <= MAX_SUGGESTED_LIMIT {
-            format!("pass limit {all} to see them all")
+            format!("pass limit {all} to see {}", if rest == 1 { "it" } else { "them all" })
         } else {
             narrow.unwrap_or_else(|| format!("at most {MAX_SUGGESTED_LIMIT} can be listed"))
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::evaluation::{evaluation, values_text, warning_length};
 use super::frames::count_frames_to_keep;
+use super::load::count_text;
 use super::{EvaluationPart, errors, omission_marker};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 use crate::tool_names;
@@ -379,7 +380,8 @@ fn cut_notices(notices: &[String], mut keep: usize) -> Vec<String> {
         shown.push(notice);
     }
     if shown.len() < notices.len() {
-        shown.push(format!("[... {} more notices omitted]", notices.len() - shown.len()));
+        let omitted = count_text((notices.len() - shown.len()) as u64, "more notice");
+        shown.push(format!("[... {omitted} omitted]"));
     }
     shown
 }

@@ -62,12 +62,11 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
     }
     let more = error.total_frames.saturating_sub(next);
     if more > 0 {
-        let frames = if more == 1 { "frame" } else { "frames" };
-        _ = write!(
-            target,
-            "\n... {more} more {frames}{}",
-            tool_names::if_listed(&["get-backtrace"], " (get-backtrace shows them)")
-        );
+        let (frames, hint) = match more {
+            1 => ("frame", " (get-backtrace shows it)"),
+            _ => ("frames", " (get-backtrace shows them)"),
+        };
+        _ = write!(target, "\n... {more} more {frames}{}", tool_names::if_listed(&["get-backtrace"], hint));
     }
 }
 

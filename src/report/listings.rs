@@ -60,7 +60,8 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
             let size = length(&line);
             if size > room {
                 let more = group.len() - index;
-                _ = write!(target, "\n... {more} more do not fit here. {}", narrowing_hint());
+                let fit = if more == 1 { "does not fit" } else { "do not fit" };
+                _ = write!(target, "\n... {more} more {fit} here. {}", narrowing_hint());
                 break;
             }
             room -= size;
@@ -117,7 +118,8 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max:
         let all = count + more;
         let target = sections.begin();
         if all <= MAX_SUGGESTED_LIMIT && size as u64 / count.max(1) * all <= max as u64 {
-            _ = write!(target, "... {more} more; pass limit {all} to see them all.");
+            let rest = if more == 1 { "it" } else { "them all" };
+            _ = write!(target, "... {more} more; pass limit {all} to see {rest}.");
         } else {
             _ = write!(target, "... {more} more. {}", narrowing_hint());
         }

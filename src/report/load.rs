@@ -47,7 +47,7 @@ pub(super) fn push_loaded(target: &mut String, outcome: &Outcome, loaded: &Loade
     }
 }
 
-fn count_text(count: u64, what: &str) -> String {
+pub(super) fn count_text(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 

@@ -126,7 +126,8 @@ fn push_restarts(target: &mut String, error: &ErrorRecord) {
     let mut next = 1;
     for restart in &error.restarts {
         if restart.number > next {
-            _ = write!(target, "\n  [... {} more restarts omitted]", restart.number - next);
+            let omitted = load::count_text(restart.number - next, "more restart");
+            _ = write!(target, "\n  [... {omitted} omitted]");
         }
         next = restart.number + 1;
         let description = escape_markers(&restart.description).replace('\n', "\n     ");

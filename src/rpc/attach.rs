@@ -126,7 +126,7 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let running = running_servers();
             let others = if running.is_empty() {
-                "no server is running".to_owned()
+                "start one with sbcl-mcp serve --socket".to_owned()
             } else {
                 format!("running: {}", named(&running))
             };

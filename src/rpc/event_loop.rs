@@ -171,7 +171,9 @@ impl EventLoop {
             if may_read && let Some(line) = input.next_line() {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| service.handle_line(line)).is_none() {
-                    tracing::error!("the handler of a request panicked");
+                    tracing::error!(
+                        "a panic ended the handling of a request: please report this bug, with the message of the panic"
+                    );
                 }
                 continue;
             }

@@ -14,7 +14,7 @@ use crate::rpc::id_scanner::IdScanner;
 pub(crate) const MAX_LINE: usize = 64 << 20;
 /// Returns the error message for a line over [`MAX_LINE`].
 pub(crate) fn too_long_message() -> String {
-    format!("the message is longer than {} MiB", MAX_LINE >> 20)
+    format!("the message is longer than {} MiB: send less at once", MAX_LINE >> 20)
 }
 
 /// Minimum free capacity of the buffer before a read, in bytes.
@@ -119,7 +119,7 @@ impl LineReader {
         Some(match self.too_long.take() {
             Some(scanner) => {
                 if let Some(recorder) = &self.recorder {
-                    recorder.record_skipped(Side::Client, "a message that was too long to be recorded");
+                    recorder.record_skipped(Side::Client, "the client's message was too long to be recorded");
                 }
                 Line::TooLong(scanner.finish())
             }

@@ -166,7 +166,7 @@ impl Output {
         }
         match EncodedLine::new(message) {
             Ok(message) => self.put(FrameKind::Message, self.connection, message),
-            Err(error) => tracing::error!(%error, "a message cannot be encoded as JSON"),
+            Err(error) => tracing::error!(%error, "dropped a message that cannot be encoded as JSON"),
         }
     }
 

@@ -39,7 +39,9 @@ pub(crate) fn serve(
             let Some(line) = input.next_line() else { break true };
             // Unwinding drops the call's `Responder`, which answers the client.
             if panics::catch(|| service.handle_line(line)).is_none() {
-                tracing::error!("the handler of a request panicked");
+                tracing::error!(
+                    "a panic ended the handling of a request: please report this bug, with the message of the panic"
+                );
             }
         };
         let now = Instant::now();

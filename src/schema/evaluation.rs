@@ -32,7 +32,7 @@ pub(crate) struct Evaluation {
     #[schemars(extend("says" = "The evaluation's number, if it continues in the background."))]
     in_background: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("says" = "The values of the last form, unless the evaluation failed."))]
+    #[schemars(extend("says" = "The values of the last form, if the evaluation succeeded."))]
     values: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorDetails>,

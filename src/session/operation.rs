@@ -136,7 +136,9 @@ impl RecordsBuilder {
                     let kind = record_name(kind);
                     match Record::empty(&kind) {
                         Some(record) => self.records.push(record),
-                        None => tracing::error!("Lisp reported a record of unknown kind {kind:?}"),
+                        None => {
+                            tracing::error!("Lisp reported a record of unknown kind {kind:?}: please report this bug");
+                        }
                     }
                 }
             }

@@ -79,7 +79,7 @@ impl RecoveryRecord {
                 ));
                 SavedFileStatus::OfOtherProgram
             } else {
-                remark = Some(format!("The last saved image, {:?}, is incomplete or damaged.", checkpoint.name));
+                remark = Some(format!("The last checkpoint, {:?}, is incomplete or damaged.", checkpoint.name));
                 SavedFileStatus::Unusable
             }
         });

@@ -183,7 +183,12 @@ impl Worker {
         self.start_at = self
             .restarts
             .record_loss(stage, Instant::now())
-            .map_err(|times| format!("the Lisp image was lost {times} (the last image {cause}); the server stops"))?;
+            .map_err(|times| {
+                format!(
+                    "the Lisp image was lost {times} (the last image {cause}); the server stops: remove the cause \
+                     before you start the server again"
+                )
+            })?;
         Ok(refusal)
     }
 
@@ -205,8 +210,8 @@ fn input_for_notices(process: &mut Option<WorkerProcess>) -> Option<&mut WriteBu
 
 fn log_failure_notice(reason: &str) -> String {
     format!(
-        "The session's log cannot be written: {reason}. While this lasts, new definitions are lost if the server is killed. \
-         The server retries every {} seconds.",
+        "The session's log cannot be written: {reason}. Until the log can be written again, new definitions are lost if the \
+         server is killed. The server retries every {} seconds.",
         LOG_RETRY_INTERVAL.as_secs()
     )
 }

@@ -61,7 +61,7 @@ fn list(server: &mut Server) -> String {
 fn restore_brings_back_definitions_objects_and_variables() {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
-    assert_eq!(list(&mut server), "No checkpoints yet.");
+    assert_eq!(list(&mut server), "No checkpoints.");
     server.evaluate(
         "(defpackage :app (:use :cl) (:nicknames :ap) (:local-nicknames (:x :sb-ext))) (in-package :app)
          (defvar *count* 1) (setf *count* 41)
@@ -363,7 +363,7 @@ fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode)
     save(&mut server, "x");
     assert_eq!(list(&mut server).lines().count(), 1);
     assert_eq!(call_ok(&mut server, "checkpoint", json!({"action": "delete", "name": "x"})), "Deleted \"x\".");
-    assert_eq!(list(&mut server), "No checkpoints yet.");
+    assert_eq!(list(&mut server), "No checkpoints.");
 }
 
 #[apply(both_modes)]
@@ -462,7 +462,7 @@ fn save_reports_a_failed_fork_and_the_session_is_unchanged(mode: Mode) {
         assert!(state.files(None).is_empty());
         assert_eq!(server.evaluate(SESSION_PARTS), "=> (5 :F T T T 1)");
     }
-    assert_eq!(list(&mut server), "No checkpoints yet.");
+    assert_eq!(list(&mut server), "No checkpoints.");
 }
 
 #[test]
@@ -915,7 +915,7 @@ fn automatic_checkpoint_restores_assigned_values_after_a_crash() {
     let answer = server.evaluate("*x*");
     assert!(answer.ends_with("=> 2"), "{answer}");
     call_ok(&mut server, "reset-session", json!({}));
-    assert_eq!(list(&mut server), "No checkpoints yet.");
+    assert_eq!(list(&mut server), "No checkpoints.");
 }
 
 #[test]
@@ -928,7 +928,7 @@ fn automatic_checkpoint_waits_for_background_evaluations() {
     server.evaluate("(defvar *x* 1)");
     // The test is about this time, after which an idle server would save.
     std::thread::sleep(std::time::Duration::from_secs(3));
-    assert_eq!(list(&mut server), "No checkpoints yet.");
+    assert_eq!(list(&mut server), "No checkpoints.");
     std::fs::write(&gate, "").unwrap();
     wait_until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
 }
@@ -948,7 +948,7 @@ fn automatic_checkpoint_waits_until_the_session_is_idle() {
     }
     // After two seconds without an evaluation the server may have saved.
     if longest < std::time::Duration::from_secs(2) {
-        assert_eq!(list(&mut server), "No checkpoints yet.");
+        assert_eq!(list(&mut server), "No checkpoints.");
     }
     wait_until("a checkpoint is there", || list(&mut server).contains("\"auto-1\""));
 }

@@ -76,7 +76,7 @@ fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
 #[test]
 fn restarted_session_restores_values_package_and_error_history() {
     let state = StateDirectory::new();
-    assert_eq!(state.list(), "No sessions yet: start one with sbcl-mcp --session NAME.\n");
+    assert_eq!(state.list(), "No sessions: start one with sbcl-mcp --session NAME.\n");
     let mut server = state.serve("work");
     assert_eq!(server.evaluate("(defvar *x* 1) (defun f () *x*) (setf *x* 41) *x*"), "=> 41");
     let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
@@ -757,7 +757,7 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
     let number = |name: &str| name.strip_prefix("auto-").and_then(|number| number.parse::<u32>().ok());
     let last = names.filter_map(|name| number(&name)).max().expect("it is saved at the end");
     let gives_way = format!(
-        "The last saved image, \"auto-{last}\", is incomplete or damaged. Restored: the checkpoint \"first\" from "
+        "The last checkpoint, \"auto-{last}\", is incomplete or damaged. Restored: the checkpoint \"first\" from "
     );
     // First the automatic checkpoint is truncated, then all of them.
     for (image, reason, outcome) in
@@ -773,7 +773,7 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
         }
         let mut server = state.serve("cut");
         let text = server.evaluate("(list (f) (g) *x*)");
-        assert!(text.starts_with("[notice]\nThe session \"cut\" continues. The last saved image, "), "{text}");
+        assert!(text.starts_with("[notice]\nThe session \"cut\" continues. The last checkpoint, "), "{text}");
         assert!(text.contains(reason) && text.ends_with(&format!("=> (1 {outcome})")), "{text}");
         // The server is killed so that it saves no further image.
         kill_all(&state);
@@ -887,7 +887,7 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     server.evaluate("(defun before () 1)");
     limit_file_size(server.pid(), Some(10));
     // The notice comes with this answer or the next one.
-    let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). While this lasts, ";
+    let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). Until the log can ";
     let texts = ["(defun during () 2)", "(defun later () 3)"].map(|form| server.evaluate(form));
     assert!(texts.iter().any(|text| text.starts_with(notice)), "{texts:?}");
     assert_eq!(server.evaluate("(later)"), "=> 3");

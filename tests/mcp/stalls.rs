@@ -999,7 +999,7 @@ fn damaged_checkpoints_are_listed_and_delay_no_other_client(mode: Mode) {
     let cores = add_damaged_checkpoints(&server, &["damaged-1", "damaged-2"]);
     let state = |text: &str, name: &str| {
         let line = text.lines().find(|line| line.starts_with(&format!("{name:?}"))).expect("a line");
-        line.ends_with("; damaged: it can only be deleted or replaced")
+        line.ends_with("; damaged: can only be deleted or replaced")
     };
     let client = runtime.attach(&server);
     let pings = Pings::during(&runtime, client, |_| {

@@ -245,8 +245,8 @@ fn backtrace(content: &Value) -> String {
     }
     let more = total - frames.len() as u64;
     if more > 0 {
-        let s = if more == 1 { "" } else { "s" };
-        _ = write!(text, "\n{more} more frame{s}; pass max-frames {total} to see them all.");
+        let (s, all) = if more == 1 { ("", "it") } else { ("s", "them all") };
+        _ = write!(text, "\n{more} more frame{s}; pass max-frames {total} to see {all}.");
     }
     if live && frames.iter().all(|frame| items(frame, "locals").is_empty()) {
         _ = write!(text, "\n{NO_LOCALS}");

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use self::failures::{one_line, push_failures};
 use super::escape::escape_markers;
 use super::fit::{cut, length};
+use super::load::count_text;
 use super::{Sections, clipped_message, omission_marker};
 use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
 use crate::tool_names;
@@ -255,6 +256,6 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     }
     let more = all.saturating_sub(MAX_WARNINGS as u64);
     if more > 0 {
-        _ = write!(target, "\n[... {more} warnings omitted]");
+        _ = write!(target, "\n[... {} omitted]", count_text(more, "warning"));
     }
 }
