@@ -66,8 +66,8 @@ fn run_search_within<T: Send + 'static>(
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
         let failed = || {
             Err(Fault::Refusal(
-                "The search for the .asd file failed; the server's stderr has the details. Pass another `directory`, such \
-                 as the one that contains the .asd file."
+                "The search for the .asd file failed; the server's stderr has the details. Choose another directory to \
+                 search first, such as the one that contains the .asd file."
                     .to_owned(),
             ))
         };
@@ -90,8 +90,8 @@ fn run_search_within<T: Send + 'static>(
     found.unwrap_or_else(|_| {
         Err(Fault::Refusal(format!(
             "The search for the .asd file was stopped after {} seconds: there are too many .asd files in or near the \
-             directory, or one of the files takes too long to read. Pass another `directory`, such as the one that \
-             contains the .asd file.",
+             directory, or one of the files takes too long to read. Choose another directory to search first, such \
+             as the one that contains the .asd file.",
             time.as_secs_f64()
         )))
     })
