@@ -118,7 +118,7 @@ fn parse_object(mut map: JsonObject) -> Result<Message, ErrorData> {
         Some(Value::String(method)) => method,
         Some(_) => return invalid("the method must be a string"),
         None if is_response => return Ok(parse_response(id, map)),
-        None => return invalid("it has no method"),
+        None => return invalid("the method is missing"),
     };
     if map.get("jsonrpc").is_none_or(|version| version != "2.0") {
         return invalid("jsonrpc must be \"2.0\"");
@@ -137,7 +137,7 @@ fn parse_object(mut map: JsonObject) -> Result<Message, ErrorData> {
         },
     };
     if is_response {
-        return invalid("it has both a method and a result or error");
+        return invalid("a message has either a method, or a result or error");
     }
     match params {
         None | Some(Value::Null) => Ok(Message::Request { id, method, params: JsonObject::new() }),

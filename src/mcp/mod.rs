@@ -200,7 +200,9 @@ pub(crate) fn serve_unsupervised(
             let _ending = ending.lock();
             tracing::error!("{reason} The server stops. Without --no-supervisor, the server would replace the image.");
             // The leak does not matter, since the process exits.
-            let reason: &'static str = Box::leak(format!("the server stops: {reason} Without --no-supervisor, a server replaces its image instead.").into_boxed_str());
+            let reason =
+                format!("the server stops: {reason} Without --no-supervisor, a server replaces its image instead.");
+            let reason: &'static str = Box::leak(reason.into_boxed_str());
             attached.fail_all(reason);
             connection.fail_all_and_drain(reason);
             listener.iter().for_each(|listener| listener.remove());

@@ -249,7 +249,11 @@ impl RecoveryContext {
         if self.requested_by == Some(job) {
             return self.messages.get()?.restore.clone();
         }
-        let replaced = || Err("Another call has replaced the image that this restore requested.".to_owned());
+        let replaced = || {
+            let text = "Another call replaced the image after this restore. To return to the checkpoint, restore the \
+                checkpoint again.";
+            Err(text.to_owned())
+        };
         self.has_replaced_image(job).then(replaced)
     }
 

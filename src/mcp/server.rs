@@ -118,7 +118,7 @@ impl Server {
     /// Handles a line from the supervisor.
     fn handle_supervisor_line(&self, text: &[u8]) {
         let Some((connection, content)) = route::parse(text) else {
-            tracing::error!("a line from the supervisor is malformed");
+            tracing::error!("a line from the supervisor is malformed; the supervisor replaces the image");
             return self.record_missed(None);
         };
         let is_last = matches!(content, MarkedContent::Line(..) | MarkedContent::End(_));
@@ -190,7 +190,7 @@ impl Service for Server {
         match line {
             Line::Text(text) => self.handle_supervisor_line(text),
             Line::TooLong(_) => {
-                tracing::error!("a line from the supervisor is too long");
+                tracing::error!("a line from the supervisor is too long; the supervisor replaces the image");
                 self.record_missed(None);
             }
         }

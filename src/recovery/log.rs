@@ -258,7 +258,8 @@ impl RecoveryLog {
     fn finish_compaction(&mut self) {
         let finished = self.compaction.take_if(|compaction| compaction.sync.is_finished());
         let Some(Compaction { file, sync }) = finished else { return };
-        let synced = sync.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")));
+        let synced =
+            sync.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes the new log panicked")));
         match synced.and_then(|()| std::fs::rename(draft_path(&self.path), &self.path)) {
             Ok(()) => self.file = Some(file),
             Err(error) => self.discard_compaction(&error),

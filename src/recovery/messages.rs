@@ -167,7 +167,7 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: boo
 
 /// Describes the definitions that the new image has restored after a crash, and the values and effects that were lost.
 fn describe_restored(state: &RecoveryState, report: &ReplayReport, crash: &CrashReport) -> String {
-    let mut text = "A new image has replaced it.\n".to_owned();
+    let mut text = "A new image has replaced the lost image.\n".to_owned();
     if state.definitions.is_none() {
         text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits are \
             kept.";
@@ -271,8 +271,8 @@ mod tests {
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not respond to an interrupt and was terminated. A new \
-             image has replaced it.\nThere were no definitions to restore.\nNot kept: threads, open files, values \
-             assigned to variables after their definitions, and other effects of the unfinished evaluation. (The \
+             image has replaced the lost image.\nThere were no definitions to restore.\nNot kept: threads, open files, \
+             values assigned to variables after their definitions, and other effects of the unfinished evaluation. (The \
              checkpoint tool also saves values.)"
         );
     }

@@ -267,7 +267,7 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     );
     assert_eq!(call_err(&mut server, "check-evaluation", json!({})), text);
     let text = server.evaluate("(list 1)");
-    assert!(text.contains("A new image has replaced it."), "{text}");
+    assert!(text.contains("A new image has replaced the lost image."), "{text}");
     let text = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("CANCELLED"), "{text}");
     let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 1}));

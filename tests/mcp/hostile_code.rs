@@ -394,7 +394,7 @@ fn unrecoverable_heap_exhaustion_replaces_the_image_with_a_report() {
     let mut session = Session::start(Mode::Supervised, &["--heap", "128M"]);
     for code in ["(length (make-list 100000000))", &format!("(sb-sys:without-interrupts {GROWTH})")] {
         let text = session.evaluate_err(code, 30.0, "HEAP-EXHAUSTED");
-        assert!(text.contains("heap was ") && text.contains("A new image has replaced it."), "{text}");
+        assert!(text.contains("heap was ") && text.contains("A new image has replaced the lost image."), "{text}");
     }
     session.finish();
 }

@@ -357,7 +357,7 @@ fn uninterruptible_evaluation_replaces_the_image() {
     let code = "(sb-sys:without-interrupts (loop))";
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
     assert!(is_error && text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
-    assert!(text.contains("0.5 seconds") && text.contains("A new image has replaced it."), "{text}");
+    assert!(text.contains("0.5 seconds") && text.contains("A new image has replaced the lost image."), "{text}");
     assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: TIMEOUT"));
     assert_eq!(server.evaluate("(f)"), "=> 7");
 
@@ -419,7 +419,8 @@ fn closing_any_worker_descriptor_loses_at_most_the_image() {
         server.call_tool("evaluate-lisp", json!({"code": close}));
         for code in ["(f)", "(progn (sleep 1/50) (f))"] {
             let text = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 3})).0;
-            assert!(text.ends_with("=> 42") || text.contains("A new image has replaced it."), "{fd}: {text}");
+            let is_replaced = text.contains("A new image has replaced the lost image.");
+            assert!(text.ends_with("=> 42") || is_replaced, "{fd}: {text}");
         }
         assert!(server.evaluate("(f)").ends_with("=> 42"));
     }

@@ -24,7 +24,7 @@ pub(super) struct AbortEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Number of a running or waiting evaluation. Default: the held evaluation.
+    /// Number of a running or waiting evaluation.[[debugger| Default: the held evaluation.]]
     id: Option<EvaluationNumber>,
     /// True to abort the newest evaluation if `id` is missing, as the tool `evaluation` of version 0.1 did.
     #[serde(default)]
@@ -43,8 +43,8 @@ pub(super) struct Content {
 impl ToolSpec for AbortEvaluation {
     const NAME: &'static str = "abort-evaluation";
     const TITLE: &'static str = "Abort evaluation";
-    const DESCRIPTION: &'static str = "End the held evaluation (on-error `debug`) or, with `id`, a running, \
-        waiting or background evaluation. Its cleanup forms run.";
+    const DESCRIPTION: &'static str = "End [[debugger|the held evaluation (on-error `debug`) or, with `id`, \
+        ]]a running, waiting or background evaluation. Its cleanup forms run.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;

@@ -168,8 +168,8 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     else {
         return Err(Fault::Refusal(
             "This answer belongs to no open question: the question was answered before, the hold timed out, the session \
-             was reset, or another request resumed or aborted the evaluation. To evaluate the code again, call without \
-             requestState."
+             was reset or restored, or another request resumed, aborted or took over the evaluation. To evaluate the code \
+             again, call without requestState."
                 .to_owned(),
         ));
     };
@@ -251,8 +251,8 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
         let notice = match (result.map(serde_json::from_value::<ElicitResult>), hold_end.get().copied()) {
             (Ok(Ok(result)), _) => return apply_choice(call, ask_state, outcome, &result, user_question),
             (Err(NoAnswer::Withdrawn), Some(HoldEnd::Released)) => {
-                let text =
-                    "The session was reset or restored while the user was asked how the evaluation should continue.";
+                let text = "A reset or restore ended the evaluation while the user was asked how the evaluation should \
+                    continue.";
                 return call.reply(failed_outcome(CANCELLED, text.to_owned()));
             }
             (Err(NoAnswer::Withdrawn), Some(end @ (HoldEnd::Resumed | HoldEnd::Aborted))) => {
@@ -264,7 +264,8 @@ fn ask_by_request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, questi
                     .to_owned()
             }
             (Err(NoAnswer::Refused(reason)), _) => {
-                format!("The user could not be asked to choose a restart: {reason}.")
+                // The reason comes from the client, and may end with a period.
+                format!("The user could not be asked to choose a restart: {}.", reason.trim_end_matches('.'))
             }
             (Err(NoAnswer::TimedOut | NoAnswer::Withdrawn), _) => {
                 format!("The user chose no restart: {NO_ANSWER_IN_TIME}.")

@@ -235,8 +235,8 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     let Some(recovery) = call.context.recovery.clone() else {
         return refuse(
             call,
-            "Nothing was restored: a server with --no-supervisor cannot replace its image. Start the server without \
-             this option."
+            "Nothing was restored: a server with --no-supervisor cannot replace its image, and deletes its checkpoints \
+             when the server ends. A server without this option restores the checkpoints that it saves."
                 .to_owned(),
         );
     };

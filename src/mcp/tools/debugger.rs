@@ -102,7 +102,7 @@ pub(super) struct EvalArguments {
 impl ToolSpec for EvalInFrame {
     const NAME: &'static str = "eval-in-frame";
     const TITLE: &'static str = "Evaluate in frame";
-    const DESCRIPTION: &'static str = "Evaluate code inside a frame of the held evaluation (on-error `debug`), with \
+    const DESCRIPTION: &'static str = "Evaluate code in a frame of the held evaluation (on-error `debug`), with \
         its variables visible: inspect or set them, or define what is missing. An error in this code leaves the held \
         evaluation intact.";
     type Arguments = EvalArguments;

@@ -51,10 +51,12 @@ fn find_error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRec
     session.error(number).map(Some).ok_or_else(|| {
         let known = session.error_history();
         Fault::Refusal(if known.is_empty() {
-            format!("There is no error {}: no errors in this session.", quoted_excerpt(&id))
+            format!("There is no error {}: there are no errors in this session.", quoted_excerpt(&id))
         } else {
-            let see =
-                tool_names::if_listed(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
+            let see = tool_names::if_listed(
+                &[DescribeLastError::NAME],
+                " (describe-last-error with `list` shows the history)",
+            );
             format!("There is no error {}. The history has {}{see}.", quoted_excerpt(&id), id_range(&known))
         })
     })

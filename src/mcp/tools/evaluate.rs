@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     record_errors: Flag,
     /// On failure: `abort` unwinds; [[debugger|`debug` holds the evaluation at the error; ]]`ask` lets the user choose a restart if the client can ask. Default: the session's.
     on_error: Option<OnErrorChoice>,
-    /// Answer at once; evaluate in the background (no time limit).
+    /// Answer at once; evaluate in the background (no default timeout).
     #[serde(default)]
     background: Flag,
     /// Wait this many seconds, then continue in the background.

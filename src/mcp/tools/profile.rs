@@ -34,14 +34,14 @@ pub(super) struct Arguments {
     /// Maximum number of functions.
     #[serde(default, alias = "top")]
     limit: Count<500, 20>,
-    /// File to write a flame graph (SVG) to.
+    /// File for a flame graph (SVG).
     save_to: Option<Text>,
     /// Package to read the code in.
     package: Option<Text>,
     /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
-    /// Answer at once; evaluate in the background (no time limit).
+    /// Answer at once; evaluate in the background (no default timeout).
     #[serde(default)]
     background: Flag,
     /// Wait this many seconds, then continue in the background.
@@ -113,7 +113,7 @@ impl ToolSpec for ProfileCode {
             let work = move |mut outcome: Outcome| {
                 outcome.notices.push(match write_flame_graph(&outcome, mode, &path) {
                     Ok(()) => format!("Flame graph: {}", path.display()),
-                    Err(reason) => format!("No flame graph was written to {}: {reason}", path.display()),
+                    Err(reason) => format!("No flame graph was written to {}: {reason}.", path.display()),
                 });
                 Ok(outcome)
             };

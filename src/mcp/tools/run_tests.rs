@@ -27,9 +27,9 @@ use crate::{Limits, Outcome, report};
 /// The notice if a test operation failed: its single verdict allows no comparison.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: the ASDF test-op counts as one test, and its output names no \
     passing test to compare with.";
-/// The end of the notice if coverage marked no code of the tested systems. This end follows "There are no suspects: " and the
-/// failed tests.
-const NOTHING_MARKED: &str = "ran no code from the files of the tested systems, apart from the tests themselves.";
+/// The end of the notice if coverage marked no code of the tested systems. This end follows "There are no suspects: no failed
+/// test ".
+const NOTHING_MARKED: &str = "ran code from the files of a tested system, apart from the tests themselves.";
 /// Maximum number of test names in a notice.
 const MAX_NAMED_TESTS: usize = 10;
 /// Maximum number of suspects for each failing test: functions that the failing test ran, but few passing tests did.
@@ -356,8 +356,7 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
                 if !passed.is_empty() {
                     let more = passed.len().saturating_sub(MAX_NAMED_TESTS);
                     outcome.notices.push(format!(
-                        "These tests have no suspects, since they passed in the fresh image used for the search: \
-                        {}{}.",
+                        "Tests that passed in the fresh image used for the search have no suspects: {}{}.",
                         passed[..passed.len() - more].join(", "),
                         if more > 0 { format!(" and {more} more") } else { String::new() }
                     ));
@@ -365,8 +364,8 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
                 if !found && passed.len() < failed.len() {
                     outcome.notices.push(match passed.is_empty() {
                         _ if TestRun::of(&outcome.records).has_only_test_operations() => NOTHING_TO_COMPARE.to_owned(),
-                        true => format!("There are no suspects: the tests that failed {NOTHING_MARKED}"),
-                        false => format!("There are no suspects: the other tests that failed {NOTHING_MARKED}"),
+                        true => format!("There are no suspects: no failed test {NOTHING_MARKED}"),
+                        false => format!("There are no suspects: no other failed test {NOTHING_MARKED}"),
                     });
                 }
                 if !found {

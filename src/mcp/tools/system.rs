@@ -64,8 +64,13 @@ fn run_search_within<T: Send + 'static>(
         let known = DefinitionCache { stopped: is_stopped, ..DefinitionCache::default() };
         let found = panics::catch(|| search(&known));
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
-        let failed =
-            || Err(Fault::Refusal("The search for the .asd file failed; see the server's log on stderr.".to_owned()));
+        let failed = || {
+            Err(Fault::Refusal(
+                "The search for the .asd file failed; the server's stderr has the details. Choose another directory to \
+                 search first, such as the one that contains the .asd file."
+                    .to_owned(),
+            ))
+        };
         let _ = sender.send(found.unwrap_or_else(failed));
     };
     if SEARCHES.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCHES {
@@ -76,15 +81,17 @@ fn run_search_within<T: Send + 'static>(
     }
     if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-search".to_owned()).spawn(run) {
         SEARCHES.fetch_sub(1, Ordering::Relaxed);
-        return Err(Fault::Refusal(format!("A thread to search for the .asd file could not be started: {error}.")));
+        return Err(Fault::Refusal(format!(
+            "A thread to search for the .asd file could not be started: {error}. Try again later."
+        )));
     }
     let found = result.recv_timeout(time);
     stopped.store(true, Ordering::Relaxed);
     found.unwrap_or_else(|_| {
         Err(Fault::Refusal(format!(
             "The search for the .asd file was stopped after {} seconds: there are too many .asd files in or near the \
-             directory, or one of the files takes too long to read. Pass another `directory`, such as the one that \
-             contains the .asd file.",
+             directory, or one of the files takes too long to read. Choose another directory to search first, such \
+             as the one that contains the .asd file.",
             time.as_secs_f64()
         )))
     })

@@ -29,8 +29,8 @@ pub(crate) enum ToolSet {
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
 /// The sentence of the instructions about the loss of the image.
-const LOSS_WORDING: &str = "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and evaluates the definitions \
-    again; values assigned\nlater are lost.";
+const LOSS_WORDING: &str = "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and, by default, evaluates the \
+    definitions again; values assigned\nlater are lost.";
 
 /// The replacement of [`LOSS_WORDING`] if the image is embedded in a program.
 const EMBEDDED_WORDING: &str = "This\nimage is part of a running program: definitions take effect in it at once, and code \
@@ -120,7 +120,8 @@ impl ToolSet {
         let known = all_tool_definitions();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
             Some(unknown) => {
-                Err(format!("{} The words `all` and `core` name sets of tools.", unknown_tool_message(unknown, &known)))
+                let reason = unknown_tool_message(unknown, &known);
+                Err(format!("{reason} The words `all` and `core` name sets of tools, and each word stands alone."))
             }
             None => Ok(Self::Named(names)),
         }

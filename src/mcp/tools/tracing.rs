@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     /// On a failure, abort (the default)[[debugger| or hold the evaluation for debugging]].
     #[schemars(extend("enum" = ["abort", "debug"]))]
     on_error: Option<OnErrorChoice>,
-    /// Answer at once; evaluate in the background (no time limit).
+    /// Answer at once; evaluate in the background (no default timeout).
     #[serde(default)]
     background: Flag,
     /// Wait this many seconds, then continue in the background.

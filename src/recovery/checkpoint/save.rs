@@ -317,7 +317,7 @@ impl Saver {
             // Lisp may still fork, and then passes the descriptor on.
             std::mem::forget(errors);
         }
-        let records = records.map_err(|_| not_within("the process could not be copied", FORK_WAIT))?;
+        let records = records.map_err(|_| not_within("the Lisp process could not be copied", FORK_WAIT))?;
         let records = records.map_err(|error| error.to_string())?;
         // The saving process owns the draft from here on.
         draft.release();

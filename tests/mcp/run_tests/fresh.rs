@@ -130,7 +130,8 @@ fn uninterruptible_test_replaces_the_image() {
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
     let expected = "[ERROR] TIMEOUT\nThe time limit for the test DEMO-TESTS::STUCK was exceeded.\n\
                     The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
-                    code that interrupt-thread or a timer runs, except inside with-interrupts) and was terminated. A new image has replaced it.\n";
+                    code that interrupt-thread or a timer runs, except inside with-interrupts) and was terminated. A \
+                    new image has replaced the lost image.\n";
     assert!(text.starts_with(expected), "{text}");
     server.assert_works();
 }

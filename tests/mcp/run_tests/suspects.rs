@@ -288,9 +288,8 @@ fn absence_of_suspects_is_reported_with_the_reason() {
                  (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let nothing = "ran no code from the files of the tested systems, apart from the tests themselves.\n";
-    let passed = "These tests have no suspects, since they passed in the fresh image used for the search: \
-                  DEMO-TESTS::STALE.\n";
+    let nothing = "ran code from the files of a tested system, apart from the tests themselves.\n";
+    let passed = "Tests that passed in the fresh image used for the search have no suspects: DEMO-TESTS::STALE.\n";
     let suspects = |server: &mut Server, name: &str| {
         let text =
             call_ok(server, "run-tests", json!({name: if name == "system" { "demo" } else { "stale" }, "suspects": 3}));
@@ -298,11 +297,11 @@ fn absence_of_suspects_is_reported_with_the_reason() {
         text
     };
     let text = suspects(&mut server, "system");
-    assert!(text.starts_with(&format!("[notice]\nThere are no suspects: the tests that failed {nothing}\n")), "{text}");
+    assert!(text.starts_with(&format!("[notice]\nThere are no suspects: no failed test {nothing}\n")), "{text}");
     // The test fails only in the session's state.
     server.evaluate("(defun demo:parse (text) text)");
     let text = suspects(&mut server, "system");
-    let others = format!("{passed}There are no suspects: the other tests that failed {nothing}\n");
+    let others = format!("{passed}There are no suspects: no other failed test {nothing}\n");
     assert!(text.starts_with(&format!("[notice]\n{others}")), "{text}");
     let text = suspects(&mut server, "name");
     assert!(text.starts_with(&format!("[notice]\n{passed}\nFAILED")), "{text}");

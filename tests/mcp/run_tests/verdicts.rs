@@ -350,7 +350,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
     for fresh in [false, true] {
         let text =
             run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
-        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran no code from the files of";
+        let said = "\ns/worse, s/same: There are no suspects: no failed test ran code from the files of";
         assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
         assert!(text.contains("\ns/plain: There are no suspects: the ASDF test-op counts as one test"), "{text}");
         assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
