@@ -165,7 +165,9 @@ fn retry_and_abort_are_listed_among_thousands_of_restarts(mode: Mode) {
         for text in [report, last_error(&mut server)] {
             assert!(text.contains(&own), "{text}");
             let omitted = count - 98;
-            assert_eq!(text.contains(&format!("\n  [... {omitted} more restarts omitted]")), omitted > 0, "{text}");
+            let plural = if omitted == 1 { "" } else { "s" };
+            let line = format!("\n  [... {omitted} more restart{plural} omitted]");
+            assert_eq!(text.contains(&line), omitted > 0, "{text}");
             assert_eq!(text.contains("\n  98. FOO - FOO\n"), count >= 98, "{text}");
         }
         let text = call_err(&mut server, "invoke-restart", json!({"restart": "no-such"}));
