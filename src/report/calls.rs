@@ -69,11 +69,7 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     if trace.omitted > 0 {
         // At the largest limit, there is no larger limit to pass.
         let larger = if trace.recorded < MAX_RECORDED_CALLS { "pass a larger `limit`, or " } else { "" };
-        _ = write!(
-            head,
-            "\n... calls beyond `limit`, not recorded: {}; {larger}trace fewer functions",
-            trace.omitted
-        );
+        _ = write!(head, "\n... calls beyond `limit`, not recorded: {}; {larger}trace fewer functions", trace.omitted);
     }
     if trace.stopped {
         head.push_str(

@@ -180,15 +180,12 @@ impl Worker {
             self.start_at = Instant::now();
             return Ok(refusal);
         }
-        self.start_at = self
-            .restarts
-            .record_loss(stage, Instant::now())
-            .map_err(|times| {
-                format!(
-                    "the Lisp image was lost {times} (the last image {cause}); the server stops: remove the cause \
+        self.start_at = self.restarts.record_loss(stage, Instant::now()).map_err(|times| {
+            format!(
+                "the Lisp image was lost {times} (the last image {cause}); the server stops: remove the cause \
                      before you start the server again"
-                )
-            })?;
+            )
+        })?;
         Ok(refusal)
     }
 

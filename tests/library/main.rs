@@ -398,7 +398,9 @@ fn exit_signals_an_error_and_the_program_continues() {
         let operator = if code.contains("quit") { "QUIT" } else { "EXIT" };
         assert_eq!(
             error.to_string(),
-            format!("sbcl-host::exit-refused: {operator} was called, but the program that this image is part of continues."),
+            format!(
+                "sbcl-host::exit-refused: {operator} was called, but the program that this image is part of continues."
+            ),
             "{code}"
         );
         assert!(condition(error).is("error"));

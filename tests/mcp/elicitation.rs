@@ -538,7 +538,8 @@ fn late_repetition_of_an_input_required_call_acts_on_no_other_evaluation(mode: M
         let other = server.post("tools/call", call_of("evaluate-lisp", arguments));
         let (text, is_error) = outcome(&call(&mut server, &can, code, more));
         // The answer may arrive before the evaluation has been aborted.
-        let is_refused = text.contains("belongs to no open question") || text.contains("The evaluation was no longer held.");
+        let is_refused =
+            text.contains("belongs to no open question") || text.contains("The evaluation was no longer held.");
         assert!(is_error && is_refused, "{text}");
         assert_eq!(server.outcome(abort).0, "Evaluation aborted.");
         let (text, _) = server.outcome(other);
