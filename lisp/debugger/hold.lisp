@@ -237,7 +237,7 @@ second value false."
               (do-forms-in-hold (form text (nreverse arguments))
                 (push (with-user-code-boundary () (eval form)) arguments)))))))
     (unless success
-      (push-notice "An expression in `values` failed: the restart was not invoked, and the evaluation is still held."))
+      (push-notice "An expression for a value failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
 
 (defun argument-count-range (function)
@@ -290,7 +290,7 @@ NIL, the number has no upper limit."
                 ((zerop minimum) "values")
                 (t (format nil "at least ~D value~:P" minimum)))
           (if (zerop count) "" (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
-          (if (eql maximum 0) "" ". Pass the restart's arguments in `values`, as Lisp expressions")))
+          (if (eql maximum 0) "" ". Pass the restart's arguments as Lisp expressions")))
 
 (defun restart-arguments (restart text)
   "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT

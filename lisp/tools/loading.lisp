@@ -216,7 +216,7 @@ the new load. BOUND lists the variables that had values before the new load."
     (loop for (name . form) in kept
           repeat +max-stale-names+
           do (push-notice "~A keeps its value: its DEFVAR or DEFGLOBAL in ~A has changed, but neither reassigns a bound ~
-                           variable. To assign the new value: (setf ~:*~:*~A ~*~A)."
+                           variable. To assign the new value, in the file's package: (setf ~:*~:*~A ~*~A)."
                           (symbol-text name) (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
                             (if (or (> (length line) +max-shown-line-length+)

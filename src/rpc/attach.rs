@@ -126,7 +126,7 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let running = running_servers();
             let others = if running.is_empty() {
-                "start one with sbcl-mcp serve --socket".to_owned()
+                "no server is running: start one with sbcl-mcp serve --socket, and attach without a name".to_owned()
             } else {
                 format!("running: {}", named(&running))
             };

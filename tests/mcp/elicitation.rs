@@ -91,7 +91,7 @@ fn further_errors_and_failing_restart_values_ask_the_user_again(mode: Mode) {
     }
     let (text, is_error) = server.outcome(call);
     assert!(!is_error && text.ends_with("\n\n=> (1 2)"), "{text}");
-    let failed = "An expression in `values` failed: the restart was not invoked, and the evaluation is still held.\n\
+    let failed = "An expression for a value failed: the restart was not invoked, and the evaluation is still held.\n\
                   Resuming the evaluation failed with DIVISION-BY-ZERO: ";
     assert!(text.contains(failed), "{text}");
 }

@@ -183,7 +183,12 @@ fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
     // Several system definitions in one directory.
     project.write("several/more.asd", "(defsystem \"more\")");
     let text = load_err(&mut server, json!({"path": "several"}));
-    assert!(text.ends_with("has several .asd files: name one of the systems more, several."), "{text}");
+    assert!(
+        text.ends_with(
+            "has several .asd files: name one of the systems more, several, and pass this directory as `directory`."
+        ),
+        "{text}"
+    );
     for (arguments, message) in [
         (json!({}), "load-system needs system, path or directory."),
         (json!({"system": "a", "path": "b"}), "load-system takes system or path, not both."),
@@ -531,7 +536,7 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
 APP::*LIMIT* keeps its value: its DEFVAR or DEFGLOBAL in app/a.lisp has changed, but neither reassigns a bound \
-                    variable. To assign the new value: (setf APP::*LIMIT* (* 2                    10)).
+                    variable. To assign the new value, in the file's package: (setf APP::*LIMIT* (* 2                    10)).
 The image still has definitions that app/a.lisp no longer contains: function APP::GONE, function APP::OLD-NAME, macro \
                     APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.
 

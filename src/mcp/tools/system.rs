@@ -169,7 +169,7 @@ impl System {
                 let names: Vec<_> = paths.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
                 let names = names.join(", ");
                 Err(Fault::Refusal(format!(
-                    "{} has several .asd files: name one of the systems {names}.",
+                    "{} has several .asd files: name one of the systems {names}, and pass this directory as `directory`.",
                     directory.display()
                 )))
             }
@@ -244,7 +244,9 @@ pub(super) fn absolute_path(path: &str) -> Result<PathBuf, Fault> {
         _ => PathBuf::from(path),
     };
     let path = std::path::absolute(path).map_err(|error| {
-        Fault::Refusal(format!("The server's working directory cannot be found: {error}. Pass an absolute path."))
+        Fault::Refusal(format!(
+            "The server's working directory cannot be found: {error}. Pass an absolute `directory`."
+        ))
     })?;
     // ASDF needs a path without `.` and `..`.
     Ok(path.canonicalize().unwrap_or(path))

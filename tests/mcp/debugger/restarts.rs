@@ -276,11 +276,12 @@ fn assert_with_places_takes_new_values_from_continue(mode: Mode) {
     assert!(still.contains("\nn is 3\n") && still.ends_with(DEBUGGER_SECTION_END), "{still}");
     let failed = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "(car 1)"}));
     assert!(
-        failed.starts_with("[notice]\nAn expression in `values` failed: ") && failed.contains("[ERROR] TYPE-ERROR\n"),
+        failed.starts_with("[notice]\nAn expression for a value failed: ") && failed.contains("[ERROR] TYPE-ERROR\n"),
         "{failed}"
     );
     let many = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2 3"}));
-    let said = "The restart CONTINUE takes up to 1 value; 2 were given. Pass the restart's arguments in `values`, as Lisp expressions.";
+    let said =
+        "The restart CONTINUE takes up to 1 value; 2 were given. Pass the restart's arguments as Lisp expressions.";
     assert_eq!(many, said);
     assert!(invoke_restart_with(&mut server, "CONTINUE", "(1+ 1)").ends_with("\n\n=> 2"));
 
@@ -359,7 +360,7 @@ fn failing_restart_values_leave_the_evaluation_held(mode: Mode) {
     let before = last_error(&mut server);
     for (values, kind) in [("(/ 1 0)", "DIVISION-BY-ZERO"), ("(list 1", "END-OF-FILE")] {
         let text = call_err(&mut server, "invoke-restart", json!({"restart": "take", "values": values}));
-        let said = "[notice]\nAn expression in `values` failed: the restart was not invoked, and the evaluation is still \
+        let said = "[notice]\nAn expression for a value failed: the restart was not invoked, and the evaluation is still \
                     held.\n\n";
         assert!(text.starts_with(&format!("{said}[ERROR] {kind}\n")), "{text}");
     }
@@ -383,7 +384,7 @@ fn returning_restart_leaves_the_evaluation_held(mode: Mode) {
 #[apply(both_modes)]
 fn restart_with_the_wrong_number_of_values_is_refused(mode: Mode) {
     let mut server = mode.ready();
-    let give = ". Pass the restart's arguments in `values`, as Lisp expressions.";
+    let give = ". Pass the restart's arguments as Lisp expressions.";
     let takes = |what: &str| format!("The restart {what}");
     for (code, name, refusals, values, expected) in [
         (
