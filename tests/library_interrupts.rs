@@ -220,6 +220,44 @@ fn undeliverable_interruptions_do_not_pile_up() {
     );
 }
 
+// ---- Closed descriptors
+
+/// Closes all descriptors of this process but the standard ones, from Lisp.
+fn close_descriptors(lisp: &Lisp) {
+    lisp.eval::<()>("(require :sb-posix)").unwrap();
+    lisp.eval::<()>("(loop for fd from 3 below 256 do (ignore-errors (sb-posix:close fd)))").unwrap();
+}
+
+#[test]
+fn time_limits_and_interruptions_work_after_code_has_closed_all_descriptors() {
+    fn closed_descriptors() {
+        let lisp = boot();
+        let limited = lisp.with_timeout(LIMIT);
+        // The threads that enforce limits already wait when the descriptors are closed.
+        assert!(is_timeout(&limited.eval::<()>("(loop)")));
+        let mut evaluation = Evaluation::new("(loop)");
+        evaluation.timeout = TimeLimit::Of(LIMIT);
+        assert!(lisp.session().evaluate(evaluation.clone()).result.is_err());
+        close_descriptors(&lisp);
+        assert!(is_timeout(&soon(move || limited.eval::<()>("(loop)"))));
+        let session = lisp.session().clone();
+        assert!(soon(move || session.evaluate(evaluation).result.is_err()));
+        let separate = lisp.separate();
+        let stop = separate.interrupt_handle();
+        let (began, receiver) = mpsc::channel();
+        lisp.define("host:begin", "Report that the call runs.", move || began.send(()).unwrap()).unwrap();
+        let result = std::thread::spawn(move || soon(move || separate.eval::<()>("(progn (host:begin) (loop))")));
+        receiver.recv_timeout(SOON).unwrap();
+        stop.interrupt();
+        assert!(matches!(result.join().unwrap(), Err(Error::Interrupted)));
+        still_works(&lisp);
+    }
+    run_probes(
+        "time_limits_and_interruptions_work_after_code_has_closed_all_descriptors",
+        &[("closed_descriptors", closed_descriptors)],
+    );
+}
+
 fn cleanup_forms_of_three_seconds() {
     let lisp = boot();
     lisp.load_str(
