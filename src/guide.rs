@@ -360,9 +360,13 @@ pub mod what_ends_the_process {
     //! | a Rust function calls Lisp when less than 16 KiB of the stack are left, not counting the guard pages | [`Error::CannotCall`](crate::Error::CannotCall) |
     //! | garbage is collected while code on a Lisp thread runs on another stack, as in a coroutine of `corosensei` or the closure of `stacker::grow` | SBCL ends the process with status 86 |
     //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
+    //! | handlers of such a `storage-condition` keep filling the heap until six collections are nested | no further handler runs: the call fails with the condition |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
     //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
+    //! | handlers of errors call Rust functions that call Lisp again, until handlers of six floating-point traps (such as a division by 0.0), garbage collections or interruptions run in the thread | a `storage-condition`, `interrupt-contexts-exhausted` |
+    //! | a handler of a floating-point trap causes the next trap in Lisp, without Rust functions in between, and so on to the eighth trap | SBCL ends the process with status 86 |
+    //! | a thread is interrupted many times at once, for example by `terminate-thread` | interruptions that would be nested too deeply wait |
     //! | more than about 15,000 different special variables are bound while the process runs, including by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
     //! | more than about a million symbols exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
     //! | Lisp code starts a thread while 1,000 of its threads exist (with a heap of less than 500 MiB, one thread for every 512 KiB of heap) | an error in Lisp |

@@ -220,6 +220,130 @@ fn undeliverable_interruptions_do_not_pile_up() {
     );
 }
 
+// ---- Closed descriptors
+
+/// Closes all descriptors of this process but the standard ones, from Lisp.
+fn close_descriptors(lisp: &Lisp) {
+    lisp.eval::<()>("(require :sb-posix)").unwrap();
+    lisp.eval::<()>("(loop for fd from 3 below 256 do (ignore-errors (sb-posix:close fd)))").unwrap();
+}
+
+#[test]
+fn time_limits_and_interruptions_work_after_code_has_closed_all_descriptors() {
+    fn closed_descriptors() {
+        let lisp = boot();
+        let limited = lisp.with_timeout(LIMIT);
+        // The threads that enforce limits already wait when the descriptors are closed.
+        assert!(is_timeout(&limited.eval::<()>("(loop)")));
+        let mut evaluation = Evaluation::new("(loop)");
+        evaluation.timeout = TimeLimit::Of(LIMIT);
+        assert!(lisp.session().evaluate(evaluation.clone()).result.is_err());
+        close_descriptors(&lisp);
+        assert!(is_timeout(&soon(move || limited.eval::<()>("(loop)"))));
+        let session = lisp.session().clone();
+        assert!(soon(move || session.evaluate(evaluation).result.is_err()));
+        let separate = lisp.separate();
+        let stop = separate.interrupt_handle();
+        let (began, receiver) = mpsc::channel();
+        lisp.define("host:begin", "Report that the call runs.", move || began.send(()).unwrap()).unwrap();
+        let result = std::thread::spawn(move || soon(move || separate.eval::<()>("(progn (host:begin) (loop))")));
+        receiver.recv_timeout(SOON).unwrap();
+        stop.interrupt();
+        assert!(matches!(result.join().unwrap(), Err(Error::Interrupted)));
+        still_works(&lisp);
+    }
+    run_probes(
+        "time_limits_and_interruptions_work_after_code_has_closed_all_descriptors",
+        &[("closed_descriptors", closed_descriptors)],
+    );
+}
+
+// ---- Nested signal handlers, of which SBCL supports eight in a thread
+
+fn repeated_terminations() {
+    let lisp = boot();
+    lisp.define("host:pause", "Sleep.", || std::thread::sleep(LIMIT)).unwrap();
+    for body in
+        ["(unwind-protect (progn (begin) (loop)) (sleep 0.2))", "(sb-sys:without-interrupts (begin) (host:pause))"]
+    {
+        lisp.eval::<()>(&format!(
+            "(let* ((began (sb-thread:make-semaphore))
+                    (thread (sb-thread:make-thread
+                             (lambda () (flet ((begin () (sb-thread:signal-semaphore began))) {body})))))
+               (sb-thread:wait-on-semaphore began)
+               (dotimes (i 20) (ignore-errors (sb-thread:terminate-thread thread)))
+               (sb-thread:join-thread thread :default nil)
+               nil)"
+        ))
+        .unwrap();
+    }
+    still_works(&lisp);
+}
+
+fn interruptions_that_unwind() {
+    let lisp = boot();
+    lisp.load_str("(defvar *catching* nil)").unwrap();
+    // Ends when every interruption has run, also those that had to wait.
+    let code = "(let ((thread sb-thread:*current-thread*) (count 0) (queued nil))
+                  (loop until (= count 20)
+                        do (catch 'next
+                             (let ((*catching* t))
+                               (unless (shiftf queued t)
+                                 (sb-sys:without-interrupts
+                                   (dotimes (i 20)
+                                     (sb-thread:interrupt-thread
+                                      thread (lambda () (incf count) (when *catching* (throw 'next nil)))))))
+                               (loop until (= count 20))))))";
+    let caller = lisp.clone();
+    soon(move || caller.eval::<()>(code)).unwrap();
+    still_works(&lisp);
+}
+
+fn handlers_that_fill_the_heap() {
+    let lisp = Lisp::builder().heap(512 << 20).boot().unwrap();
+    lisp.load_str(
+        "(defvar *keep* nil)
+         (defun grow ()
+           (handler-bind ((storage-condition (lambda (condition) (declare (ignore condition)) (grow))))
+             (loop (push (make-array 100000) *keep*) (make-array 500000))))",
+    )
+    .unwrap();
+    let full = lisp.eval::<()>("(grow)").unwrap_err();
+    assert!(full.condition().is_some_and(|condition| condition.is("storage-condition")), "{full}");
+    lisp.eval::<()>("(setf *keep* nil)").unwrap();
+    still_works(&lisp);
+}
+
+fn float_traps_in_handlers_that_call_rust() {
+    let lisp = boot();
+    let inner = lisp.clone();
+    lisp.define("host:again", "Divide again.", move |x: f32| inner.call::<f32>("guarded", (x,))).unwrap();
+    lisp.load_str(
+        "(declaim (notinline inverse))
+         (defun inverse (x) (declare (single-float x)) (/ 1.0 x))
+         (defun guarded (x)
+           (handler-bind ((arithmetic-error (lambda (condition) (declare (ignore condition)) (host:again x))))
+             (inverse x)))",
+    )
+    .unwrap();
+    let nested = lisp.call::<f32>("guarded", (0.0f32,)).unwrap_err();
+    assert!(nested.condition().is_some_and(|condition| condition.message().contains("nested too deeply")), "{nested}");
+    still_works(&lisp);
+}
+
+#[test]
+fn nested_signal_handlers_do_not_end_the_process() {
+    run_probes(
+        "nested_signal_handlers_do_not_end_the_process",
+        &[
+            ("repeated_terminations", repeated_terminations),
+            ("interruptions_that_unwind", interruptions_that_unwind),
+            ("handlers_that_fill_the_heap", handlers_that_fill_the_heap),
+            ("float_traps_in_handlers_that_call_rust", float_traps_in_handlers_that_call_rust),
+        ],
+    );
+}
+
 fn cleanup_forms_of_three_seconds() {
     let lisp = boot();
     lisp.load_str(

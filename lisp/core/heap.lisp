@@ -239,12 +239,18 @@ outside a call.")
 
 (defun fail-call-for-heap ()
   "Signal HEAP-NEARLY-EXHAUSTED if this thread runs a call of the embedding program and more bytes are in use than
-HEAP-LIMIT allows for the call."
+HEAP-LIMIT allows for the call. The user's handlers run in the signal handler of the collection. When they keep filling the
+heap, each collection nests in the previous one: before the interrupt contexts run out, end the call without handlers."
   (let ((kept *kept-bytes-before-call*)
         (used (sb-kernel:dynamic-usage)))
     (when (and kept (> used (heap-limit kept)))
-      (let ((*watching-heap* nil))
-        (error 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))))
+      (flet ((fail ()
+               (error 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))
+        (if (few-interrupt-contexts-left-p)
+            (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
+              (fail))
+            (let ((*watching-heap* nil))
+              (fail)))))))
 
 (defun collect-after-call ()
   "Collect the garbage of a call of the embedding program that was ended because the heap was nearly full."

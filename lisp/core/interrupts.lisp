@@ -114,9 +114,24 @@ function that the interruption called."
 (defconstant +max-interruption-attempts+ 200
   "The number of times that INTERRUPT-OUTSIDE-FOREIGN-CODE tries to interrupt a thread outside foreign code.")
 
+(defconstant +max-interrupt-contexts+ 5
+  "The number of a thread's interrupt contexts beyond which no further user code is called in handlers. Each trap, collection
+and interruption whose handler runs has a context. SBCL ends the process when a thread has more than SB-VM:MAX-INTERRUPTS
+contexts; the remaining contexts are for collections, faults and interruptions in the code that still runs.")
+
+(declaim (inline few-interrupt-contexts-left-p))
+(defun few-interrupt-contexts-left-p (&optional (contexts sb-kernel:*free-interrupt-context-index*))
+  "Return true when so many handlers run in this thread that they must call no further user code. CONTEXTS is the number of
+interrupt contexts in use."
+  (> contexts +max-interrupt-contexts+))
+
+(define-condition interrupt-contexts-exhausted (storage-condition) ()
+  (:report "Handlers of errors, garbage collections or interruptions are nested too deeply in this thread.")
+  (:documentation "The error that is signalled when code calls the embedding program, or is called by it, while few interrupt
+contexts are left."))
+
 (defconstant +max-nested-interruptions+ 4
-  "The maximum number of interruptions that interrupt each other in a thread. SBCL ends the process when a thread has more
-than SB-VM:MAX-INTERRUPTS interrupt contexts; the remaining contexts are for errors, collections and faults.")
+  "The maximum number of interruptions that interrupt each other in a thread.")
 
 (declaim (type fixnum *nested-interruptions*))
 (defvar *nested-interruptions* 0
@@ -125,17 +140,29 @@ than SB-VM:MAX-INTERRUPTS interrupt contexts; the remaining contexts are for err
 (defvar *interruption-waits* nil
   "True when an interruption waits until the innermost running interruption has ended.")
 
+(defvar *interruption-timer* nil
+  "The number of the timer that makes this thread look for queued interruptions again, or NIL.")
+
 (defun run-interruption-unless-nested (run-interruption)
   "Call RUN-INTERRUPTION, SBCL's function, which runs this thread's next interruption. When interruptions that enable
-interrupts have interrupted each other too often, leave the next one queued until the innermost one has ended."
+interrupts have interrupted each other too often, leave the next one queued until the innermost one has ended. When few
+interrupt contexts are left for another reason, leave the next one queued for a millisecond: an interruption that unwinds,
+such as TERMINATE-THREAD's, receives the next one while its own context is still in use."
   (declare (type function run-interruption))
-  (if (< *nested-interruptions* +max-nested-interruptions+)
-      (let ((*nested-interruptions* (1+ *nested-interruptions*))
-            (*interruption-waits* nil))
-        (unwind-protect (funcall run-interruption)
-          (when *interruption-waits*
-            (sb-unix:raise sb-unix:sigurg))))
-      (setf *interruption-waits* t)))
+  (when *interruption-timer*
+    (end-interruption-timer (shiftf *interruption-timer* nil)))
+  (cond ((and (< *nested-interruptions* +max-nested-interruptions+)
+              ;; This interruption's own context does not count.
+              (not (few-interrupt-contexts-left-p (1- sb-kernel:*free-interrupt-context-index*))))
+         (let ((*nested-interruptions* (1+ *nested-interruptions*))
+               (*interruption-waits* nil))
+           (unwind-protect (funcall run-interruption)
+             (when *interruption-waits*
+               (sb-unix:raise sb-unix:sigurg)))))
+        ((plusp *nested-interruptions*)
+         (setf *interruption-waits* t))
+        (t
+         #+linux (setf *interruption-timer* (start-interruption-timer)))))
 
 (defun in-interruptible-code-p ()
   "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its

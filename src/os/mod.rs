@@ -1,6 +1,5 @@
 //! Threads, timers, descriptors and processes. Nothing here depends on Lisp or MCP.
 
-pub(crate) mod alarm;
 pub(crate) mod busy_poll;
 pub(crate) mod clock;
 pub(crate) mod event_count;

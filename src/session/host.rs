@@ -234,7 +234,7 @@ fn find_hints(texts: Vec<UnbalancedText>, end: &AtomicBool) -> Vec<(UnbalancedTe
 }
 
 impl Inner {
-    /// Stops the clock when nothing runs, so that the clock's thread does not wake for a job that is over. Called only
+    /// Stops the clock when nothing runs, so that the clock's thread checks no limits for a job that is over. Called only
     /// before a Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
     fn stop_idle_clock(&self, scheduler: &SchedulerState) {
         if scheduler.running.is_empty() && scheduler.finishing.is_empty() && scheduler.abandoned.is_empty() {
