@@ -253,9 +253,9 @@ impl RecoveryContext {
         self.has_replaced_image(job).then(replaced)
     }
 
-    /// Returns true once a call has requested another image, which handles all later lines.
+    /// Returns true once a call has requested another image, which handles all later lines that need Lisp.
     pub(super) fn is_being_replaced(&self) -> bool {
-        self.event_loop.is_paused()
+        self.event_loop.is_being_replaced()
     }
 
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
@@ -277,7 +277,7 @@ impl RecoveryContext {
         session: &Session,
         request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
     ) {
-        self.event_loop.pause();
+        self.event_loop.begin_replacement();
         session.cancel_and_answer_all();
         let is_unwinding = session.is_unwinding();
         let (reporter, session, deadline) =

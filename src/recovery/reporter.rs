@@ -164,6 +164,6 @@ impl Observer for EventForwarder {
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });
-        self.event_loop.pause();
+        self.event_loop.begin_replacement();
     }
 }
