@@ -873,6 +873,27 @@ fn inspections_of_a_client_that_disconnects_end(mode: Mode) {
     assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
 }
 
+/// The package for the prompt comes from a query, which waits for the other client's inspection.
+#[apply(both_modes)]
+fn inspection_of_a_client_does_not_delay_the_evaluations_of_a_person(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut other = runtime.attach(&server);
+    let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": {"sbcl-mcp/person": true}});
+    other.post_call("macroexpand", json!({"form": "(endless)"}));
+    wait_until("the inspection runs", || begun.exists());
+    let begin = Instant::now();
+    let answer = server.request("tools/call", call("(+ 1 2)"));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    assert_eq!(outcome(&answer), ("=> 3".to_owned(), false));
+    drop(other);
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    let answer = server.request("tools/call", call("(+ 1 3)"));
+    assert_eq!(answer["result"]["_meta"]["sbcl-mcp/package"], "COMMON-LISP-USER", "{answer}");
+}
+
 /// The clients' inspections take turns: without turns, the other client's request would wait for a minute.
 #[apply(both_modes)]
 fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mode) {

@@ -203,11 +203,11 @@ fn query<F: From<Vec<Record>> + ToolResult + 'static>(operation: Operation) -> R
     inspect(move |session, call| session.query(&operation, move |found| call.answer_inspection(found.map(F::from))))
 }
 
-/// Calls `then` with the name of the session's package, or with `None` if the query fails.
-fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) {
+/// Calls `then` with the name of the session's package, or with `None` if the query fails or is cancelled. Returns the query.
+fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) -> JobId {
     session.query(&Operation::new("image-name"), move |records| {
         then(records.ok().and_then(|records| Some(of_kind::<Image>(&records).next()?.package.clone())));
-    });
+    })
 }
 
 /// A tool: its definition and its calls.
