@@ -881,7 +881,8 @@ fn inspection_of_a_client_does_not_delay_the_evaluations_of_a_person(mode: Mode)
     let begun = server.home().join("begun");
     define_endless_macro(&mut server, &begun);
     let mut other = runtime.attach(&server);
-    let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": {"sbcl-mcp/person": true}});
+    let person = json!({"sbcl-mcp/person": true});
+    let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": person});
     other.post_call("macroexpand", json!({"form": "(endless)"}));
     wait_until("the inspection runs", || begun.exists());
     let begin = Instant::now();
