@@ -185,9 +185,9 @@ impl RecoveryContext {
         number <= self.last_earlier_job
     }
 
-    /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
-    /// outcome becomes the session's last error, unless another call's evaluation was lost.
-    pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
+    /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, the
+    /// outcome of a call that `evaluates` becomes the session's last error, unless another call's evaluation was lost.
+    pub(super) fn lost_outcome(&self, session: &Session, job: u64, evaluates: bool) -> Outcome {
         let is_of_last_image = self.crashed && job > self.last_job_before_replacement;
         if !is_of_last_image && self.has_batch_replaced_image(job) {
             return outcome_lost_with_batch();
@@ -208,7 +208,9 @@ impl RecoveryContext {
                 return outcome;
             }
         }
-        session.record_failure(&mut outcome);
+        if evaluates {
+            session.record_failure(&mut outcome);
+        }
         outcome
     }
 

@@ -395,9 +395,10 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
         if let Some(lost) = recovery.lost_inspection(call.first_job) {
             return call.refuse(Fault::Refusal(lost));
         }
-        let returns = name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call.first_job).is_some();
+        let evaluates = name != checkpoint::CheckpointTool::NAME;
+        let returns = !evaluates && recovery.restore_outcome(call.first_job).is_some();
         if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
-            let lost = recovery.lost_outcome(&session, call.first_job);
+            let lost = recovery.lost_outcome(&session, call.first_job, evaluates);
             return call.reply(lost);
         }
         session.number_jobs_from(call.first_job);
