@@ -1,6 +1,6 @@
 //! The command `serve`, with and without a supervisor, and the worker that a supervisor starts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::recovery::checkpoint::store::{
 };
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::status_page::StatusPage;
-use crate::rpc::attach::Listener;
+use crate::rpc::attach::{self, Listener};
 use crate::rpc::descriptors::to_private_number;
 use crate::rpc::frame;
 use crate::rpc::recorder::{Recorder, RecordingHeader};
@@ -38,7 +38,7 @@ const SAVE_GRACE_PERIOD: Duration = UNWINDING_WAIT.saturating_add(FORK_WAIT).sat
 impl Serve {
     /// Returns the options of the tools that the server offers.
     fn tool_options(&self) -> mcp::ToolOptions {
-        let attachable = self.socket || self.session.is_some();
+        let attachable = self.socket || self.session.as_deref().and_then(OsStr::to_str).is_some_and(can_name_socket);
         mcp::ToolOptions {
             structured: self.structured_content,
             registry: mcp::Registry::fixed(self.tools.clone()),
@@ -62,12 +62,13 @@ impl Serve {
     }
 
     /// Opens the socket where other clients can attach, if `--socket` was given or the session is persistent. The socket's
-    /// name is `session`, the persistent session's name, or else the id of this process.
+    /// name is `session`, the persistent session's name, or else the id of this process. A session whose name cannot be the
+    /// name of a socket, such as a path, has a socket only if `--socket` was given, which is then an error.
     ///
     /// # Errors
     /// Returns a sentence if the socket was requested and cannot be opened.
     fn open_listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
-        if !self.socket && session.is_none() {
+        if !self.socket && !session.is_some_and(can_name_socket) {
             return Ok(None);
         }
         let name = session.map_or_else(|| std::process::id().to_string(), str::to_owned);
@@ -81,6 +82,11 @@ impl Serve {
             }
         }
     }
+}
+
+/// Returns true if a socket can have the name of this session.
+fn can_name_socket(session: &str) -> bool {
+    attach::socket_path(session).is_ok()
 }
 
 /// Serves as the supervisor, which relays messages between clients and a worker process. Returns the exit status.

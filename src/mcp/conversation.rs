@@ -1,5 +1,6 @@
 //! A conversation with one client: its handshake, and the dispatch of its messages.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -50,6 +51,8 @@ pub(super) struct Conversation {
     opened: Mutex<Option<OpeningKind>>,
     /// The client's slow lines, and the lines that wait for them.
     pub(super) slow_lines: SlowLines,
+    /// True once a line was left to the image that replaces this one.
+    pub(super) has_left_lines: AtomicBool,
 }
 
 /// The way in which the conversation was opened.
@@ -91,6 +94,7 @@ impl Conversation {
             listed: Mutex::new(listed),
             opened: Mutex::default(),
             slow_lines: SlowLines::default(),
+            has_left_lines: AtomicBool::new(false),
         });
         let observer: Weak<Self> = Arc::downgrade(&conversation);
         registry.subscribe(observer);

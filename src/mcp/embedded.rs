@@ -186,7 +186,10 @@ impl AttachedClients {
                 set.wait(None)
             };
             while wait().is_ok() {
-                let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_ATTACHED) else { continue };
+                let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_ATTACHED) else {
+                    listener.time_until_retry().into_iter().for_each(std::thread::sleep);
+                    continue;
+                };
                 let (attached, main, open) = (self.clone(), main.clone(), count.clone());
                 count.fetch_add(1, Ordering::AcqRel);
                 let serve = move || {

@@ -63,6 +63,16 @@ impl DecodedLine {
         }
     }
 
+    /// Returns true for a request whose answer depends on no other line than the client's handshake, and on no Lisp.
+    pub(super) fn needs_no_lisp(&self) -> bool {
+        match self {
+            Self::Single(Ok(Message::Request { method, .. })) => {
+                matches!(method.as_str(), "tools/list" | "server/discover")
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the id of the request that the line cancels, if the line is a cancellation.
     pub(super) fn cancelled_request(&self) -> Option<RequestId> {
         match self {

@@ -185,9 +185,9 @@ impl RecoveryContext {
         number <= self.last_earlier_job
     }
 
-    /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, this
-    /// outcome becomes the session's last error, unless another call's evaluation was lost.
-    pub(super) fn lost_outcome(&self, session: &Session, job: u64) -> Outcome {
+    /// Returns the outcome of the call whose jobs begin at `job` and that began in an earlier image. After a crash, the
+    /// outcome of a call that `evaluates` becomes the session's last error, unless another call's evaluation was lost.
+    pub(super) fn lost_outcome(&self, session: &Session, job: u64, evaluates: bool) -> Outcome {
         let is_of_last_image = self.crashed && job > self.last_job_before_replacement;
         if !is_of_last_image && self.has_batch_replaced_image(job) {
             return outcome_lost_with_batch();
@@ -208,7 +208,9 @@ impl RecoveryContext {
                 return outcome;
             }
         }
-        session.record_failure(&mut outcome);
+        if evaluates {
+            session.record_failure(&mut outcome);
+        }
         outcome
     }
 
@@ -257,9 +259,9 @@ impl RecoveryContext {
         self.has_replaced_image(job).then(replaced)
     }
 
-    /// Returns true once a call has requested another image, which handles all later lines.
+    /// Returns true once a call has requested another image, which handles all later lines that need Lisp.
     pub(super) fn is_being_replaced(&self) -> bool {
-        self.event_loop.is_paused()
+        self.event_loop.is_being_replaced()
     }
 
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
@@ -281,7 +283,7 @@ impl RecoveryContext {
         session: &Session,
         request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
     ) {
-        self.event_loop.pause();
+        self.event_loop.begin_replacement();
         session.cancel_and_answer_all();
         let is_unwinding = session.is_unwinding();
         let (reporter, session, deadline) =

@@ -168,6 +168,10 @@ impl Server {
             }
             (MarkedContent::End(number), begun) => {
                 self.record_received(number);
+                if self.main.tools().is_being_replaced() {
+                    // The next image gets the client's unanswered lines, and must then end the connection.
+                    return;
+                }
                 if let Some((number, _)) = begun {
                     self.main.inflight().output.send_done(number);
                 }

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rmcp::model::RequestId;
@@ -125,6 +126,9 @@ impl Conversation {
     /// Handles a line from the client: at once, or on another thread if the line is slow or must wait for a slow line.
     /// `number` is the call number.
     pub(super) fn receive(self: &Arc<Self>, line: &[u8], number: u64) {
+        if self.tools().is_being_replaced() {
+            return self.receive_during_replacement(line, number);
+        }
         if line.len() > MIN_SLOW_LINE {
             return self.handle_slow(line.to_vec(), number);
         }
@@ -145,8 +149,31 @@ impl Conversation {
         }
     }
 
+    /// Handles a line while another image replaces this one: an answer that needs no Lisp does not wait for the evaluations
+    /// that unwind. All other lines are left to the next image, which gets every line without an answer in the order in which
+    /// the lines arrived. A cancellation is left too, unless its request is pending in this image: the request may be among
+    /// the lines for the next image.
+    fn receive_during_replacement(&self, line: &[u8], number: u64) {
+        let leave = || self.has_left_lines.store(true, Ordering::Relaxed);
+        if line.len() > MIN_SLOW_LINE {
+            return leave();
+        }
+        let decoded = decode(line);
+        let is_next = || self.slow_lines.is_empty() && !self.has_left_lines.load(Ordering::Relaxed);
+        match decoded.cancelled_request() {
+            Some(id) if self.inflight().cancel(&id) => self.inflight().output.send_done(number),
+            None if decoded.overtakes_slow_lines() || decoded.needs_no_lisp() && is_next() => {
+                self.handle_decoded(decoded, line.len(), number);
+            }
+            _ => leave(),
+        }
+    }
+
     /// Handles a slow line on a separate thread, after the client's earlier slow lines. `number` is the call number.
     pub(super) fn handle_slow(self: &Arc<Self>, line: Vec<u8>, number: u64) {
+        if self.tools().is_being_replaced() {
+            return self.has_left_lines.store(true, Ordering::Relaxed);
+        }
         let Some(line) = self.slow_lines.push(WaitingLine::Text(number, line)) else { return };
         self.slow_lines.0.lock().get_or_insert_default().push(line);
         let conversation = self.clone();

@@ -76,7 +76,14 @@ impl Observer for EventForwarder {
         self.replay.is_evaluating()
     }
 
-    fn job_begun(&self, job: u64, requested_by: Option<u64>, connection: u64, timeout: Option<Duration>) {
+    fn job_begun(
+        &self,
+        job: u64,
+        requested_by: Option<u64>,
+        is_query: bool,
+        connection: u64,
+        timeout: Option<Duration>,
+    ) {
         if self.is_replaying() {
             return;
         }
@@ -84,7 +91,7 @@ impl Observer for EventForwarder {
         self.status.set_step(None);
         self.status.set(StatusField::Deadline, timeout.map_or(0, deadline));
         self.status.set(StatusField::Client, connection);
-        self.status.set(StatusField::RequestedBy, requested_by.unwrap_or(0));
+        self.status.set(StatusField::RequestedBy, requested_by.filter(|_| !is_query).unwrap_or(0));
         self.status.raise(StatusField::HighestBegun, requested_by.unwrap_or(0));
         self.status.set(StatusField::Begun, job);
     }
@@ -167,6 +174,6 @@ impl Observer for EventForwarder {
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });
-        self.event_loop.pause();
+        self.event_loop.begin_replacement();
     }
 }

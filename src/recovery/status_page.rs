@@ -43,9 +43,10 @@ pub(crate) enum StatusField {
     InspectionDeadline,
     /// The id of the process that saves the persistent session at the end, and outlives the worker; 0 for none.
     Saver,
-    /// The number of a job of the call that requested the foreground job that began last; 0 for the server's own job.
+    /// The number of a job of the call that requested the foreground evaluation that began last; 0 for the server's own job,
+    /// and for a query, such as the save of a checkpoint.
     RequestedBy,
-    /// The highest number that [`RequestedBy`](Self::RequestedBy) has had.
+    /// The highest number of a job of a call that has requested a foreground job.
     HighestBegun,
 }
 

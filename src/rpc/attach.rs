@@ -8,9 +8,11 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
@@ -31,6 +33,10 @@ pub(crate) const PACKAGES_METHOD: &str = "sbcl-mcp/packages";
 /// another client now holds in the debugger, or null. Clients that have this name among their experimental capabilities
 /// get the notification; other clients get the text as part of their next answer.
 pub(crate) const NOTICE_METHOD: &str = "sbcl-mcp/notice";
+/// Number of descriptors that stay free when a client is accepted: the server needs some to start another worker.
+const RESERVED_DESCRIPTORS: usize = 16;
+/// Time until the next attempt to accept clients after the process or the system had no descriptor left.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit for the answer to [`STATUS_METHOD`].
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of characters in a server's name.
@@ -215,6 +221,8 @@ pub(crate) struct Listener {
     path: PathBuf,
     /// Device and inode of the socket file, by which the file is recognized before it is removed.
     file_id: (u64, u64),
+    /// Time of the next attempt to accept clients, once no descriptor was left.
+    retry_at: Mutex<Option<Instant>>,
 }
 
 impl Listener {
@@ -246,18 +254,37 @@ impl Listener {
         let metadata = std::fs::symlink_metadata(&path)?;
         let socket = UnixListener::from(to_private_number(&socket)?);
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, path, file_id: (metadata.dev(), metadata.ino()) })
+        Ok(Self { socket, path, file_id: (metadata.dev(), metadata.ino()), retry_at: Mutex::default() })
     }
 
-    /// Accepts the next client of this user. A client of another user, and any client if `full`, is refused with an error.
-    /// Returns `None` after a refusal, since clients may connect faster than they are refused, and if no client waits.
+    /// Returns the time for which the socket must not be polled, because no descriptor was left for a client that waits: a
+    /// poll would return at once. Returns `None` if the socket may be polled.
+    pub(crate) fn time_until_retry(&self) -> Option<Duration> {
+        let left = (*self.retry_at.lock())?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Accepts the next client of this user. A client of another user, and any client if `full` or if too few descriptors
+    /// would be left, is refused with an error. Returns `None` after a refusal, since clients may connect faster than they are
+    /// refused, and if no client waits or can be accepted now.
     pub(crate) fn accept(&self, full: bool) -> Option<UnixStream> {
-        let (stream, _) = self.socket.accept().ok()?;
+        let stream = match self.socket.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) {
+                    *self.retry_at.lock() = Some(Instant::now() + RETRY_INTERVAL);
+                }
+                return None;
+            }
+        };
         let reason = match socket_peercred(&stream) {
             Ok(peer) if peer.uid != geteuid() => "this session belongs to another user".to_owned(),
             Ok(_) if full => format!(
                 "client limit reached: {MAX_ATTACHED} clients are attached to this session; one must disconnect first"
             ),
+            Ok(_) if !has_reserve(&stream) => {
+                "too few file descriptors are left for another client: raise the server's limit (ulimit -n)".to_owned()
+            }
             Ok(_) => return UnixStream::from(to_private_number(&stream).ok()?).into(),
             Err(error) => format!("the server cannot determine the client's user: {error}"),
         };
@@ -266,6 +293,11 @@ impl Listener {
         let _ = (&stream).write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": null, "error": error})).as_bytes());
         None
     }
+}
+
+/// Returns true if this process can open [`RESERVED_DESCRIPTORS`] more descriptors.
+fn has_reserve(stream: &UnixStream) -> bool {
+    (0..RESERVED_DESCRIPTORS).map(|_| stream.try_clone()).collect::<io::Result<Vec<_>>>().is_ok()
 }
 
 impl std::os::fd::AsFd for Listener {

@@ -56,8 +56,10 @@ pub(crate) struct EventLoop {
 
 #[derive(Debug, Default, Clone, Copy)]
 struct LoopState {
-    /// True after [`EventLoop::pause`]: the loop reads no more lines.
-    is_paused: bool,
+    /// True after [`EventLoop::begin_replacement`].
+    is_being_replaced: bool,
+    /// True once the input has ended: the loop reads nothing more.
+    has_input_ended: bool,
     /// The shutdown, once it has begun: the loop reads nothing more.
     shutdown: Option<Shutdown>,
 }
@@ -131,14 +133,24 @@ impl EventLoop {
         self.waker.wake();
     }
 
-    /// Stops reading lines, because another process will handle them.
-    pub(crate) fn pause(&self) {
-        self.state.lock().is_paused = true;
+    /// Records that another process will replace this process and handle the lines that the service leaves unanswered. The
+    /// loop continues to read lines, since clients may wait for answers that need no Lisp.
+    pub(crate) fn begin_replacement(&self) {
+        self.state.lock().is_being_replaced = true;
     }
 
-    /// Returns true after [`pause`](Self::pause).
-    pub(crate) fn is_paused(&self) -> bool {
-        self.state.lock().is_paused
+    /// Returns true after [`begin_replacement`](Self::begin_replacement).
+    pub(crate) fn is_being_replaced(&self) -> bool {
+        self.state.lock().is_being_replaced
+    }
+
+    /// Begins the shutdown, because the input has ended. A process that is being replaced waits for its end instead: a final
+    /// save by this process would undo the reset or restore that the process has requested.
+    fn handle_end_of_input(&self) {
+        self.state.lock().has_input_ended = true;
+        if !self.is_being_replaced() {
+            self.begin_shutdown(0, ANSWER_GRACE_PERIOD);
+        }
     }
 
     /// Begins the shutdown with this exit status. Pending requests may be answered for the time `within`. Has no effect
@@ -165,9 +177,9 @@ impl EventLoop {
         let mut input = self.input.lock();
         let mut descriptors = UsableDescriptors { waker: true, signals: true };
         loop {
-            let LoopState { is_paused, shutdown } = *self.state.lock();
+            let LoopState { has_input_ended, shutdown, .. } = *self.state.lock();
             let may_read =
-                shutdown.is_none() && !is_paused && self.output.accepts_requests() && service.accepts_lines();
+                shutdown.is_none() && !has_input_ended && self.output.accepts_requests() && service.accepts_lines();
             if may_read && let Some(line) = input.next_line() {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| service.handle_line(line)).is_none() {
@@ -246,10 +258,10 @@ impl EventLoop {
         if readable {
             match input.read() {
                 Ok(ReadStatus::More | ReadStatus::Nothing) => {}
-                Ok(ReadStatus::End) => self.begin_shutdown(0, ANSWER_GRACE_PERIOD),
+                Ok(ReadStatus::End) => self.handle_end_of_input(),
                 Err(error) => {
                     tracing::debug!(%error, "the client's input cannot be read");
-                    self.begin_shutdown(0, ANSWER_GRACE_PERIOD);
+                    self.handle_end_of_input();
                 }
             }
         }

@@ -400,7 +400,8 @@ impl Inflight {
     /// Reports the progress of a request until it is answered. `printed` takes the number of bytes of output reported so
     /// far and returns the output that follows, if there is any. While there is no new output, a report is sent every few
     /// seconds, with the text that `status` returns or, if `status` returns `None`, with the elapsed time. With
-    /// `all_output`, a report has all of the new output and its byte index; otherwise, only the end of the new output.
+    /// `all_output`, a report has all of the new output and its byte index; otherwise, only the end of the new output. If the
+    /// request had other reports before, the time continues: the progress of a request must increase (MCP).
     pub(crate) fn report_progress(
         &self,
         request: u64,
@@ -411,10 +412,11 @@ impl Inflight {
     ) {
         let mut table = self.table.lock();
         let Some(known) = table.requests.get_mut(&request) else { return };
-        let begin = Instant::now();
-        let next = begin + OUTPUT_INTERVAL;
+        let now = Instant::now();
+        let next = now + OUTPUT_INTERVAL;
+        let begin = known.progress.as_ref().map_or(now, |previous| previous.begin);
         let (printed, status) = (Box::new(printed), Box::new(status));
-        let progress = Progress { token, all_output, begin, last_report: begin, reported: 0, next, printed, status };
+        let progress = Progress { token, all_output, begin, last_report: now, reported: 0, next, printed, status };
         if let Some(previous) = known.progress.replace(progress) {
             table.timers.remove(&(previous.next, Timer::Progress(request)));
         }
@@ -779,6 +781,21 @@ mod tests {
             (&sent[1]["method"], &sent[1]["params"]["message"]),
             (&json!("notifications/progress"), &json!("printed"))
         );
+    }
+
+    #[test]
+    fn progress_does_not_decrease_when_other_reports_replace_the_reports_of_a_request() {
+        let client = Client::new();
+        let responder = client.admit(1).unwrap();
+        let later = Instant::now() + Duration::from_secs(60);
+        for _ in 0..2 {
+            let token = ProgressToken(RequestId::Number(9));
+            client.inflight.report_progress(responder.request_number(), token, false, |_| None, || None);
+            client.inflight.run_timers(later);
+        }
+        assert!(responder.leave_unanswered());
+        let progress: Vec<_> = client.end().iter().map(|sent| sent["params"]["progress"].as_f64().unwrap()).collect();
+        assert!(progress.len() == 2 && progress.is_sorted(), "{progress:?}");
     }
 
     #[test]

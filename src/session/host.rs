@@ -247,7 +247,7 @@ impl Inner {
         let Some(running) = running else { return };
         if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
-            observer.job_begun(running.id, running.requested_by(), running.connection.id, timeout);
+            observer.job_begun(running.id, running.requested_by(), running.is_query(), running.connection.id, timeout);
         }
         if running.evaluates() {
             self.evaluations_begun.fetch_add(1, Ordering::Relaxed);

@@ -13,8 +13,16 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 pub(crate) trait Observer: Send + Sync {
     /// Called when a foreground job begins, with the numbers of the job and of its connection, and with the job's time
     /// limit; `None` for no limit. `requested_by` is the number of a job of the call that requested the job; `None` for the
-    /// server's own job.
-    fn job_begun(&self, _job: u64, _requested_by: Option<u64>, _connection: u64, _timeout: Option<Duration>) {}
+    /// server's own job. `is_query` is true if the job evaluates no code, for example if it saves a checkpoint.
+    fn job_begun(
+        &self,
+        _job: u64,
+        _requested_by: Option<u64>,
+        _is_query: bool,
+        _connection: u64,
+        _timeout: Option<Duration>,
+    ) {
+    }
     /// Called when the foreground job gets a new deadline. The argument is the time until the deadline; `None` for no
     /// deadline.
     fn deadline_changed(&self, _more: Option<Duration>) {}

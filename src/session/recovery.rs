@@ -25,7 +25,7 @@ const FOREGROUND_ENDED: &str = "The running evaluation was ended.";
 
 /// Returns messages about the running evaluations that a reset, or the replacement of the image, ends.
 fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
-    let is_foreground = |running: &RunningJob| running.is_foreground() && running.is_requested();
+    let is_foreground = |running: &RunningJob| running.is_foreground() && running.is_requested() && !running.is_query();
     let foreground = scheduler.running.iter().any(is_foreground).then(|| FOREGROUND_ENDED.to_owned());
     let background = describe_background(scheduler.background_numbers()).map(|which| format!("{which} ended."));
     foreground.into_iter().chain(background).collect()

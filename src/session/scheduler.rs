@@ -325,6 +325,11 @@ impl RunningJob {
         self.placement == Placement::Background
     }
 
+    /// Returns true for a query, which evaluates no code of a client, even on an evaluating thread.
+    pub(super) fn is_query(&self) -> bool {
+        matches!(self.activity, Activity::Inspect(Inspection::Query(..)))
+    }
+
     /// Takes the hold that remains when this job is over, and makes it end at the time `until`. The evaluation may have
     /// been held before, or may have failed in this job. Returns `None` if no evaluation stays held.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
@@ -462,9 +467,7 @@ impl SchedulerState {
     /// # Errors
     /// Returns [`InspectError::Held`] or [`InspectError::Running`].
     pub(super) fn check_idle(&self) -> Result<(), InspectError> {
-        let evaluates = |running: &RunningJob| {
-            running.evaluates() && !matches!(running.activity, Activity::Inspect(Inspection::Query(..)))
-        };
+        let evaluates = |running: &RunningJob| running.evaluates() && !running.is_query();
         if self.kept_holds().next().is_some() {
             Err(InspectError::Held)
         } else if self.background_count() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates) {

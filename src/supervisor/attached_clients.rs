@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use crate::os::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
@@ -59,7 +60,7 @@ impl AttachedClients {
         name: impl Fn(AttachedDescriptor) -> T,
         reads: impl Fn(u64) -> bool,
     ) {
-        if let Some(listener) = &self.listener {
+        if let Some(listener) = self.listener.as_ref().filter(|listener| listener.time_until_retry().is_none()) {
             set.add_read(name(AttachedDescriptor::Listener), listener);
         }
         for client in &self.clients {
@@ -70,6 +71,12 @@ impl AttachedClients {
                 set.add_write(name(AttachedDescriptor::Output(client.connection)), &client.output);
             }
         }
+    }
+
+    /// Returns the time for which [`add_descriptors`](Self::add_descriptors) leaves out the socket; `None` if the socket is
+    /// polled.
+    pub(super) fn time_until_retry(&self) -> Option<Duration> {
+        self.listener.as_ref()?.time_until_retry()
     }
 
     /// Writes output, reads lines and accepts clients on each descriptor for which `is_ready` returns true. Calls

@@ -241,7 +241,8 @@ impl Relay {
             self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
         let left = wake_at.map(|time| time.saturating_duration_since(Instant::now()));
         let log_retries = self.workers.values().filter_map(|worker| worker.recovery.time_until_log_retry());
-        let timeout = left.into_iter().chain(check_intervals).chain(log_retries).min();
+        let retries = log_retries.chain(self.attached.time_until_retry());
+        let timeout = left.into_iter().chain(check_intervals).chain(retries).min();
         // One millisecond is added, since the loop would spin if the timeout were rounded down.
         let ready = set.wait(timeout.map(|left| left + Duration::from_millis(1)));
         ready.map_err(|error| LoopAction::Fail(format!("the server cannot wait for input: {error}")))

@@ -313,6 +313,20 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
+#[test]
+fn clients_leave_the_supervisor_enough_descriptors_for_another_worker() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap());
+    let limit = rustix::process::Rlimit { current: Some(40), maximum: Some(40) };
+    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
+    let mut clients = [(); 16].map(|()| Client::connect(&runtime.socket(&server)));
+    let refusal = clients[15].read().expect("a refusal");
+    assert!(refusal["error"]["message"].as_str().unwrap().contains("ulimit -n"), "{refusal}");
+    kill_worker(&server);
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
 #[apply(both_modes)]
 fn client_beyond_the_limit_of_16_is_refused_until_another_leaves(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);

@@ -1072,3 +1072,34 @@ proptest! {
         }
     }
 }
+
+#[rstest::rstest]
+#[case::reset(false)]
+#[case::loss(true)]
+fn save_that_ends_with_its_image_is_not_reported_as_an_evaluation(#[case] is_lost: bool) {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *begun* nil)");
+    server.evaluate("(defmacro saving () (if (equal sbcl-host::**checkpoint-name** \"kept\") :saves :waits))");
+    // The save waits for the finalizer.
+    server.evaluate(
+        "(dotimes (i 100) (sb-ext:finalize (list i) (lambda () (setf *begun* t) (loop)) :dont-save t)) (gc :full t) \
+         (loop until *begun*)",
+    );
+    let save = server.post_call("checkpoint", json!({"action": "save", "name": "kept"}));
+    wait_until("the save begins", || {
+        call_ok(&mut server, "macroexpand", json!({"form": "(saving)"})).contains(":SAVES")
+    });
+    if is_lost {
+        kill_worker(&server);
+        let (text, is_error) = server.outcome(save);
+        assert!(is_error && text.contains("IMAGE-LOST") && !text.contains("unfinished evaluation"), "{text}");
+        let text = call_ok(&mut server, "describe-last-error", json!({}));
+        assert!(text.contains("No error information available."), "{text}");
+    } else {
+        let text = call_ok(&mut server, "reset-session", json!({}));
+        assert!(!text.contains("evaluation was ended"), "{text}");
+        let refusal = "Nothing was saved: the session was reset or restored before the save had begun.";
+        assert_eq!(server.outcome(save), (refusal.to_owned(), true));
+    }
+}

@@ -517,6 +517,24 @@ fn repeated_call_may_decline_or_omit_its_input_response(mode: Mode) {
     assert!(is_error && text.contains("belongs to no open question"), "{text}");
 }
 
+#[rstest::rstest]
+#[case::reset(false)]
+#[case::loss(true)]
+fn answer_to_a_question_of_an_earlier_image_is_refused_with_the_reason(#[case] is_lost: bool) {
+    let can = json!({"elicitation": {}});
+    let mut server = Mode::Supervised.start();
+    let first = call(&mut server, &can, CODE, Value::Null);
+    let state = &first["result"]["requestState"];
+    if is_lost {
+        kill_worker(&server);
+    } else {
+        server.request("tools/call", json!({"name": "reset-session", "_meta": meta(&can)}));
+    }
+    let late = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": state});
+    let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
+    assert!(is_error && text.contains("belongs to no open question"), "{text}");
+}
+
 #[apply(both_modes)]
 fn late_repetition_of_an_input_required_call_acts_on_no_other_evaluation(mode: Mode) {
     let can = json!({"elicitation": {}});

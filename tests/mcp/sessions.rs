@@ -933,6 +933,16 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
 }
 
 #[test]
+fn session_whose_name_cannot_name_a_socket_starts_without_a_message() {
+    let state = StateDirectory::new();
+    let path = state.directory.join("elsewhere");
+    for name in [path.to_str().unwrap(), "two words", &"long".repeat(20)] {
+        let end = state.serve(name).finish();
+        assert!(end.status.success() && end.stderr.is_empty(), "{name}: {}", end.stderr);
+    }
+}
+
+#[test]
 fn session_files_are_readable_only_by_their_owner() {
     let state = StateDirectory::new();
     let directory = state.directory.join("shared");

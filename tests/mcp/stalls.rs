@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::attach::{Client, RuntimeDirectory};
 use crate::client::{DEADLINE, Scratch, Server, call_err, call_ok, outcome};
-use crate::processes::{kill_worker, processes, wait_until};
+use crate::processes::{is_alive, kill_worker, processes, wait_until, worker};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
@@ -581,6 +581,33 @@ fn tools_for_a_held_evaluation_are_refused_at_once_while_another_client_evaluate
     assert!(begin.elapsed() < Duration::from_secs(20), "they waited {:?}", begin.elapsed());
 }
 
+/// A reset gives the cleanup form 700 ms. On a slow machine, several attempts may be needed to ping within this time.
+#[test]
+fn pings_are_answered_while_a_reset_waits_for_cleanup_forms() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut other = runtime.attach(&server);
+    let unwinding = runtime.directory.join("unwinding");
+    let code = format!("(unwind-protect (loop) (with-open-file (s {unwinding:?} :direction :output)) (sleep 5))");
+    let answered_by_the_same_worker = (0..5).any(|_| {
+        let before = worker(&server);
+        server.post_running("", &code, 60.0);
+        let reset = server.post_call("reset-session", json!({}));
+        wait_until("the cleanup form runs", || std::fs::remove_file(&unwinding).is_ok());
+        // The next image handles these lines in their order.
+        let cancelled = other.post_call("evaluate-lisp", json!({"code": "(defvar *cancelled* nil)"}));
+        let kept = other.post_call("evaluate-lisp", json!({"code": "(boundp '*cancelled*)"}));
+        other.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": cancelled}}));
+        other.request("ping", &json!({}));
+        let is_same = is_alive(before);
+        let (text, is_error) = outcome(&other.answer(kept));
+        assert!(!is_error && text.ends_with("=> NIL"), "{text}");
+        assert!(server.outcome(reset).0.contains("Session reset."));
+        is_same
+    });
+    assert!(answered_by_the_same_worker, "pings wait for the next image");
+}
+
 #[test]
 fn large_requests_that_wait_when_the_image_is_lost_delay_no_other_client() {
     let runtime = RuntimeDirectory::new(Mode::Supervised);
@@ -844,6 +871,28 @@ fn inspections_of_a_client_that_disconnects_end(mode: Mode) {
     let begin = Instant::now();
     call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
     assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+}
+
+/// The package for the prompt comes from a query, which waits for the other client's inspection.
+#[apply(both_modes)]
+fn inspection_of_a_client_does_not_delay_the_evaluations_of_a_person(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut other = runtime.attach(&server);
+    let person = json!({"sbcl-mcp/person": true});
+    let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": person});
+    other.post_call("macroexpand", json!({"form": "(endless)"}));
+    wait_until("the inspection runs", || begun.exists());
+    let begin = Instant::now();
+    let answer = server.request("tools/call", call("(+ 1 2)"));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    assert_eq!(outcome(&answer), ("=> 3".to_owned(), false));
+    drop(other);
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    let answer = server.request("tools/call", call("(+ 1 3)"));
+    assert_eq!(answer["result"]["_meta"]["sbcl-mcp/package"], "COMMON-LISP-USER", "{answer}");
 }
 
 /// The clients' inspections take turns: without turns, the other client's request would wait for a minute.

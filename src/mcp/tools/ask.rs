@@ -33,13 +33,14 @@ const NO_ANSWER_IN_TIME: &str = "the client did not answer in time";
 pub(super) struct Questions {
     /// A secret key, so that clients cannot forge a request state.
     key: RandomState,
-    last: u64,
     pending: Option<PendingQuestion>,
 }
 
 /// A failed evaluation that waits for a repeated call with the user's choice.
 #[derive(Debug)]
 struct PendingQuestion {
+    /// The lowest number for the jobs of the call that asked, which no other call has, not even in another image. A call asks
+    /// at most one such question.
     number: u64,
     outcome: Arc<Outcome>,
     user_question: UserQuestion,
@@ -118,8 +119,7 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
             };
             let (number, state) = {
                 let mut questions = call.context.questions.lock();
-                questions.last += 1;
-                let number = questions.last;
+                let number = call.first_job;
                 questions.pending = Some(PendingQuestion { number, outcome, user_question });
                 (number, questions.request_state(number, ask_state.arguments))
             };
@@ -158,11 +158,15 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     let known = {
         let mut questions = call.context.questions.lock();
         let number = state.split_once('-').and_then(|(number, _)| number.parse().ok());
-        if number.is_none_or(|number| questions.request_state(number, ask_state.arguments) != state) {
+        let is_known = number.is_some_and(|number| questions.request_state(number, ask_state.arguments) == state);
+        // The key of an earlier image is lost, so such a state cannot be checked, but its question is not open.
+        let recovery = call.context.recovery.as_ref();
+        let is_earlier = number.zip(recovery).is_some_and(|(number, recovery)| recovery.began_in_earlier_image(number));
+        if !is_known && !is_earlier {
             let reason = "unknown requestState for these arguments: call again without it";
             return Err(Fault::Protocol(ErrorData::invalid_params(reason, None)));
         }
-        questions.pending.take_if(|pending| Some(pending.number) == number)
+        questions.pending.take_if(|pending| is_known && Some(pending.number) == number)
     };
     let Some(PendingQuestion { outcome, user_question, .. }) = known.filter(|pending| pending.user_question.is_open())
     else {

@@ -14,6 +14,10 @@ use crate::mcp::client::{Client, PACKAGE_KEY, adapt_to_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{InspectError, JobId, Session};
 
+/// Maximum time for which the answer to a person waits for the name of the session's package. Another client's inspection may
+/// delay the query for the name. Without the name, the person's client shows the last name that it got.
+const PACKAGE_WAIT: Duration = Duration::from_secs(1);
+
 /// A call that has no answer yet. Dropping the call answers with an internal error.
 #[derive(Debug)]
 pub(in crate::mcp) struct Call {
@@ -82,12 +86,13 @@ impl Call {
         if !for_person {
             return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.client));
         }
-        let session = self.session().clone();
-        with_package(&session, move |package| {
+        let (session, pending) = (self.session().clone(), self.pending());
+        let query = with_package(&session, move |package| {
             result.meta =
                 package.map(|package| MetaObject([(PACKAGE_KEY.to_owned(), package.into())].into_iter().collect()));
             self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.client));
         });
+        pending.set_deadline(PACKAGE_WAIT, move || session.cancel(query));
     }
 
     /// Asks the client to repeat the call with the user's input.

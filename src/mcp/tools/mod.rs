@@ -203,11 +203,11 @@ fn query<F: From<Vec<Record>> + ToolResult + 'static>(operation: Operation) -> R
     inspect(move |session, call| session.query(&operation, move |found| call.answer_inspection(found.map(F::from))))
 }
 
-/// Calls `then` with the name of the session's package, or with `None` if the query fails.
-fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) {
+/// Calls `then` with the name of the session's package, or with `None` if the query fails or is cancelled. Returns the query.
+fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) -> JobId {
     session.query(&Operation::new("image-name"), move |records| {
         then(records.ok().and_then(|records| Some(of_kind::<Image>(&records).next()?.package.clone())));
-    });
+    })
 }
 
 /// A tool: its definition and its calls.
@@ -395,9 +395,10 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
         if let Some(lost) = recovery.lost_inspection(call.first_job) {
             return call.refuse(Fault::Refusal(lost));
         }
-        let returns = name == checkpoint::CheckpointTool::NAME && recovery.restore_outcome(call.first_job).is_some();
+        let evaluates = name != checkpoint::CheckpointTool::NAME;
+        let returns = !evaluates && recovery.restore_outcome(call.first_job).is_some();
         if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
-            let lost = recovery.lost_outcome(&session, call.first_job);
+            let lost = recovery.lost_outcome(&session, call.first_job, evaluates);
             return call.reply(lost);
         }
         session.number_jobs_from(call.first_job);

@@ -74,6 +74,9 @@ fn refusal(error: &InspectError) -> String {
                                   the evaluation has ended, or abort it, and save again."
                 .to_owned()
         }
+        InspectError::Cancelled => {
+            "Nothing was saved: the session was reset or restored before the save had begun.".to_owned()
+        }
         error => format!("Nothing was saved: {error}"),
     }
 }
