@@ -139,7 +139,7 @@ impl Server {
             }
             // A client may disconnect in the middle of a line, so an incomplete line does not matter here.
             MarkedContent::End(number) => self.is_intact(number, None),
-            MarkedContent::Notice(_) => true,
+            MarkedContent::Notice(_) | MarkedContent::Age(..) => true,
         };
         if !is_intact {
             return;
@@ -158,6 +158,12 @@ impl Server {
             (MarkedContent::Line(number, line), None) => {
                 self.record_received(number);
                 self.conversation(connection).receive(line, number);
+            }
+            (MarkedContent::Age(number, age), begun) => {
+                if let Some(begun) = begun {
+                    self.pieces.lock().insert(connection, begun);
+                }
+                self.conversation(connection).inflight().set_age(number, age);
             }
             (MarkedContent::Notice(text), begun) => {
                 if let Some(begun) = begun {

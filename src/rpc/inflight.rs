@@ -73,6 +73,8 @@ struct Table {
     batched_bytes: usize,
     server_requests: HashMap<u64, ServerRequest>,
     timers: BTreeSet<(Instant, Timer)>,
+    /// By call: the time since the supervisor received the call, when this worker got it from an earlier worker.
+    ages: HashMap<u64, Duration>,
     /// True once the client is gone, so that no answer can reach it.
     is_closed: bool,
 }
@@ -401,7 +403,8 @@ impl Inflight {
     /// far and returns the output that follows, if there is any. While there is no new output, a report is sent every few
     /// seconds, with the text that `status` returns or, if `status` returns `None`, with the elapsed time. With
     /// `all_output`, a report has all of the new output and its byte index; otherwise, only the end of the new output. If the
-    /// request had other reports before, the time continues: the progress of a request must increase (MCP).
+    /// request had other reports before, also from an earlier worker, the time continues: the progress of a request must
+    /// increase (MCP).
     pub(crate) fn report_progress(
         &self,
         request: u64,
@@ -411,16 +414,24 @@ impl Inflight {
         status: impl Fn() -> Option<String> + Send + 'static,
     ) {
         let mut table = self.table.lock();
+        let table = &mut *table;
         let Some(known) = table.requests.get_mut(&request) else { return };
         let now = Instant::now();
         let next = now + OUTPUT_INTERVAL;
-        let begin = known.progress.as_ref().map_or(now, |previous| previous.begin);
+        let age = table.ages.get(&known.destination.call()).copied().unwrap_or_default();
+        let first = now.checked_sub(age).unwrap_or(now);
+        let begin = known.progress.as_ref().map_or(first, |previous| previous.begin);
         let (printed, status) = (Box::new(printed), Box::new(status));
         let progress = Progress { token, all_output, begin, last_report: now, reported: 0, next, printed, status };
         if let Some(previous) = known.progress.replace(progress) {
             table.timers.remove(&(previous.next, Timer::Progress(request)));
         }
-        self.arm(&mut table, next, Timer::Progress(request));
+        self.arm(table, next, Timer::Progress(request));
+    }
+
+    /// Sets the time since the supervisor received a call, which an earlier worker has received but not answered.
+    pub(crate) fn set_age(&self, call: u64, age: Duration) {
+        self.table.lock().ages.insert(call, age);
     }
 
     /// Sets a timer. Wakes the event loop if the timer is now the first.
@@ -786,6 +797,7 @@ mod tests {
     #[test]
     fn progress_does_not_decrease_when_other_reports_replace_the_reports_of_a_request() {
         let client = Client::new();
+        client.inflight.set_age(1, Duration::from_secs(100));
         let responder = client.admit(1).unwrap();
         let later = Instant::now() + Duration::from_secs(60);
         for _ in 0..2 {
@@ -795,7 +807,7 @@ mod tests {
         }
         assert!(responder.leave_unanswered());
         let progress: Vec<_> = client.end().iter().map(|sent| sent["params"]["progress"].as_f64().unwrap()).collect();
-        assert!(progress.len() == 2 && progress.is_sorted(), "{progress:?}");
+        assert!(progress.len() == 2 && progress.is_sorted() && progress[0] > 100.0, "{progress:?}");
     }
 
     #[test]

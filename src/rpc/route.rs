@@ -3,7 +3,11 @@
 //! Each line begins with `@` and the number of a client's connection, then a colon, the call number, a space, and the
 //! line as the client wrote it. A marked line that ends after the call number marks the end of the connection. A long
 //! line is sent in pieces, so that lines of other clients can be sent between the pieces. All pieces except the last have
-//! a `+` in place of the space. In a notice, a `!` and the text follow the number of the connection.
+//! a `+` in place of the space. Before a line that an earlier worker has received, a marked line with a `^` in place of the
+//! space tells how many milliseconds ago the supervisor received the line. In a notice, a `!` and the text follow the number
+//! of the connection.
+
+use std::time::Duration;
 
 /// Maximum number of complete lines that a supervisor has sent and the worker has not yet reported as received. The limit
 /// is small, since a client's lines cannot overtake other clients' lines that have been sent, and even a short line may have
@@ -24,6 +28,11 @@ pub(crate) fn mark_piece(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> 
     [format!("@{connection}:{number}+").as_bytes(), bytes, b"\n"].concat()
 }
 
+/// Marks the time since the supervisor received the line with the call number `number`.
+pub(crate) fn mark_age(connection: u64, number: u64, age: Duration) -> Vec<u8> {
+    format!("@{connection}:{number}^{}\n", age.as_millis()).into_bytes()
+}
+
 /// Marks a notice of the supervisor, which the worker passes to the client. Newlines become spaces.
 pub(crate) fn mark_notice(connection: u64, text: &str) -> Vec<u8> {
     format!("@{connection}!{}\n", text.replace(['\n', '\r'], " ")).into_bytes()
@@ -36,6 +45,8 @@ pub(crate) enum MarkedContent<'a> {
     Line(u64, &'a [u8]),
     /// A piece of the line with this call number, followed by other pieces.
     Piece(u64, &'a [u8]),
+    /// The time since the supervisor received the line with this call number, which follows.
+    Age(u64, Duration),
     /// A notice of the supervisor for the client of this connection.
     Notice(&'a [u8]),
     /// The end of the connection, which has a call number like a line.
@@ -51,6 +62,9 @@ pub(crate) fn parse(line: &[u8]) -> Option<(u64, MarkedContent<'_>)> {
             (number, b"\n") => MarkedContent::End(number),
             (number, [b' ', line @ ..]) => MarkedContent::Line(number, line),
             (number, [b'+', piece @ .., b'\n']) => MarkedContent::Piece(number, piece),
+            (number, [b'^', age @ .., b'\n']) => {
+                MarkedContent::Age(number, Duration::from_millis(str::from_utf8(age).ok()?.parse().ok()?))
+            }
             _ => return None,
         },
         _ => return None,
@@ -115,8 +129,16 @@ mod tests {
     }
 
     #[test]
+    fn the_age_of_a_line_is_marked_and_parsed() {
+        let age = Duration::from_millis(1500);
+        assert_eq!(parse(&mark_age(7, 12, age)), Some((7, MarkedContent::Age(12, age))));
+    }
+
+    #[test]
     fn lines_that_no_supervisor_writes_are_refused() {
-        for line in ["{}\n", "@\n", "@7\n", "@7 {}\n", "@7:\n", "@7:x {}\n", "@7:1", "@7:1+", "@7!x"] {
+        for line in
+            ["@7:1^\n", "@7:1^x\n", "{}\n", "@\n", "@7\n", "@7 {}\n", "@7:\n", "@7:x {}\n", "@7:1", "@7:1+", "@7!x"]
+        {
             assert_eq!(parse(line.as_bytes()), None, "{line}");
         }
     }

@@ -1,6 +1,7 @@
 //! The clients' lines that no worker has finished yet.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -42,6 +43,10 @@ pub(super) struct Requests {
 /// A line that no worker has finished.
 #[derive(Debug)]
 struct PendingLine {
+    /// The time when the line arrived.
+    arrived: Instant,
+    /// True once another worker has received the line, at least in part.
+    is_resent: bool,
     /// The number under which the line is sent again to another worker; `None` when the line gets a new number.
     number: Option<u64>,
     /// The connection of the line's client.
@@ -71,6 +76,8 @@ impl PendingLine {
 pub(super) struct Piece {
     /// A mark with the connection and the line's number, followed by the bytes of the line or piece.
     pub(super) marked: Vec<u8>,
+    /// The marked time since the line arrived, at the beginning of a line that an earlier worker has received.
+    pub(super) age: Option<Vec<u8>>,
     /// True for a whole line and for the last piece of a line.
     pub(super) is_last: bool,
 }
@@ -93,7 +100,17 @@ impl Requests {
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + LINE_OVERHEAD;
         let (text, awaited, cancels) = (line.into(), is_awaited_at_a_glance(line), cancelled_ids(line));
-        let line = PendingLine { number: None, connection, text, awaited, stalls: 0, is_lost: false, cancels };
+        let line = PendingLine {
+            arrived: Instant::now(),
+            is_resent: false,
+            number: None,
+            connection,
+            text,
+            awaited,
+            stalls: 0,
+            is_lost: false,
+            cancels,
+        };
         self.maybe_awaited += usize::from(line.may_be_awaited());
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
@@ -116,6 +133,7 @@ impl Requests {
     pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let connection = self.turns.pop_front()?;
         let waiting = self.waiting.get_mut(&connection);
+        let mut age = None;
         let (number, done) = match self.partial.remove(&connection) {
             Some(partial) => partial,
             None => {
@@ -123,6 +141,7 @@ impl Requests {
                 self.silence_if_cancelled(&mut line);
                 let number = line.number.unwrap_or(self.next);
                 self.next = self.next.max(number + 1);
+                age = line.is_resent.then(|| route::mark_age(connection, number, line.arrived.elapsed()));
                 self.open.insert(number, line);
                 (number, 0)
             }
@@ -143,7 +162,7 @@ impl Requests {
         } else if self.is_end(number) {
             self.waiting.remove(&connection);
         }
-        Some(Piece { marked, is_last })
+        Some(Piece { marked, age, is_last })
     }
 
     /// Returns true for the line that marks the end of a connection.
@@ -159,7 +178,7 @@ impl Requests {
             let connection = line.connection;
             // The jobs of a line that did not reach the worker must not count as begun.
             line.number = Some(number).filter(|number| *number <= known && !line.is_lost);
-            line.is_lost = false;
+            (line.is_lost, line.is_resent) = (false, true);
             self.waiting.entry(connection).or_default().push_front(line);
             self.give_turn(connection);
         }
@@ -370,7 +389,7 @@ mod tests {
                     connection,
                     MarkedContent::Line(number, _) | MarkedContent::Piece(number, _) | MarkedContent::End(number),
                 ) => (connection, number),
-                (_, MarkedContent::Notice(_)) => panic!("nobody has written one"),
+                (_, MarkedContent::Notice(_) | MarkedContent::Age(..)) => panic!("nobody has written one"),
             };
             pieces.map(parse).collect()
         }
@@ -415,8 +434,11 @@ mod tests {
         }
         let begun: Vec<_> = (0..3).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 3);
+        assert!(begun.iter().all(|piece| piece.age.is_none()));
         requests.requeue_open_lines(1);
-        assert_eq!(requests.send_all(), [(1, 1), (2, 4), (1, 5), (1, 5), (1, 6)]);
+        let first = requests.next_piece().expect("a line");
+        assert!(first.age.is_some_and(|age| age.starts_with(b"@1:1^")));
+        assert_eq!(requests.send_all(), [(2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
         assert!(requests.counts_match());
     }

@@ -139,7 +139,7 @@ impl WorkerProcess {
         {
             written += piece.marked.len();
             self.sent += u64::from(piece.is_last);
-            is_open = input.put(&piece.marked).is_ok();
+            is_open = piece.age.iter().chain([&piece.marked]).all(|line| input.put(line).is_ok());
         }
         if !is_open {
             self.input = None;
