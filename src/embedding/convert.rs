@@ -350,7 +350,7 @@ impl<'m> Reader<'m> {
     }
 }
 
-fn object_count_text(count: usize) -> String {
+pub(super) fn object_count_text(count: usize) -> String {
     count_text(count, "object", "objects")
 }
 
@@ -418,11 +418,17 @@ fn shorten(text: &str) -> String {
 #[derive(Debug)]
 pub struct Writer<'m>(pub(super) &'m mut message::MessageWriter);
 
+/// Returns an error unless the stack has room for one more level of an object.
+#[inline]
+pub(super) fn check_stack_room() -> Result<(), ConversionError> {
+    if program::has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
+}
+
 impl Writer<'_> {
     /// Returns an error unless the stack has room to write one more level.
     #[inline]
     pub(super) fn check_stack_room(&self) -> Result<(), ConversionError> {
-        if program::has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
+        check_stack_room()
     }
 
     /// Writes a list of the objects that `write` writes.

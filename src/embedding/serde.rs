@@ -6,7 +6,10 @@ use std::fmt;
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 use serde::ser::{self, Serialize};
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword, upper_case};
+use super::convert::{
+    ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, check_stack_room, keyword, object_count_text,
+    upper_case,
+};
 use crate::image::message::{self, Token};
 
 /// A Rust value that serde reads from, or writes as, a Lisp object.
@@ -126,11 +129,22 @@ fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String,
     Ok(rust_name(lisp, variants))
 }
 
+/// Visits the numbers of a vector. It is an error if a visit that succeeds leaves numbers.
+fn visit_numbers<'de, T: IntoDeserializer<'de, SerdeError>, V: Visitor<'de>>(
+    numbers: impl Iterator<Item = T>,
+    visitor: V,
+) -> Result<V::Value, SerdeError> {
+    let mut numbers = de::value::SeqDeserializer::new(numbers);
+    let value = visitor.visit_seq(&mut numbers)?;
+    numbers.end()?;
+    Ok(value)
+}
+
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
     /// Calls `visit` with the next `count` objects, and then skips the objects that `visit` has not read, even if
-    /// `visit` passed the [`Elements`] to `mem::forget`.
+    /// `visit` passed the [`Elements`] to `mem::forget`. It is an error if a visit that succeeds leaves objects.
     fn visit_elements<R>(
         self,
         count: usize,
@@ -143,6 +157,10 @@ impl<'m> Deserializer<'_, 'm> {
         let result = visit(Elements { reader: self.0, left: &mut left, names, keys });
         for _ in 0..left {
             self.0.skip();
+        }
+        if left > 0 && result.is_ok() {
+            let expected = format!("a sequence of {}", object_count_text(count.saturating_sub(left)));
+            return Err(ConversionError::new(expected, format!("a sequence of {}", object_count_text(count))).into());
         }
         result
     }
@@ -174,8 +192,9 @@ impl<'m> Deserializer<'_, 'm> {
     /// Deserializes the object that begins with `token`, with a vector of octets as a sequence of integers.
     fn deserialize_elements<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, SerdeError> {
         match token {
-            Token::Octets(words, count) => visitor
-                .visit_seq(de::value::SeqDeserializer::new(super::convert::unpack_octets(words, count).into_iter())),
+            Token::Octets(words, count) => {
+                visit_numbers(super::convert::unpack_octets(words, count).into_iter(), visitor)
+            }
             token => self.deserialize_token(token, visitor),
         }
     }
@@ -204,9 +223,7 @@ impl<'m> Deserializer<'_, 'm> {
             Token::List(count) | Token::Vector(count) => self.visit_sequence(count, visitor),
             Token::Table(count) => self.visit_table(count, &[], visitor),
             Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::unpack_octets(words, count)),
-            Token::Doubles(words) => {
-                visitor.visit_seq(de::value::SeqDeserializer::new(words.iter().map(|&word| f64::from_bits(word))))
-            }
+            Token::Doubles(words) => visit_numbers(words.iter().map(|&word| f64::from_bits(word)), visitor),
             token => Err(SerdeError(self.0.unexpected("a value that serde can read", token))),
         }
     }
@@ -412,6 +429,10 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, SerdeError> {
+        // The object after the last value belongs to the enclosing object.
+        if *self.left == 0 {
+            return Err(de::Error::custom("a value without a key was requested"));
+        }
         self.deserialize_next(seed)
     }
 }
@@ -430,10 +451,13 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
+        // As in a value, a recursive type can nest options without consuming input.
+        check_stack_room()?;
         visitor.visit_some(self)
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, SerdeError> {
+        check_stack_room()?;
         visitor.visit_newtype_struct(self)
     }
 

@@ -437,6 +437,48 @@ fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
 }
 
 #[test]
+fn serde_refuses_objects_that_the_rust_type_has_no_room_for() {
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code)]
+    enum Shape {
+        Open,
+        Circle(i64),
+        Box(i64, i64),
+    }
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code)]
+    struct Pair {
+        a: i64,
+    }
+    let lisp = lisp();
+    let refused = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Conversion(_))), "{result:?}");
+    let error = lisp.eval::<sbcl::Serde<(i64, i64)>>("'(1 2 3)").unwrap_err().to_string();
+    assert!(error.contains("expected a sequence of 2 objects, but found a sequence of 3 objects"), "{error}");
+    refused(lisp.eval::<sbcl::Serde<[i64; 2]>>("'(1 2 3)").map(drop));
+    for kind in ["(unsigned-byte 8)", "double-float"] {
+        let code = format!("(map '(vector {kind}) (lambda (x) (coerce x '{kind})) '(1 2 3))");
+        refused(lisp.eval::<sbcl::Serde<(f64, f64)>>(&code).map(drop));
+    }
+    for code in ["'(:open 1)", "'(:circle 1 2)", "'(:box 1 2 3)"] {
+        refused(lisp.eval::<sbcl::Serde<Shape>>(code).map(drop));
+    }
+    // The last key has no value.
+    refused(lisp.eval::<sbcl::Serde<Pair>>("'(:a 1 :b)").map(drop));
+    refused(lisp.eval::<sbcl::Serde<HashMap<String, i64>>>("'(:a 1 :b)").map(drop));
+    // The objects that are refused do not shift the next object.
+    let lists = lisp.eval::<sbcl::Serde<Vec<Lenient<(i64, i64)>>>>("'((1 2 3) (4 5))").unwrap().0;
+    assert_eq!(lists, [Lenient(None), Lenient(Some((4, 5)))]);
+}
+
+#[test]
+fn serde_map_keys_of_a_recursive_type_are_a_conversion_error() {
+    #[derive(Debug, PartialEq, Eq, Hash, serde::Deserialize)]
+    struct Path(Option<Box<Path>>);
+    let error = lisp().eval::<sbcl::Serde<HashMap<Path, i64>>>("'(:a 1)").map(drop).unwrap_err();
+    assert!(matches!(error, Error::Conversion(_)), "{error}");
+}
+
+#[test]
 fn serde_names_that_differ_only_in_case_are_refused() {
     let lisp = lisp();
     #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
