@@ -178,7 +178,7 @@ pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Resu
         .map_err(|error| format!("{NOT_SAVED}the saving process did not inherit the session's lock: {error}."))?;
     let mut lock = Lock::inherited(lock);
     lock.set_state(HolderState::Saving);
-    let saved = jiff::Timestamp::now();
+    let saved = draft.checkpoints().next_save_time();
     let (threads, timers) = (Vec::new(), 0);
     let made = SaveDetails { name, evaluation, saved, automatic: true, at_end: true, threads, timers };
     let checkpoints = draft.checkpoints().clone();

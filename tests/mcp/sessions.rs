@@ -828,6 +828,28 @@ fn copied_session_directory_works_and_a_damaged_core_is_rejected() {
 }
 
 #[test]
+fn save_at_exit_counts_even_if_the_clock_was_set_back() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("clock");
+    server.evaluate("(defvar *x* 1)");
+    assert!(server.finish().status.success());
+    state.await_free("clock");
+    // The checkpoint was saved before the clock was set back by a day.
+    let [manifest] = &files(&state.directory("clock"), "json")[..] else { panic!("one checkpoint") };
+    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
+    let time: jiff::Timestamp = saved["saved"].as_str().unwrap().parse().unwrap();
+    saved["saved"] = json!((time + jiff::SignedDuration::from_hours(24)).to_string());
+    std::fs::write(manifest, saved.to_string()).unwrap();
+    for value in 2..6 {
+        let mut server = state.serve("clock");
+        let text = server.evaluate(&format!("(shiftf *x* {value})"));
+        assert!(text.ends_with(&format!("=> {}", value - 1)), "{text}");
+        assert!(server.finish().status.success());
+        state.await_free("clock");
+    }
+}
+
+#[test]
 fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     let state = StateDirectory::new();
     let mut server = state.serve("full");

@@ -204,7 +204,7 @@ impl Saver {
         }
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
-        let saved = jiff::Timestamp::now();
+        let saved = self.checkpoints.next_save_time();
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
         // Other requests may wait for an automatic save, during which the watchdog must not take the worker for stalled.
         let waiting = self.reports.as_ref().filter(|_| automatic).map(SaveReporter::count_pending_answer);

@@ -319,6 +319,15 @@ impl Checkpoints {
         }
     }
 
+    /// Returns the time of a save that begins now. Checkpoints are ordered by their times, so the time is later than the
+    /// times of all checkpoints, even if the system's clock has been set back.
+    pub(crate) fn next_save_time(&self) -> jiff::Timestamp {
+        let now = jiff::Timestamp::now();
+        let newest = manifests(&self.directory).last().map(|checkpoint| checkpoint.saved);
+        let after = newest.and_then(|newest| newest.checked_add(jiff::SignedDuration::from_nanos(1)).ok());
+        after.map_or(now, |after| now.max(after))
+    }
+
     /// Returns a new name for an automatic checkpoint.
     pub(crate) fn automatic_name(&self) -> String {
         let numbers = manifests(&self.directory).into_iter();
@@ -484,18 +493,17 @@ pub(crate) fn remove_abandoned_directories(state: &Path) {
     });
     for directory in directories.map(|entry| entry.path()) {
         let Some(_lock) = Lock::take_abandoned(&directory) else { continue };
-        let files = fs::read_dir(&directory).into_iter().flatten().flatten();
-        // The lock's file is deleted last. If this process ends before that, the next server still finds the directory.
-        for file in files.filter(|file| file.file_name() != LOCK_FILE) {
-            let _ = fs::remove_file(file.path());
-        }
         remove_directory(&directory);
     }
 }
 
-/// Deletes a directory of checkpoints if it exists.
+/// Deletes a directory of checkpoints if it exists. At the end of the server, no client is left to receive an error.
 pub(crate) fn remove_directory(directory: &Path) {
-    // At the end of the server, no client is left to receive an error.
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    // The lock's file is deleted last. If this process ends before that, the next server still finds the directory.
+    for file in files.filter(|file| file.file_name() != LOCK_FILE) {
+        let _ = fs::remove_file(file.path());
+    }
     let _ = fs::remove_dir_all(directory);
 }
 
@@ -874,6 +882,20 @@ pub(crate) mod tests {
         test.add("auto-1", 12, 10);
         test.0.delete_newer(None);
         assert_eq!(test.names(), ["mine"]);
+    }
+
+    #[test]
+    fn a_save_is_later_than_all_checkpoints_even_if_the_clock_was_set_back() {
+        let test = TestCheckpoints::new("clock");
+        let now = jiff::Timestamp::now();
+        test.add("past", now.as_second() - 10, 10);
+        assert!(test.0.next_save_time() >= now);
+        let future = test.add("future", now.as_second() + 1000, 10).saved;
+        let next = test.0.next_save_time();
+        assert!(next > future, "{next}");
+        // Manifests keep the difference.
+        test.save_manifest(&Checkpoint { saved: next, ..test.find_by_name("past").unwrap() });
+        assert_eq!(test.names(), ["future", "past"]);
     }
 
     #[test]
