@@ -310,6 +310,45 @@ fn condition_keeps_text_in_place_of_slot_values_with_dynamic_extent() {
     }
 }
 
+#[test]
+fn condition_keeps_text_in_place_of_objects_that_refer_to_the_stack() {
+    let lisp = lisp();
+    lisp.load_str(
+        "(define-condition soundness-reference (error) ((thing :initarg :thing)))
+         (defclass soundness-holder () ((held :initarg :held)))
+         (defun soundness-fail (wrap &rest args)
+           (declare (dynamic-extent args))
+           (error 'soundness-reference :thing (funcall wrap args)))",
+    )
+    .expect("it is loaded");
+    let thing = |wrap: &str| {
+        let error = lisp.eval::<()>(&format!("(soundness-fail {wrap} 1 2 3)")).expect_err(wrap);
+        overwrite_stack();
+        error.condition().expect("a condition").slot::<Value>("thing").expect(wrap)
+    };
+    for (wrap, kept) in [
+        ("(lambda (a) (list 'x (list :args a)))", "(X (:ARGS (1 2 3)))"),
+        ("#'vector", "\"#((1 2 3))\""),
+        ("(lambda (a) (list (vector a) \"y\"))", "(\"#((1 2 3))\" \"y\")"),
+        ("(lambda (a) (make-array 1 :adjustable t :initial-element a))", "\"#((1 2 3))\""),
+        ("(lambda (a) (make-array '(1 1) :initial-element a))", "\"#2A(((1 2 3)))\""),
+    ] {
+        assert_eq!(thing(wrap).to_string(), kept, "{wrap}");
+    }
+    for wrap in [
+        "(lambda (a) (make-instance 'soundness-holder :held a))",
+        "(lambda (a) (let ((table (make-hash-table))) (setf (gethash 1 table) a) table))",
+        "(lambda (a) (let ((x 1)) (setf x a) (lambda (y) (prog1 x (setf x y)))))",
+        "(lambda (a) (let ((cycle (list 1 a))) (setf (cddr cycle) cycle)))",
+        // Too many references to be examined
+        "(lambda (a) (declare (ignore a)) (make-list 200000 :initial-element \"x\"))",
+    ] {
+        assert!(thing(wrap).to::<String>().is_ok(), "{wrap}");
+    }
+    let table = thing("(lambda (a) (let ((table (make-hash-table))) (setf (gethash table table) (copy-list a)) table))");
+    assert_eq!(table.len().expect("a table"), 1);
+}
+
 #[derive(serde::Serialize)]
 struct Job {
     name: String,
