@@ -396,6 +396,18 @@ fn unconvertible_restart_argument_is_an_error() {
     assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }
 
+#[test]
+fn restart_argument_that_lisp_cannot_read_is_an_error() {
+    let choose = |condition: &Condition| {
+        condition.is("error").then(|| Restart::invoke("use-value", Symbol::new("SOUNDNESS-NO-PACKAGE", "X")))
+    };
+    let careful = lisp().with_handler(choose);
+    let error = careful.eval::<Value>("(restart-case (error \"no\") (use-value (v) v))").expect_err("an error");
+    let condition = error.condition().expect("a condition");
+    assert!(condition.is("rust:host-error") && condition.message().contains("SOUNDNESS-NO-PACKAGE"), "{condition}");
+    assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
 // ---- Destructors that panic while a panic unwinds
 
 fn panic_with(text: &'static str) -> ! {

@@ -484,12 +484,24 @@ handles would be called forever.")
 (defun ask-handler (report)
   "Pass the condition in REPORT, a list that CONDITION-REPORT returned, to the program's handler, and invoke the restart that
 the handler chooses, if any. An error in the handler goes only to handlers of the calls that the handler itself makes. If
-the handler returned an error, return the error; else return NIL."
+the handler returned an error, or a restart that Lisp cannot read, return the error; else return NIL."
   (let* ((*handler-available* nil)
          (*handler-depth* (1+ *handler-depth*))
-         (choice (guarded (call-program +program-ask+ (lambda (buffer) (put-report buffer report)))
+         (asked nil)
+         (choice (guarded (call-program +program-ask+ (lambda (buffer)
+                                                        (put-report buffer report)
+                                                        (setf asked t)))
                      (failure)
-                   (return-from ask-handler (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
+                   (return-from ask-handler
+                     (typecase failure
+                       (rust:host-panic nil)
+                       (rust:host-error failure)
+                       ;; Once the handler was asked, other errors are those of reading its answer.
+                       (error (and asked
+                                   (make-condition 'rust:host-error
+                                                   :function "the program"
+                                                   :message (format nil "the restart that the handler chose cannot be read: ~A"
+                                                                    (condition-message failure)))))))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
       (check-stack-room-for-arguments (rest choice))
