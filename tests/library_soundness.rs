@@ -4,7 +4,7 @@
 //! reading a message beyond its end or after its release is a memory fault.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
@@ -406,6 +406,15 @@ fn restart_argument_that_lisp_cannot_read_is_an_error() {
     let condition = error.condition().expect("a condition");
     assert!(condition.is("rust:host-error") && condition.message().contains("SOUNDNESS-NO-PACKAGE"), "{condition}");
     assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+#[test]
+fn map_whose_keys_become_the_same_object_is_an_error() {
+    let map = HashMap::from([(None, 1), (Some(false), 2), (Some(true), 3)]);
+    let error = lisp().call::<Value>("identity", (map,)).expect_err("an entry would be lost");
+    assert!(error.to_string().contains("2 of 3 entries"), "{error}");
+    let map = HashMap::from([(None, 1_i64), (Some(true), 3)]);
+    assert_eq!(lisp().call::<HashMap<Option<bool>, i64>>("identity", (map.clone(),)).expect("a table"), map);
 }
 
 // ---- Destructors that panic while a panic unwinds
