@@ -417,9 +417,14 @@ int32_t sbcl_host_fork_stopped(int32_t wait_for_c, lispobj *threads, uint32_t co
   return process;
 }
 
-/* Takes and releases the locks of the C library that a process needs to save an image. Never returns if a thread that is
- * missing in this process holds one of these locks. */
+extern void finalizer_thread_stop(void);
+
+/* Takes and releases the locks of C code that a process needs to save an image. Never returns if a thread that is missing in
+ * this process holds one of these locks. */
 void sbcl_host_take_c_locks(void) {
+  /* This function takes the lock that SBCL takes after each collection to notify the finalizer thread. It has no other effect
+   * in this process, which has no such thread. */
+  finalizer_thread_stop();
 #ifdef __GLIBC__
   /* mallinfo takes the lock of every arena. */
 #pragma GCC diagnostic push

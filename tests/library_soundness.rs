@@ -4,7 +4,7 @@
 //! reading a message beyond its end or after its release is a memory fault.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
@@ -310,6 +310,45 @@ fn condition_keeps_text_in_place_of_slot_values_with_dynamic_extent() {
     }
 }
 
+#[test]
+fn condition_keeps_text_in_place_of_objects_that_refer_to_the_stack() {
+    let lisp = lisp();
+    lisp.load_str(
+        "(define-condition soundness-reference (error) ((thing :initarg :thing)))
+         (defclass soundness-holder () ((held :initarg :held)))
+         (defun soundness-fail (wrap &rest args)
+           (declare (dynamic-extent args))
+           (error 'soundness-reference :thing (funcall wrap args)))",
+    )
+    .expect("it is loaded");
+    let thing = |wrap: &str| {
+        let error = lisp.eval::<()>(&format!("(soundness-fail {wrap} 1 2 3)")).expect_err(wrap);
+        overwrite_stack();
+        error.condition().expect("a condition").slot::<Value>("thing").expect(wrap)
+    };
+    for (wrap, kept) in [
+        ("(lambda (a) (list 'x (list :args a)))", "(X (:ARGS (1 2 3)))"),
+        ("#'vector", "\"#((1 2 3))\""),
+        ("(lambda (a) (list (vector a) \"y\"))", "(\"#((1 2 3))\" \"y\")"),
+        ("(lambda (a) (make-array 1 :adjustable t :initial-element a))", "\"#((1 2 3))\""),
+        ("(lambda (a) (make-array '(1 1) :initial-element a))", "\"#2A(((1 2 3)))\""),
+    ] {
+        assert_eq!(thing(wrap).to_string(), kept, "{wrap}");
+    }
+    for wrap in [
+        "(lambda (a) (make-instance 'soundness-holder :held a))",
+        "(lambda (a) (let ((table (make-hash-table))) (setf (gethash 1 table) a) table))",
+        "(lambda (a) (let ((x 1)) (setf x a) (lambda (y) (prog1 x (setf x y)))))",
+        "(lambda (a) (let ((cycle (list 1 a))) (setf (cddr cycle) cycle)))",
+        // Too many references to be examined
+        "(lambda (a) (declare (ignore a)) (make-list 200000 :initial-element \"x\"))",
+    ] {
+        assert!(thing(wrap).to::<String>().is_ok(), "{wrap}");
+    }
+    let table = thing("(lambda (a) (let ((table (make-hash-table))) (setf (gethash table table) (copy-list a)) table))");
+    assert_eq!(table.len().expect("a table"), 1);
+}
+
 #[derive(serde::Serialize)]
 struct Job {
     name: String,
@@ -355,6 +394,27 @@ fn unconvertible_restart_argument_is_an_error() {
     let text = error.to_string();
     assert!(text.contains("the argument of the restart use-value") && text.contains("the field source"), "{text}");
     assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+#[test]
+fn restart_argument_that_lisp_cannot_read_is_an_error() {
+    let choose = |condition: &Condition| {
+        condition.is("error").then(|| Restart::invoke("use-value", Symbol::new("SOUNDNESS-NO-PACKAGE", "X")))
+    };
+    let careful = lisp().with_handler(choose);
+    let error = careful.eval::<Value>("(restart-case (error \"no\") (use-value (v) v))").expect_err("an error");
+    let condition = error.condition().expect("a condition");
+    assert!(condition.is("rust:host-error") && condition.message().contains("SOUNDNESS-NO-PACKAGE"), "{condition}");
+    assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+#[test]
+fn map_whose_keys_become_the_same_object_is_an_error() {
+    let map = HashMap::from([(None, 1), (Some(false), 2), (Some(true), 3)]);
+    let error = lisp().call::<Value>("identity", (map,)).expect_err("an entry would be lost");
+    assert!(error.to_string().contains("2 of 3 entries"), "{error}");
+    let map = HashMap::from([(None, 1_i64), (Some(true), 3)]);
+    assert_eq!(lisp().call::<HashMap<Option<bool>, i64>>("identity", (map.clone(),)).expect("a table"), map);
 }
 
 // ---- Destructors that panic while a panic unwinds

@@ -82,7 +82,7 @@ too.")
 WITHOUT-GCING.")
 
 (define-c-function take-c-locks ("sbcl_host_take_c_locks" void)
-  "Take and release the locks of the C library that saving needs. Never return if one of the locks is held by a thread that
+  "Take and release the locks of C code that saving needs. Never return if one of the locks is held by a thread that
 does not exist in this process. A process that saves needs no other locks.")
 
 (define-c-function close-descriptors ("sbcl_host_close_from" void (first (unsigned 32)))

@@ -211,34 +211,79 @@ description. The list ends before the first restart that has no name or is among
           collect (list (string (restart-name restart))
                         (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
 
-(defconstant +max-examined-elements+ 1000
-  "Maximum number of elements of a list that HEAP-VALUE examines.")
+(defconstant +max-examined-references+ 100000
+  "Maximum number of references that HEAP-VALUE follows from the value of a slot: following as many takes some 10 ms.")
+(defconstant +max-copied-elements+ 1000
+  "Maximum number of elements of a list that HEAP-VALUE copies.")
+
+(deftype shared-object ()
+  "An object of which REFERENCES-STACK-P does not examine the references. Numbers and strings have none to other kinds of
+objects. The others belong to the whole image, and code would not make them refer to objects of a single call."
+  '(or number string symbol package sb-kernel:layout sb-kernel:classoid sb-mop:metaobject sb-thread:thread))
+
+(defun references-stack-p (object limit)
+  "Return false if neither OBJECT nor any object to which it refers, directly or through other objects, is on a control stack.
+Return true otherwise, and when more than LIMIT references would have to be followed. Also return the number of references
+that were followed."
+  (declare (type fixnum limit))
+  (let ((count 0)
+        (seen nil)
+        (pending '()))
+    (declare (type index count))
+    (flet ((examine (object)
+             (incf count)
+             (when (or (stack-allocated-p object) (and seen (> count limit)))
+               (return-from references-stack-p (values t count)))
+             ;; Other objects outside dynamic space are immediate, or belong to SBCL.
+             (when (and (sb-kernel:dynamic-space-obj-p object)
+                        (not (typep object 'shared-object)))
+               (let ((seen (or seen (setf seen (make-hash-table :test 'eq)))))
+                 (unless (gethash object seen)
+                   (setf (gethash object seen) t)
+                   (push object pending))))))
+      (declare (dynamic-extent #'examine))
+      (examine object)
+      (loop while pending
+            do (let ((object (pop pending)))
+                 (sb-vm::do-referenced-object (object examine)
+                   (symbol :delete)
+                   ;; The variables that a closure assigns are in objects without a type of their own.
+                   (t :extend
+                      (when (eql (sb-kernel:widetag-of object) sb-vm:value-cell-widetag)
+                        (examine (sb-kernel:value-cell-ref object)))))))
+      (values nil count))))
 
 (defun heap-value (value)
-  "Return VALUE, the value of a condition's slot, or a replacement that the program can keep. If VALUE is on a control stack,
-the replacement is its printed text. If VALUE is a list with conses or elements on a control stack, the replacement is a copy
-in which the printed text replaces each element on a control stack."
-  (flet ((replacement (object)
-           (if (stack-allocated-p object)
-               (with-server-syntax () (bounded-prin1-text object 1000))
-               object)))
-    (if (and (consp value)
-             (loop for rest on value
-                   repeat +max-examined-elements+
-                     thereis (or (stack-allocated-p rest) (stack-allocated-p (car rest)))))
-        (loop for rest on value
-              repeat +max-examined-elements+
-              collect (replacement (car rest)))
-        (replacement value))))
+  "Return VALUE, the value of a condition's slot, or a replacement that the program can keep. VALUE is replaced unless neither
+VALUE nor any object to which it refers is on a control stack, as far as +MAX-EXAMINED-REFERENCES+ references show. The
+replacement of a proper list is a copy with the replacements of the elements, and so on for a few levels of lists. The
+replacement of any other object is its printed text."
+  (let ((left +max-examined-references+))
+    (labels ((keep (object levels)
+               (multiple-value-bind (replace count) (references-stack-p object left)
+                 (decf left count)
+                 (cond ((not replace) object)
+                       ((and (consp object) (plusp levels) (copied-p object))
+                        (loop for element in object
+                              collect (keep element (1- levels))))
+                       (t (with-server-syntax () (bounded-prin1-text object 1000))))))
+             (copied-p (list)
+               (multiple-value-bind (count tail) (list-extent list)
+                 (and count (null tail) (<= count +max-copied-elements+)))))
+      (keep value 4))))
 
 (defun detach-from-stack (condition)
   "Replace each slot value of CONDITION by what HEAP-VALUE returns for it: the program may keep CONDITION, but objects on a
 control stack do not outlive their frames."
-  ;; The words of a condition are an alist of assigned slots, then the names and values of the initialization arguments.
-  (dolist (assigned (sb-kernel::condition-assigned-slots condition))
-    (setf (cdr assigned) (heap-value (cdr assigned))))
-  (loop for index from (1+ sb-vm:instance-data-start) below (sb-kernel:%instance-length condition)
-        do (setf (sb-kernel:%instance-ref condition index) (heap-value (sb-kernel:%instance-ref condition index)))))
+  (flet ((detached (value)
+           (guarded (heap-value value)
+               (failure)
+             "a value that could not be examined")))
+    ;; The words of a condition are an alist of assigned slots, then the names and values of the initialization arguments.
+    (dolist (assigned (sb-kernel::condition-assigned-slots condition))
+      (setf (cdr assigned) (detached (cdr assigned))))
+    (loop for index from (1+ sb-vm:instance-data-start) below (sb-kernel:%instance-length condition)
+          do (setf (sb-kernel:%instance-ref condition index) (detached (sb-kernel:%instance-ref condition index))))))
 
 (defconstant +max-reported-frames+ 30
   "Maximum number of frames of an error that the program receives.")
@@ -250,7 +295,7 @@ function that was called in place of the debugger. After a storage condition, th
   (let ((exhausted (typep condition 'storage-condition))
         (frame (error-frame hook)))
     (with-quiet-debugger ()
-      (guarded (detach-from-stack condition) (failure))
+      (detach-from-stack condition)
       (list condition
             (guarded (condition-classes condition) (failure) '("t"))
             (condition-message condition)
@@ -441,12 +486,24 @@ handles would be called forever.")
 (defun ask-handler (report)
   "Pass the condition in REPORT, a list that CONDITION-REPORT returned, to the program's handler, and invoke the restart that
 the handler chooses, if any. An error in the handler goes only to handlers of the calls that the handler itself makes. If
-the handler returned an error, return the error; else return NIL."
+the handler returned an error, or a restart that Lisp cannot read, return the error; else return NIL."
   (let* ((*handler-available* nil)
          (*handler-depth* (1+ *handler-depth*))
-         (choice (guarded (call-program +program-ask+ (lambda (buffer) (put-report buffer report)))
+         (asked nil)
+         (choice (guarded (call-program +program-ask+ (lambda (buffer)
+                                                        (put-report buffer report)
+                                                        (setf asked t)))
                      (failure)
-                   (return-from ask-handler (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
+                   (return-from ask-handler
+                     (typecase failure
+                       (rust:host-panic nil)
+                       (rust:host-error failure)
+                       ;; Once the handler was asked, other errors are those of reading its answer.
+                       (error (and asked
+                                   (make-condition 'rust:host-error
+                                                   :function "the program"
+                                                   :message (format nil "the restart that the handler chose cannot be read: ~A"
+                                                                    (condition-message failure)))))))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
       (check-stack-room-for-arguments (rest choice))

@@ -609,6 +609,10 @@ malformed or extends beyond END."
            (let ((table (make-hash-table :test 'equal :size (max 7 number))))
              (loop for (key value) on entries by #'cddr
                    do (setf (gethash key table) value))
+             ;; Keys that differ in the program, such as None and Some(false), can become the same object.
+             (unless (eql (hash-table-count table) number)
+               (error "Some keys of a map become the same Lisp object: the hash table would have only ~D of ~D entries."
+                      (hash-table-count table) number))
              table)))
         (#.(tag-number :handle) (values (read-handle number) next))
         (t (error 'malformed-message))))))

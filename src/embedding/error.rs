@@ -283,6 +283,10 @@ impl Condition {
 
     /// Reads the condition's slot `name`.
     ///
+    /// If the value is or refers to an object on Lisp's stack (dynamic extent), which is gone by now, its printed text is
+    /// in the slot instead; in a list, the text replaces only such elements. The text also replaces values with so many
+    /// parts, more than 100,000, that Lisp does not examine all of them.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let error = lisp.eval::<()>("(car 7)").unwrap_err();

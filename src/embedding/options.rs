@@ -88,7 +88,7 @@ impl fmt::Debug for RestartArgument {
 impl Restart {
     /// Chooses the innermost restart whose name is `name`, in any case and package, and passes it one argument.
     ///
-    /// If the argument cannot be converted, the call fails with a `rust:host-error` that says so.
+    /// If the argument cannot be converted, or Lisp cannot read it, the call fails with a `rust:host-error` that says so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
         Self { name: name.to_owned(), arguments: vec![RestartArgument(PanicSafeDrop::new(Box::new(argument)))] }

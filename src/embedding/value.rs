@@ -13,7 +13,9 @@ use crate::image::message::{self, Handle, Token};
 ///
 /// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
 /// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
-/// converting it is an error.
+/// converting it is an error. An object in memory that refers to an object on the stack does become a `Value`, for example a
+/// vector that contains a list with dynamic extent: such a `Value` must be dropped before the Lisp code that made the object
+/// on the stack returns. [`Condition`](super::Condition)s need no such care.
 ///
 /// The methods of a `Value` may be called from any thread. The calls have no time limit, and may run forever if a
 /// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
