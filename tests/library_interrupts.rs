@@ -314,7 +314,7 @@ fn handlers_that_fill_the_heap() {
     still_works(&lisp);
 }
 
-fn float_traps_in_handlers_that_call_rust() {
+fn float_traps_in_handlers() {
     let lisp = boot();
     let inner = lisp.clone();
     lisp.define("host:again", "Divide again.", move |x: f32| inner.call::<f32>("guarded", (x,))).unwrap();
@@ -326,8 +326,41 @@ fn float_traps_in_handlers_that_call_rust() {
              (inverse x)))",
     )
     .unwrap();
-    let nested = lisp.call::<f32>("guarded", (0.0f32,)).unwrap_err();
-    assert!(nested.condition().is_some_and(|condition| condition.message().contains("nested too deeply")), "{nested}");
+    let in_lisp = "(labels ((again (x)
+                              (handler-bind ((arithmetic-error (lambda (condition) (declare (ignore condition)) (again x))))
+                                (inverse x))))
+                     (again 0.0))";
+    for nested in [lisp.call::<f32>("guarded", (0.0f32,)), lisp.eval(in_lisp)] {
+        let error = nested.unwrap_err();
+        assert!(
+            error.condition().is_some_and(|condition| condition.message().contains("nested too deeply")),
+            "{error}"
+        );
+        still_works(&lisp);
+    }
+    let kind = lisp.session().evaluate(Evaluation::new(in_lisp)).result.as_ref().err().map(|error| error.kind.clone());
+    assert!(kind.as_ref().is_some_and(|kind| kind.ends_with("INTERRUPT-CONTEXTS-EXHAUSTED")), "{kind:?}");
+    still_works(&lisp);
+}
+
+fn error_traps_in_interruptions() {
+    let lisp = boot();
+    lisp.load_str(
+        "(defun again (x)
+           (handler-bind ((error (lambda (condition) (declare (ignore condition)) (again x)))) (car x)))
+         (defun nest (depth)
+           (if (zerop depth)
+               (again 7)
+               (let ((thread sb-thread:*current-thread*) (end nil))
+                 (sb-thread:interrupt-thread
+                  thread (lambda () (sb-sys:with-interrupts (nest (1- depth))) (setf end t)))
+                 (loop until end))))",
+    )
+    .unwrap();
+    for depth in 1..5 {
+        let error = lisp.eval::<()>(&format!("(nest {depth})")).unwrap_err();
+        assert!(error.condition().is_some(), "{error}");
+    }
     still_works(&lisp);
 }
 
@@ -339,7 +372,8 @@ fn nested_signal_handlers_do_not_end_the_process() {
             ("repeated_terminations", repeated_terminations),
             ("interruptions_that_unwind", interruptions_that_unwind),
             ("handlers_that_fill_the_heap", handlers_that_fill_the_heap),
-            ("float_traps_in_handlers_that_call_rust", float_traps_in_handlers_that_call_rust),
+            ("float_traps_in_handlers", float_traps_in_handlers),
+            ("error_traps_in_interruptions", error_traps_in_interruptions),
         ],
     );
 }

@@ -637,9 +637,13 @@ shown.")
               (event *job-id* (event-code :slot) 0 (symbol-name name))
               (push-text (event-code :slot-text) (lambda (stream) (print-argument value stream))))))))))
 
+(defvar *quiet-debugger* nil
+  "True within WITH-QUIET-DEBUGGER.")
+
 (defmacro with-quiet-debugger (() &body body)
   "Evaluate BODY with the variables of SBCL's debugger bound as if no error were being handled."
-  `(let ((*debugger-hook* nil)
+  `(let ((*quiet-debugger* t)
+         (*debugger-hook* nil)
          (sb-debug:*stack-top-hint* nil)
          (sb-kernel::*current-error-depth* 0)
          (*break-on-signals* nil))

@@ -127,8 +127,19 @@ interrupt contexts in use."
 
 (define-condition interrupt-contexts-exhausted (storage-condition) ()
   (:report "Handlers of errors, garbage collections or interruptions are nested too deeply in this thread.")
-  (:documentation "The error that is signalled when code calls the embedding program, or is called by it, while few interrupt
-contexts are left."))
+  (:documentation "The error with which code fails that signals an error while few interrupt contexts are left."))
+
+(defun count-nested-error (infinite-error-protector)
+  "Call INFINITE-ERROR-PROTECTOR, SBCL's function, which counts the errors that are being signalled and limits their number.
+Errors that are nested in handlers may use up the interrupt contexts before they reach this limit: while few contexts are
+left, enter the debugger without calling handlers, as SBCL's function does at its limit. The code that reports an error
+handles its own errors."
+  (declare (type function infinite-error-protector))
+  (if (and (not *quiet-debugger*)
+           ;; The context of the trap that signals this error does not count.
+           (few-interrupt-contexts-left-p (1- sb-kernel:*free-interrupt-context-index*)))
+      (invoke-debugger (make-condition 'interrupt-contexts-exhausted))
+      (funcall infinite-error-protector)))
 
 (defconstant +max-nested-interruptions+ 4
   "The maximum number of interruptions that interrupt each other in a thread.")

@@ -316,6 +316,9 @@ count as the file's, because SBCL does not make them every time."
 (define-exhaustion-patch sb-kernel::control-stack-exhausted-error sb-kernel::control-stack-exhausted)
 (define-exhaustion-patch sb-kernel::binding-stack-exhausted-error sb-kernel::binding-stack-exhausted)
 
+(define-patch sb-kernel::infinite-error-protector ()
+  #'count-nested-error)
+
 ;;; Threads, the heap, programs, the user's home
 
 (define-patch sb-thread::run-interruption ()

@@ -68,11 +68,9 @@ ffi/shim.c abandons all code that runs in them. This number is one page larger, 
 (defun check-stack-room (&optional (more 0) (binding-bytes 0))
   "Signal that a stack is exhausted unless these bytes are free: +PROGRAM-STACK-BYTES+ and MORE of the control stack,
 +PROGRAM-STACK-BYTES+ of the stack on which C code runs, and +PROGRAM-OTHER-STACK-BYTES+ of the other stacks, plus
-BINDING-BYTES of the binding stack. Signal INTERRUPT-CONTEXTS-EXHAUSTED when few interrupt contexts are left. Calls in both
-directions check this, because Lisp and the program may call each other recursively, also in handlers."
+BINDING-BYTES of the binding stack. Calls in both directions check this, because Lisp and the program may call each other
+recursively."
   (declare (type index more binding-bytes))
-  (when (few-interrupt-contexts-left-p)
-    (error 'interrupt-contexts-exhausted))
   ;; The binding stack grows upwards to the start of the alien stack, which grows downwards.
   (when (< (sap- (sb-vm::current-thread-offset-sap sb-vm::thread-alien-stack-start-slot)
                  (sb-kernel:binding-stack-pointer-sap))

@@ -22,7 +22,8 @@ use crate::os::panics;
 ///
 /// The future's waker is called on the Lisp thread that ran the call. If this thread is unwinding, or the call could not
 /// begin in time, the waker is called on a helper thread of the library. If the call was interrupted before it began, the
-/// waker is called on the interrupting thread. A waker that blocks does not delay the time limits of other calls.
+/// waker is called on the interrupting thread. A waker that blocks does not delay the time limits of other calls. But the
+/// library has at most 64 helper threads: while 64 wakers and destructors block on them, later ones wait.
 #[derive(Debug)]
 #[must_use = "dropping the future interrupts the call"]
 pub struct Call<R> {
