@@ -615,6 +615,9 @@ can also be a hash table. Signal an error for any other object."
      (cond ((typep key 'index)
             (let ((rest (nthcdr key object)))
               (values (car rest) (and rest t))))
+           ;; An integer is never a key.
+           ((integerp key)
+            (values nil nil))
            ((consp (first object))
             (let ((entry (assoc key object :test #'equal)))
               (values (cdr entry) (and entry t))))

@@ -430,6 +430,10 @@ fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
     }
     let plist: Value = lisp.eval("(list* :a 2 (list :a '(1) :b 3))").unwrap();
     assert_eq!(plist.get::<i64>(keyword("a")).unwrap(), Some(2));
+    // An integer is an index, never a key, however large it is.
+    for code in ["'(1 2 3)", "'((9223372036854775807 . 1))"] {
+        assert_eq!(lisp.eval::<Value>(code).unwrap().get::<i64>(i64::MAX).unwrap(), None, "{code}");
+    }
     assert_eq!(plist.to::<sbcl::Serde<Pair>>().unwrap().0, Pair { a: 2, b: 3 });
     assert_eq!(plist.to::<sbcl::Serde<HashMap<String, i64>>>().unwrap().0, HashMap::from(entries));
     let numbers = lisp.eval::<sbcl::Serde<BTreeMap<i64, String>>>(r#"'(1 "a" 2 "b" 1 "c")"#).unwrap();
