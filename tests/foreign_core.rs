@@ -51,6 +51,15 @@ fn foreign_library_is_not_run_and_foreign_core_does_not_end_the_process() {
     assert!(matches!(&error, Error::Boot(BootError::Library { path, .. }) if *path == library), "{error:?}");
     assert!(error.to_string().contains("this program was built with another libsbcl"), "{error}");
 
+    // Files that cannot be read to their end.
+    std::fs::remove_file(&library).expect("it is removed");
+    assert!(Command::new("mkfifo").arg(&library).status().expect("mkfifo runs").success());
+    assert!(boot(&directory.0).to_string().contains("this program was built with another libsbcl"));
+    std::fs::remove_file(&library).expect("it is removed");
+    std::os::unix::fs::symlink("/dev/zero", &library).expect("it is linked");
+    assert!(boot(&directory.0).to_string().contains("this program was built with another libsbcl"));
+    std::fs::remove_file(&library).expect("it is removed");
+
     // The right library with cores that are empty, truncated, from another build, or no cores at all.
     std::fs::copy(&built.library, &library).expect("it is copied");
     let bytes = std::fs::read(&core).expect("it is read");

@@ -263,8 +263,13 @@ fn embedded_library_bytes() -> &'static [u8] {
 fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     let path = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };
-    match std::fs::read(&path) {
-        Ok(bytes) if bytes == embedded_library_bytes() => {}
+    // To open a FIFO may block, and to read a device may never end. So only a regular file of the right length is read.
+    let content = std::fs::metadata(&path).and_then(|metadata| {
+        let may_match = metadata.is_file() && metadata.len() == embedded_library_bytes().len() as u64;
+        may_match.then(|| std::fs::read(&path)).transpose()
+    });
+    match content {
+        Ok(Some(bytes)) if bytes == embedded_library_bytes() => {}
         Ok(_) => {
             let reason = "this program was built with another libsbcl: use the files of this program's build";
             return Err(refused(reason.to_owned()));
