@@ -1,6 +1,7 @@
 //! File descriptors and memory shared with other processes, and detection of forks by C code.
 #![allow(unsafe_code)]
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "mcp")]
 use std::{io, os::fd::FromRawFd, sync::atomic::AtomicU64};
@@ -68,8 +69,10 @@ extern "C" fn record_fork() {
 
 /// Makes [`is_forked`] detect forks from here on.
 pub(crate) fn detect_forks() {
+    static REGISTERED: Once = Once::new();
+    // A boot that failed may be tried again, and a handler cannot be removed.
     // SAFETY: the handler only stores to an atomic.
-    unsafe { libc::pthread_atfork(None, None, Some(record_fork)) };
+    REGISTERED.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(record_fork)) });
 }
 
 /// Returns true in a child that C code forked. The child has a copy of its parent's memory, but must not act for its
