@@ -322,7 +322,12 @@ impl Drop for ThreadId {
 /// Makes `pool` receive all calls of the program. This function must be called after the image has booted.
 pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
-    message::register_release_waker(move || _ = woken.pushed.notify_one());
+    message::register_release_waker(move || {
+        // In a forked process, a missing thread may hold the condition variable's lock.
+        if !process::is_forked() {
+            woken.pushed.notify_one();
+        }
+    });
     let _ = POOL.set(pool);
 }
 
