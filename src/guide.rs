@@ -364,7 +364,7 @@ pub mod what_ends_the_process {
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
     //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
-    //! | handlers of floating-point traps (such as a division by 0.0), other errors, garbage collections and interruptions are nested seven deep in a thread, directly or through calls of Rust | the next error calls no handler: the call fails with a `storage-condition`, `interrupt-contexts-exhausted` |
+    //! | handlers of floating-point traps (such as a division by 0.0), other errors, garbage collections and interruptions are nested six deep in a thread, directly or through calls of Rust | the next error calls no handler: the call fails with a `storage-condition`, `interrupt-contexts-exhausted` |
     //! | a thread is interrupted many times at once, for example by `terminate-thread` | interruptions that would be nested too deeply wait |
     //! | more than about 15,000 different special variables are bound while the process runs, including by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
     //! | more than about a million symbols exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |

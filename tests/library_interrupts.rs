@@ -343,6 +343,28 @@ fn float_traps_in_handlers() {
     still_works(&lisp);
 }
 
+fn loops_in_nested_handlers() {
+    let lisp = boot();
+    lisp.load_str(
+        "(declaim (notinline inverse))
+         (defun inverse (x) (declare (single-float x)) (/ 1.0 x))
+         (defun again (depth)
+           (handler-bind ((arithmetic-error (lambda (condition)
+                                              (declare (ignore condition))
+                                              (loop while (zerop depth))
+                                              (again (1- depth)))))
+             (inverse 0.0)))",
+    )
+    .unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    for depth in 0..8 {
+        let limited = limited.clone();
+        let error = soon(move || limited.eval::<()>(&format!("(again {depth})"))).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }) || error.condition().is_some(), "{depth}: {error}");
+    }
+    still_works(&lisp);
+}
+
 fn error_traps_in_interruptions() {
     let lisp = boot();
     lisp.load_str(
@@ -373,6 +395,7 @@ fn nested_signal_handlers_do_not_end_the_process() {
             ("interruptions_that_unwind", interruptions_that_unwind),
             ("handlers_that_fill_the_heap", handlers_that_fill_the_heap),
             ("float_traps_in_handlers", float_traps_in_handlers),
+            ("loops_in_nested_handlers", loops_in_nested_handlers),
             ("error_traps_in_interruptions", error_traps_in_interruptions),
         ],
     );

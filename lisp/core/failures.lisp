@@ -90,7 +90,9 @@ interruption, only print CONDITION and continue the unwinding."
                                         (case **resets-available** ((t) 1) (:in-place 2) (t 0))))))
                      condition
                      (lambda () (error-frame hook)))
-    (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
+    (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*)
+               ;; Code that is evaluated in the held evaluation must be interruptible, and may fail in turn.
+               (not (few-interrupt-contexts-left-p)))
       (hold-failed-evaluation condition frames))
     (abandon-evaluation :error finish)))
 

@@ -244,13 +244,11 @@ heap, each collection nests in the previous one: before the interrupt contexts r
   (let ((kept *kept-bytes-before-call*)
         (used (sb-kernel:dynamic-usage)))
     (when (and kept (> used (heap-limit kept)))
-      (flet ((fail ()
-               (error 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))
+      (let ((condition (make-condition 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))
         (if (few-interrupt-contexts-left-p)
-            (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
-              (fail))
+            (invoke-debugger condition)
             (let ((*watching-heap* nil))
-              (fail)))))))
+              (error condition)))))))
 
 (defun collect-after-call ()
   "Collect the garbage of a call of the embedding program that was ended because the heap was nearly full."

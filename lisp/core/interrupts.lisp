@@ -136,8 +136,8 @@ left, enter the debugger without calling handlers, as SBCL's function does at it
 handles its own errors."
   (declare (type function infinite-error-protector))
   (if (and (not *quiet-debugger*)
-           ;; The context of the trap that signals this error does not count.
-           (few-interrupt-contexts-left-p (1- sb-kernel:*free-interrupt-context-index*)))
+           ;; Handlers would run in the contexts that are in use now, and an interruption of the handlers needs one more.
+           (few-interrupt-contexts-left-p))
       (invoke-debugger (make-condition 'interrupt-contexts-exhausted))
       (funcall infinite-error-protector)))
 
@@ -172,8 +172,10 @@ such as TERMINATE-THREAD's, receives the next one while its own context is still
                (sb-unix:raise sb-unix:sigurg)))))
         ((plusp *nested-interruptions*)
          (setf *interruption-waits* t))
-        (t
-         #+linux (setf *interruption-timer* (start-interruption-timer)))))
+        (#+linux (setf *interruption-timer* (start-interruption-timer))
+         #-linux nil)
+        ;; Without a timer, the thread might never look for the interruption again.
+        (t (funcall run-interruption))))
 
 (defun in-interruptible-code-p ()
   "Return true unless this thread was interrupted in foreign code other than a system call. Such code may hold locks of its

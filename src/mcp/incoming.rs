@@ -4,6 +4,7 @@ use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
 
 use super::tools;
+use crate::rpc::attach::STATUS_METHOD;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
@@ -67,7 +68,7 @@ impl DecodedLine {
     pub(super) fn needs_no_lisp(&self) -> bool {
         match self {
             Self::Single(Ok(Message::Request { method, .. })) => {
-                matches!(method.as_str(), "tools/list" | "server/discover")
+                matches!(method.as_str(), "tools/list" | "server/discover" | STATUS_METHOD)
             }
             _ => false,
         }

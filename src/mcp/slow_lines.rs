@@ -151,8 +151,7 @@ impl Conversation {
 
     /// Handles a line while another image replaces this one: an answer that needs no Lisp does not wait for the evaluations
     /// that unwind. All other lines are left to the next image, which gets every line without an answer in the order in which
-    /// the lines arrived. A cancellation is left too, unless its request is pending in this image: the request may be among
-    /// the lines for the next image.
+    /// the lines arrived.
     fn receive_during_replacement(&self, line: &[u8], number: u64) {
         let leave = || self.has_left_lines.store(true, Ordering::Relaxed);
         if line.len() > MIN_SLOW_LINE {
@@ -161,11 +160,12 @@ impl Conversation {
         let decoded = decode(line);
         let is_next = || self.slow_lines.is_empty() && !self.has_left_lines.load(Ordering::Relaxed);
         match decoded.cancelled_request() {
-            Some(id) if self.inflight().cancel(&id) => self.inflight().output.send_done(number),
+            // The cancellation is left, too: the request, or a batch with it, may be among the lines for the next image.
+            Some(id) => _ = self.inflight().cancel(&id),
             None if decoded.overtakes_slow_lines() || decoded.needs_no_lisp() && is_next() => {
                 self.handle_decoded(decoded, line.len(), number);
             }
-            _ => leave(),
+            None => leave(),
         }
     }
 
