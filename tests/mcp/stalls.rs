@@ -588,10 +588,10 @@ fn pings_are_answered_while_a_reset_waits_for_cleanup_forms() {
     let mut server = runtime.server(&[]);
     let mut other = runtime.attach(&server);
     let unwinding = runtime.directory.join("unwinding");
-    let code = format!("(unwind-protect (loop) (with-open-file (s {unwinding:?} :direction :output)) (sleep 5))");
+    let cleanup = format!("(loop)) (with-open-file (s {unwinding:?} :direction :output)) (sleep 5))");
     let answered_by_the_same_worker = (0..5).any(|_| {
         let before = worker(&server);
-        server.post_running("", &code, 60.0);
+        server.post_running("(unwind-protect (progn", &cleanup, 60.0);
         let reset = server.post_call("reset-session", json!({}));
         wait_until("the cleanup form runs", || std::fs::remove_file(&unwinding).is_ok());
         // The next image handles these lines in their order.
