@@ -127,6 +127,12 @@ has set the number."
         ;; KEPT, because the host computes the kept bytes as this difference.
         (setf (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size))))))
 
+(defun heap-use-text (used &optional part)
+  "Return a text, for parentheses, that says that USED bytes of the heap are in use, and why these are too many although the
+heap is larger. PART is the name of the part of the evaluation that was ended in vain, a string, or NIL."
+  (format nil "~D of ~D MB~@[, even after ~A ended~]; a garbage collection needs room for copies"
+          (megabytes used) (megabytes (sb-ext:dynamic-space-size)) part))
+
 (defun end-threads-for-heap ()
   "End the user's threads because the heap is nearly full and the thread that fills it cannot be identified. Notify the
 user."
@@ -137,8 +143,8 @@ user."
       (adapt-nursery)
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "The heap was nearly used up (~D of ~D MB), so Lisp ended ~A."
-                       (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list-text threads))))
+               (format nil "The heap was nearly used up (~A), so Lisp ended ~A."
+                       (heap-use-text used) (thread-list-text threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))
         ;; The finalizer thread runs COLLECT-AFTER-THREADS. Notify the finalizer thread again, because it may have
@@ -173,11 +179,9 @@ the evaluation that filled the heap, a string, or NIL."
     (collect-recent-garbage kept)
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
-             (format nil "The heap was nearly used up (~D of ~D MB~@[, even after ~A ended~]), so the evaluation was ~
-                          stopped. ~D MB are still in use by objects of the session. Keep fewer objects, or start with a ~
-                          larger heap."
-                     (megabytes used) (megabytes (sb-ext:dynamic-space-size)) part
-                     (megabytes (sb-kernel:dynamic-usage)))))))
+             (format nil "The heap was nearly used up (~A), so the evaluation was stopped. ~D MB are still in use, ~
+                          including SBCL's own objects. Keep fewer objects, or start with a larger heap."
+                     (heap-use-text used part) (megabytes (sb-kernel:dynamic-usage)))))))
 
 (defvar *end-part-for-heap* nil
   "A function that ends the current part of the evaluation, such as a test, when the heap is nearly full. The function's
@@ -221,8 +225,8 @@ nearly full, and by WATCH-HEAP after each collection."
   ((used :initarg :used :reader heap-nearly-exhausted-used)
    (size :initarg :size :reader heap-nearly-exhausted-size))
   (:report (lambda (condition stream)
-             (format stream "The heap is nearly used up during a call of the program: ~D of ~D MB are in use. Keep fewer ~
-                             objects, or start with a larger heap."
+             (format stream "The heap is nearly used up during a call of the program: ~D of ~D MB are in use, and a ~
+                             garbage collection needs room for copies. Keep fewer objects, or start with a larger heap."
                      (megabytes (heap-nearly-exhausted-used condition))
                      (megabytes (heap-nearly-exhausted-size condition)))))
   (:documentation "The error that is signalled when a program's call keeps so many objects that garbage collections have

@@ -205,8 +205,8 @@ a handler of the test could swallow the condition."
       (unless (verdict-message verdict)
         (setf (verdict-message verdict)
               (let ((limit (/ (test-limit run verdict) 1000)))
-                (format nil "The test did not end within ~:[~,1F~;~D~] second~:*~P and was interrupted."
-                        (integerp limit) limit)))
+                (format nil "The test did not end within ~:[~F~;~D~] second~:*~P and was interrupted."
+                        (integerp limit) (if (integerp limit) limit (float limit)))))
         (capture-test-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
     (funcall (the function (guard-end-test guard)) :timeout)))
 
@@ -221,8 +221,8 @@ error to the test around it."
     (setf (test-run-heap-grace-end run) (+ now +unwind-milliseconds+))
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
-            (format nil "The heap was nearly used up (~D of ~D MB), so the test was ended."
-                    (megabytes (sb-kernel:dynamic-usage)) (megabytes (sb-ext:dynamic-space-size))))
+            (format nil "The heap was nearly used up (~A), so the test was ended."
+                    (heap-use-text (sb-kernel:dynamic-usage))))
       (capture-test-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
     (funcall (the function (guard-end-test guard)) :heap)))
 

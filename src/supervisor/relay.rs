@@ -557,8 +557,8 @@ fn report_unreadable_event(worker: &mut WorkerProcess, clients: impl Iterator<It
     let error: String = error.to_string().chars().take(MAX_ERROR_CHARS).collect();
     tracing::error!("the supervisor could not read a report from the image: {error}");
     let text = format!(
-        "The supervisor could not read a report from the image ({error}): the next image may lack a recent \
-        change."
+        "The supervisor could not read a report from the Lisp process ({error}). If the process dies, the new process \
+        may lack a recent change, such as a definition: evaluate recent definitions again, or save a checkpoint."
     );
     if let Some(input) = &mut worker.input {
         for client in clients {

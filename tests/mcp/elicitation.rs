@@ -70,8 +70,8 @@ fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
     assert_eq!(schema["properties"]["values"]["type"], "string");
     assert_eq!(schema["required"], json!(["restart"]));
     reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "(+ 40 2)"));
-    let expected = "[notice]\nThe evaluation failed with SIMPLE-ERROR and continued with the restart that the user \
-                    chose: 1. TAKE.\n\n[stdout]\nbefore\n\n=> (42 :END)";
+    let expected = "[notice]\nThe evaluation failed with SIMPLE-ERROR. The user chose restart 1 (TAKE), and the \
+                    evaluation continued.\n\n[stdout]\nbefore\n\n=> (42 :END)";
     assert_eq!(server.outcome(call), (expected.to_owned(), false));
     server.assert_works();
     assert!(server.finish().status.success());

@@ -591,13 +591,13 @@ fn events_that_cannot_be_read_are_reported_and_change_nothing() {
     // The notice comes with this answer or a later one.
     let mut text = server.evaluate("(event \"null\")");
     wait_until("the client gets the notice", || {
-        let is_told = text.contains("The supervisor could not read a report from the image (");
+        let is_told = text.contains("The supervisor could not read a report from the Lisp process (");
         if !is_told {
             text = server.evaluate("1");
         }
         is_told
     });
-    assert!(text.contains("the next image may lack a recent change."), "{text}");
+    assert!(text.contains("the new process may lack a recent change, such as a definition: "), "{text}");
     // One notice covers all unreadable events.
     for payload in ["{}", "[1", r#"{\"changed\":{\"limits\":null}}"#, r#"{\"changed\":{\"defined\":{}}}"#] {
         assert!(server.evaluate(&format!("(dotimes (i 100) (event \"{payload}\"))")).ends_with("=> NIL"));
@@ -608,8 +608,10 @@ fn events_that_cannot_be_read_are_reported_and_change_nothing() {
     assert!(call_ok(&mut server, "configure-limits", json!({})).contains("77"));
     let end = server.finish();
     assert_eq!(end.stderr.matches("could not read a report from the image: ").count(), 1, "{}", end.stderr);
-    let notices =
-        end.transcript.iter().filter(|message| message.to_string().contains("could not read a report from the image"));
+    let notices = end
+        .transcript
+        .iter()
+        .filter(|message| message.to_string().contains("could not read a report from the Lisp process"));
     assert_eq!(notices.count(), 1);
 }
 

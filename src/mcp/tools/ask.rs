@@ -409,7 +409,7 @@ fn continue_after_restart(
         after.held = true;
     } else {
         after.notices.push(format!(
-            "The evaluation failed with {kind} and continued with the restart that the user chose: {number}. {name}."
+            "The evaluation failed with {kind}. The user chose restart {number} ({name}), and the evaluation continued."
         ));
     }
     ask_or_answer(call, ask_state, Arc::new(before.followed_by(after)));

@@ -27,9 +27,14 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
         let forms = if dropped == 1 { "form" } else { "forms" };
         _ = writeln!(text, "\n;;; Missing: {dropped} older {forms}, dropped to save space.");
     }
-    let without_room = state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0));
-    for UnrestoredForm { form, reason, .. } in state.unrestored.iter().chain(without_room) {
+    for UnrestoredForm { form, reason, .. } in &state.unrestored {
         _ = writeln!(text, "\n;;; Missing: this form could not be restored ({}).", without_control_characters(reason));
+        form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
+    }
+    for UnrestoredForm { form, reason, .. } in
+        state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0))
+    {
+        _ = writeln!(text, "\n;;; Missing: {}. The form, or its beginning:", without_control_characters(reason));
         form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
     }
     let modules: BTreeSet<_> = definitions.iter().flat_map(|definition| &definition.changes.modules).collect();

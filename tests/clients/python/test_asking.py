@@ -34,7 +34,7 @@ async def test_elicitation_lets_the_user_choose_the_restart(mode):
             text, is_error = await server.call("evaluate-lisp", {"code": CODE, "on-error": "ask"})
             assert not is_error, text
             assert text.endswith("\n\n[stdout]\nbefore\n\n=> (42 :END)"), text
-            assert "continued with the restart that the user chose: 1. TAKE." in text
+            assert "The user chose restart 1 (TAKE), and the evaluation continued." in text
             assert await server.evaluate("(+ 1 2)") == "=> 3"
     question = "The Lisp evaluation failed with SIMPLE-ERROR:\nboo\nHow should the evaluation continue?"
     assert questions == [question, question]
