@@ -1014,16 +1014,29 @@ fn failed_message_keeps_no_objects_alive() {
 #[test]
 fn dropped_values_are_collected_while_all_threads_sleep() {
     let lisp = lisp();
-    let before = eval_after_collection(BYTES);
-    let is_collected = |_: &i32| {
-        let values: Vec<Value> = (0..5).map(|_| lisp.eval("(make-array 1000000)").expect("a vector")).collect();
-        // All threads need time to fall asleep.
-        std::thread::sleep(Duration::from_millis(50));
-        drop(values);
-        eval_after_collection(BYTES) - before < 10_000_000
-    };
-    // On a busy machine a thread may still be awake, and may not have released anything yet.
-    assert!((0..5).filter(is_collected).count() > 2);
+    let (sender, collected) = mpsc::channel();
+    let report = move || _ = sender.send(());
+    lisp.define("soundness:report-collection", "Report that most vectors were collected.", report)
+        .expect("it is defined");
+    lisp.eval::<()>("(defvar cl-user::*vectors* '())").expect("a variable");
+    let vector = "(let ((vector (make-array 1000000)))
+                    (push (sb-ext:make-weak-pointer vector) cl-user::*vectors*)
+                    vector)";
+    let values: Vec<Value> = (0..5).map(|_| lisp.eval(vector).expect("a vector")).collect();
+    // A call would release the values. The stack of a sleeping thread may still have the address of one vector.
+    let collect = "(sb-thread:make-thread
+                     (lambda ()
+                       (loop (sb-ext:gc :full t)
+                             (when (<= (count-if #'sb-ext:weak-pointer-value cl-user::*vectors*) 1)
+                               (return (soundness:report-collection)))
+                             (sleep 0.05))))";
+    lisp.eval::<()>(collect).expect("a thread");
+    // All threads need time to fall asleep. The test also passes if one is still awake.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(values);
+    collected
+        .recv_timeout(Duration::from_secs(60))
+        .expect("the vectors are collected although the program makes no call");
 }
 
 // ---- Errors
