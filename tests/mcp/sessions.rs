@@ -894,6 +894,46 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
 }
 
 #[test]
+fn save_at_exit_that_could_write_nothing_is_reported_once() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("full");
+    server.evaluate("(defvar *x* 1)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate(NO_SIGXFSZ);
+    // As on a full disk, files can be created, but nothing can be written to them.
+    limit_file_size(worker(&server), Some(0));
+    server.evaluate("(setf *x* 2)");
+    assert!(server.finish().status.success());
+    state.await_free("full");
+    let failure = "The session was not saved when its last server ended: the save did not complete";
+    let mut server = state.serve("full");
+    let text = server.evaluate("*x*");
+    assert!(text.contains(failure) && text.ends_with("=> 1"), "{text}");
+    assert!(text.contains("Restored: the checkpoint \""), "{text}");
+    assert!(server.finish().status.success());
+    state.await_free("full");
+    let text = state.serve("full").evaluate("*x*");
+    assert!(!text.contains(failure) && text.ends_with("=> 1"), "{text}");
+}
+
+#[test]
+fn values_assigned_after_a_save_at_exit_are_reported_as_lost_when_the_next_server_is_killed() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("killed");
+    server.evaluate("(defvar *x* 1)");
+    assert!(server.finish().status.success());
+    let mut server = state.serve("killed");
+    // Without a fork, no automatic checkpoint contains the value.
+    assert!(server.evaluate(NO_FORK).ends_with("=> (0 0)"));
+    server.evaluate("(setf *x* 2)");
+    kill_all(&state);
+    drop(server);
+    let text = state.serve("killed").evaluate("*x*");
+    let lost = "Lost: threads, open files, and values assigned to variables since the checkpoint.";
+    assert!(text.contains(lost) && text.ends_with("=> 1"), "{text}");
+}
+
+#[test]
 fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     let state = StateDirectory::new();
     // The supervisor ignores SIGXFSZ, so that a write fails with an error as on a full disk.
