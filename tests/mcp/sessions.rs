@@ -121,6 +121,34 @@ fn session_is_saved_after_the_cleanup_forms_of_background_evaluations() {
 }
 
 #[test]
+fn error_numbers_of_attached_clients_are_not_used_again_after_a_loss_or_a_restart() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("numbers");
+    let fail_attached = || {
+        let mut client = Client::connect(&state.directory.join("sbcl-mcp/numbers.sock"));
+        client.initialize("person");
+        client.call("evaluate-lisp", json!({"code": "(error \"attached\")"}));
+        client.call("describe-last-error", json!({})).0
+    };
+    let fail = |server: &mut Server| {
+        let _ = call_err(server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+        call_ok(server, "describe-last-error", json!({}))
+    };
+    assert!(fail_attached().contains("\nId: E1\n"));
+    kill_worker(&server);
+    let text = fail(&mut server);
+    assert!(text.contains("\nId: E2\n"), "{text}");
+    assert!(fail_attached().contains("\nId: E3\n"));
+    // The next image has no error of its own when the server is killed.
+    kill_worker(&server);
+    assert!(server.evaluate("1").ends_with("=> 1"));
+    kill_all(&state);
+    drop(server);
+    let text = fail(&mut state.serve("numbers"));
+    assert!(text.contains("\nId: E4\n"), "{text}");
+}
+
+#[test]
 fn second_server_of_a_session_is_refused() {
     let state = StateDirectory::new();
     let server = state.serve("only");
