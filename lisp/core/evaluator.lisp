@@ -85,8 +85,8 @@ the form as a failed form. NIL while no form is evaluated.")
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at position START, and evaluate it. Return two values: a list of the form's values,
 and true; or NIL and NIL at the end of the stream. Push the form if it defined something or changed how the session reads forms
-or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined
-something before the failure."
+or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined something before
+the failure, even while it was read."
   (let* ((definitions (evaluation-change-count *evaluation*))
          (pushed definitions)
          (end 0)
@@ -94,10 +94,14 @@ something before the failure."
          (form stream))
     (with-captured-settings (package readtable base float-format features directory registry)
       (flet ((push-unfinished ()
-               (unless (or (eq form stream) (eql pushed (evaluation-change-count *evaluation*)))
+               (unless (eql pushed (evaluation-change-count *evaluation*))
                  (setf pushed (evaluation-change-count *evaluation*))
+                 (when (eq form stream)
+                   ;; Code in #. defined something, and then the reader failed. The user's code may have closed the stream.
+                   (setf end (guarded (file-position stream) (failure) (length *submitted-code*))))
                  (push-defining-form form *submitted-code* start end package "failed")))
              (evaluate ()
+               (forget-changes)
                (when (eq form stream)
                  (file-position stream start)
                  (setf form (read-form stream stream start))
@@ -105,7 +109,6 @@ something before the failure."
                    (return-from evaluate-next-form (values '() nil)))
                  (when *first-form-only*
                    (push-record "read" :end (file-position stream))))
-               (forget-changes)
                (setf end (file-position stream)
                      - form)
                (let ((values (evaluate-form form end)))
@@ -127,9 +130,9 @@ something before the failure."
                           (call-with-form-restarts #'evaluate))
           ;; SBCL's own REPL sets +, ++ and +++ even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
           (unless (eq form stream)
-            (shiftf +++ ++ + form)
-            (unless evaluated
-              (push-unfinished))))))))
+            (shiftf +++ ++ + form))
+          (unless evaluated
+            (push-unfinished)))))))
 
 (defun evaluate-forms (code)
   "Read and evaluate the forms in CODE one by one, and return a list of the values of the last form. If *FIRST-FORM-ONLY*

@@ -214,6 +214,20 @@ fn lost_method_or_macro_is_listed_although_another_method_or_symbol_macro_follow
     }
 }
 
+#[test]
+fn definition_made_while_a_form_was_read_is_listed_when_the_form_could_not_be_read() {
+    let mut server = Server::ready();
+    server.evaluate("(defun kept () 1)");
+    let text = call_err(&mut server, "evaluate-lisp", json!({"code": "(list #.(defun read-time () 2) #<x>)"}));
+    assert!(text.contains("READER-ERROR"), "{text}");
+    kill_worker(&server);
+    let text = server.evaluate("(list (kept) (fboundp 'read-time))");
+    assert!(text.contains("Restored: 1 of 2 defining forms. Not restored:"), "{text}");
+    assert!(text.contains("- (list #.(defun read-time () 2) #"), "{text}");
+    assert!(text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::READ-TIME)"), "{text}");
+    assert!(text.ends_with("=> (1 NIL)"), "{text}");
+}
+
 // ---- Cancelled requests
 
 /// Starts a server whose replay lasts while the file `gate` exists: a form writes `marker` and then waits.
