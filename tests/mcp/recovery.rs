@@ -228,6 +228,23 @@ fn definition_made_while_a_form_was_read_is_listed_when_the_form_could_not_be_re
     assert!(text.ends_with("=> (1 NIL)"), "{text}");
 }
 
+#[test]
+fn definition_made_while_a_value_was_printed_is_restored() {
+    let mut server = Server::ready();
+    server.evaluate("(defclass noisy () ())");
+    server.evaluate(
+        "(defmethod print-object ((object noisy) stream)
+           (unless (fboundp 'made) (setf (fdefinition 'made) (lambda () 7)))
+           (write-string \"noisy\" stream))",
+    );
+    assert_eq!(server.evaluate("(list (make-instance 'noisy))"), "=> (noisy)");
+    // Printing the value again defines nothing, so this form is not repeated.
+    assert_eq!(server.evaluate("(make-instance 'noisy)"), "=> noisy");
+    kill_worker(&server);
+    let text = server.evaluate("(made)");
+    assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 7"), "{text}");
+}
+
 // ---- Cancelled requests
 
 /// Starts a server whose replay lasts while the file `gate` exists: a form writes `marker` and then waits.
