@@ -899,6 +899,38 @@ fn hash_table_tests_alien_definitions_compiler_macros_and_systems_are_restored()
 }
 
 #[test]
+fn restrictions_of_the_policy_implementation_packages_and_readtable_settings_are_restored() {
+    let mut server = Server::ready();
+    for code in [
+        "(sb-ext:restrict-compiler-policy 'debug 3)",
+        "(defpackage :helper (:use :cl))",
+        "(sb-ext:add-implementation-package :helper :cl-user)",
+        "(setf (sb-ext:readtable-normalization *readtable*) nil)",
+        "(setf (sb-ext:readtable-base-char-preference *readtable*) :both)",
+    ] {
+        server.evaluate(code);
+    }
+    let about = "(list (cdr (assoc 'debug (sb-ext:restrict-compiler-policy)))
+                       (and (member (find-package :helper) (sb-ext:package-implemented-by-list :cl-user)) t)
+                       (sb-ext:readtable-normalization *readtable*)
+                       (sb-ext:readtable-base-char-preference *readtable*))";
+    let before = server.evaluate(about);
+    assert_eq!(before, "=> (3 T NIL :BOTH)");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: all 5 defining forms.") && text.ends_with(&before), "{text}");
+}
+
+#[test]
+fn form_that_only_copies_a_readtable_defines_nothing() {
+    let mut server = Server::ready();
+    assert_eq!(server.evaluate("(readtablep (copy-readtable))"), "=> T");
+    kill_worker(&server);
+    let text = server.evaluate("1");
+    assert!(text.contains("There were no definitions to restore."), "{text}");
+}
+
+#[test]
 fn removed_nicknames_unbound_variables_and_package_locks_are_restored() {
     let mut server = Server::ready();
     for code in [
