@@ -203,6 +203,17 @@ count as the file's, because SBCL does not make them every time."
       method))
   'methods)
 
+;; Redefined classes and generic functions, and classes and generic functions that get another name. Without initargs, SBCL
+;; calls this function only to recompute a generic function, for example to trace it.
+(define-patch reinitialize-instance *
+  (lambda (reinitialize instance &rest initargs)
+    (declare (type function reinitialize))
+    (if (and initargs (typep instance '(or class generic-function)))
+        (multiple-value-prog1 (apply reinitialize instance initargs)
+          (note-definition :other instance))
+        (apply reinitialize instance initargs)))
+  'definitions)
+
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)
     (multiple-value-prog1 (funcall proclaim form location)

@@ -931,6 +931,29 @@ fn form_that_only_copies_a_readtable_defines_nothing() {
 }
 
 #[test]
+fn reinitialized_and_renamed_classes_and_generic_functions_are_restored() {
+    let mut server = Server::ready();
+    for code in [
+        "(defclass base () ()) (defclass derived () ((x :initarg :x))) (defgeneric f (x))",
+        "(reinitialize-instance (find-class 'derived) :direct-superclasses (list (find-class 'base)))",
+        "(setf (class-name (find-class 'base)) 'renamed)",
+        "(reinitialize-instance #'f :documentation \"What it does.\")",
+        // These forms define nothing.
+        "(reinitialize-instance (make-instance 'base) :allow-other-keys t)",
+        "(trace f) (untrace f)",
+    ] {
+        server.evaluate(code);
+    }
+    let about = "(list (mapcar #'class-name (sb-mop:class-direct-superclasses (find-class 'derived)))
+                       (documentation #'f t))";
+    let before = server.evaluate(about);
+    assert_eq!(before, "=> ((RENAMED) \"What it does.\")");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: all 6 defining forms.") && text.ends_with(&before), "{text}");
+}
+
+#[test]
 fn removed_nicknames_unbound_variables_and_package_locks_are_restored() {
     let mut server = Server::ready();
     for code in [
