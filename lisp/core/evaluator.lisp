@@ -82,11 +82,14 @@ in PACKAGE. ROLE is a string that FORM-ROLE returns, or \"failed\"."
   "A function without arguments. If the current form has defined something since it was last pushed, the function pushes
 the form as a failed form. NIL while no form is evaluated.")
 
+(defvar *unpushed-form* '()
+  "The arguments for PUSH-DEFINING-FORM with the last form that was evaluated; NIL if that form was pushed already.")
+
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at position START, and evaluate it. Return two values: a list of the form's values,
 and true; or NIL and NIL at the end of the stream. Push the form if it defined something or changed how the session reads forms
-or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined
-something before the failure."
+or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined something before
+the failure, even while it was read."
   (let* ((definitions (evaluation-change-count *evaluation*))
          (pushed definitions)
          (end 0)
@@ -94,10 +97,14 @@ something before the failure."
          (form stream))
     (with-captured-settings (package readtable base float-format features directory registry)
       (flet ((push-unfinished ()
-               (unless (or (eq form stream) (eql pushed (evaluation-change-count *evaluation*)))
+               (unless (eql pushed (evaluation-change-count *evaluation*))
                  (setf pushed (evaluation-change-count *evaluation*))
+                 (when (eq form stream)
+                   ;; Code in #. defined something, and then the reader failed. The user's code may have closed the stream.
+                   (setf end (guarded (file-position stream) (failure) (length *submitted-code*))))
                  (push-defining-form form *submitted-code* start end package "failed")))
              (evaluate ()
+               (forget-changes)
                (when (eq form stream)
                  (file-position stream start)
                  (setf form (read-form stream stream start))
@@ -105,7 +112,6 @@ something before the failure."
                    (return-from evaluate-next-form (values '() nil)))
                  (when *first-form-only*
                    (push-record "read" :end (file-position stream))))
-               (forget-changes)
                (setf end (file-position stream)
                      - form)
                (let ((values (evaluate-form form end)))
@@ -113,6 +119,7 @@ something before the failure."
                  (setf evaluated t)
                  (shiftf /// // / values)
                  (shiftf *** ** * (first values))
+                 (setf *unpushed-form* (list form *submitted-code* start end package))
                  (unless (and (eql definitions (evaluation-change-count *evaluation*))
                               ;; A restored image has no values of attached connections.
                               (or *connection-values*
@@ -120,16 +127,16 @@ something before the failure."
                                        (eql base *read-base*) (eq float-format *read-default-float-format*)))
                               (eq features *features*) (eq directory *default-pathname-defaults*)
                               (eq registry asdf:*central-registry*))
-                   (push-defining-form form *submitted-code* start end package))
+                   (apply #'push-defining-form (shiftf *unpushed-form* '())))
                  (values values t))))
         (declare (dynamic-extent #'push-unfinished #'evaluate))
         (unwind-protect (let ((*push-unfinished-form* #'push-unfinished))
                           (call-with-form-restarts #'evaluate))
           ;; SBCL's own REPL sets +, ++ and +++ even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
           (unless (eq form stream)
-            (shiftf +++ ++ + form)
-            (unless evaluated
-              (push-unfinished))))))))
+            (shiftf +++ ++ + form))
+          (unless evaluated
+            (push-unfinished)))))))
 
 (defun evaluate-forms (code)
   "Read and evaluate the forms in CODE one by one, and return a list of the values of the last form. If *FIRST-FORM-ONLY*
@@ -262,6 +269,18 @@ variable redirected."
                (push-notice "~A stays set to another stream. To reset the variable: (setf ~:*~(~A~) ~(~S~))"
                             symbol (standard-variable-target variable))))))))
 
+(defun push-values (values)
+  "Push VALUES, the values of the last form that was evaluated. If a method that prints them defines something, push the form,
+unless it was pushed already: a restored image prints the values of each form that it evaluates again."
+  (let ((definitions (evaluation-change-count *evaluation*))
+        (done nil))
+    (unwind-protect (progn
+                      (with-user-code-boundary ()
+                        (mapc #'push-value values))
+                      (setf done t))
+      (unless (or (null *unpushed-form*) (eql definitions (evaluation-change-count *evaluation*)))
+        (apply #'push-defining-form (append *unpushed-form* (if done '() '("failed"))))))))
+
 (defun evaluate-and-print (code package operation)
   "Evaluate CODE and push its values. Return true when nothing failed. PACKAGE is the name of the package to evaluate in;
 if it is empty, use the current package. OPERATION, if not empty, is the text of the operation to run with CODE."
@@ -270,12 +289,12 @@ if it is empty, use the current package. OPERATION, if not empty, is the text of
                                (evaluate-forms code)
                                (run-operation operation code))))
                (current-package)
-               (with-user-code-boundary ()
-                 (mapc #'push-value values))))
+               (push-values values)))
            (push-values-in-package ()
              (call-with-user-package package #'push-code-values))
            (evaluate ()
              (let ((*submitted-code* code)
+                   (*unpushed-form* '())
                    (*evaluated-forms* '())
                    (*located-warning-count* 0)
                    (*source-files* '())

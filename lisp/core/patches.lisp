@@ -139,6 +139,7 @@ count as the file's, because SBCL does not make them every time."
   (sb-alien::%define-alien-callable :other name)
   (sb-impl::register-hash-table-test :other name)
   (load-shared-object :other pathname)
+  (unload-shared-object :other pathname)
   (sb-impl::%defsetf :other name :setf-expander)
   (rename-package :other package-designator)
   (use-package :other packages-to-use)
@@ -159,14 +160,39 @@ count as the file's, because SBCL does not make them every time."
   (set-dispatch-macro-character :other disp-char)
   (make-dispatch-macro-character :other char)
   (set-syntax-from-char :other to-char)
-  ((setf readtable-case) :other case)
   (sb-pcl::load-short-defcombin :other type-name)
   (sb-pcl::load-long-defcombin :other type-name)
   (sb-ext:add-package-local-nickname :other local-nickname)
   (sb-ext:remove-package-local-nickname :other old-nickname)
   (sb-ext:lock-package :other package)
   (sb-ext:unlock-package :other package)
+  (sb-ext:add-implementation-package :other packages-to-add)
+  (sb-ext:remove-implementation-package :other packages-to-remove)
   (makunbound :other symbol))
+
+;; Settings of a readtable. COPY-READTABLE sets them in the copy, usually to the values that they have there already, so only a
+;; different value counts as a change.
+(macrolet ((define (setting)
+             `(define-patch (setf ,setting) *
+                (lambda (set value readtable)
+                  (declare (type function set))
+                  (flet ((setting () (and (readtablep readtable) (,setting readtable))))
+                    (let ((before (setting)))
+                      (multiple-value-prog1 (funcall set value readtable)
+                        (unless (eq before (setting))
+                          (note-definition :other readtable))))))
+                'definitions)))
+  (define readtable-case)
+  (define sb-ext:readtable-normalization)
+  (define sb-ext:readtable-base-char-preference))
+
+;; Without arguments, this function only returns the restrictions.
+(define-patch sb-ext:restrict-compiler-policy *
+  (lambda (restrict &rest arguments)
+    (multiple-value-prog1 (apply (the function restrict) arguments)
+      (when arguments
+        (note-definition :other (first arguments)))))
+  'definitions)
 
 ;; Record the method objects, because a reset removes these methods.
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
@@ -176,6 +202,17 @@ count as the file's, because SBCL does not make them every time."
       (note-file-method method)
       method))
   'methods)
+
+;; Redefined classes and generic functions, and classes and generic functions that get another name. Without initargs, SBCL
+;; calls this function only to recompute a generic function, for example to trace it.
+(define-patch reinitialize-instance *
+  (lambda (reinitialize instance &rest initargs)
+    (declare (type function reinitialize))
+    (if (and initargs (typep instance '(or class generic-function)))
+        (multiple-value-prog1 (apply reinitialize instance initargs)
+          (note-definition :other instance))
+        (apply reinitialize instance initargs)))
+  'definitions)
 
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)

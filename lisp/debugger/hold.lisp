@@ -487,8 +487,11 @@ count as definitions of the held evaluation."
         (announce-definitions)
         (when (evaluation-threads *evaluation*)
           (notify-running-threads))
-        (and success
-             (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
+        (prog1 (and success
+                    (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))
+          ;; Code in #. may define something before the reader fails, and so may a method that prints a value.
+          (when (/= definitions (evaluation-change-count *evaluation*))
+            (push-defining-form nil (job-text job) 0 (length (job-text job)) (current-package) "failed")))))))
 
 (defun unwindable-p (frame number)
   "Return true when evaluation can continue from FRAME, whose number is NUMBER. Otherwise push the reason and return

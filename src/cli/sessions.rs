@@ -17,7 +17,7 @@ use crate::image::process::take_inherited_descriptor;
 use crate::recovery::checkpoint::save::FinalSave;
 use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
 use crate::recovery::persistent::lock::{Holder, HolderState, Lock};
-use crate::recovery::persistent::{NOT_SAVED, PersistentSession};
+use crate::recovery::persistent::{NOT_SAVED, PersistentSession, SAVE_MARKER_FILE};
 use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
 use crate::rpc::descriptors::to_private_number;
@@ -163,12 +163,7 @@ pub(super) fn final_save(lock_fd: Option<i32>, directory: &Path) -> Option<Final
     // The lock's descriptor moves to a high number. Number 3 must stay free, because the saving process expects the lock
     // there.
     let lock = take_inherited_descriptor(lock_fd?).and_then(to_private_number).ok()?;
-    Some(final_save_with_lock(lock, directory))
-}
-
-/// Returns the parameters for the final save of the session in `directory`, whose lock this process holds.
-pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave {
-    FinalSave { lock, errors: directory.join(crate::recovery::persistent::ERRORS_FILE) }
+    Some(FinalSave { lock, directory: directory.to_owned() })
 }
 
 /// Waits until the child of this process has saved a core, and makes a checkpoint of the core. Runs as the last step of a
@@ -182,7 +177,9 @@ pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Resu
     let (threads, timers) = (Vec::new(), 0);
     let made = SaveDetails { name, evaluation, saved, automatic: true, at_end: true, threads, timers };
     let checkpoints = draft.checkpoints().clone();
+    let marker = draft.path().with_file_name(SAVE_MARKER_FILE);
     draft.finish_only_child(made).map_err(|reason| format!("{NOT_SAVED}{reason}."))?;
+    let _ = fs::remove_file(marker);
     checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::checkpoint::store::Checkpoint;
 use super::definitions::UnrestoredForm;
 use super::replay::ReplayReport;
 use super::state::{CheckpointRestore, ContinuedSession, CrashReport, RecoveryState};
@@ -116,8 +117,9 @@ fn continued_message(session: &ContinuedSession, state: &RecoveryState, report: 
         text += &format!("{remark} ");
     }
     text += &describe_restored_checkpoint(state, report);
-    // A checkpoint that was saved at the end of the server contains all values.
-    if state.checkpoint().is_none_or(|checkpoint| !checkpoint.at_end) {
+    // A checkpoint that was saved at the end of a server contains all values, unless a later server has evaluated something.
+    let is_complete = |checkpoint: &Checkpoint| checkpoint.at_end && checkpoint.evaluation >= state.evaluations;
+    if !state.checkpoint().is_some_and(is_complete) {
         text += &lost_values_sentence(state, None);
     }
     text

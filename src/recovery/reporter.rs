@@ -164,6 +164,10 @@ impl Observer for EventForwarder {
         self.status.set(StatusField::NewestEvaluation, evaluation);
     }
 
+    fn error_numbered(&self, error: u64) {
+        self.status.raise(StatusField::NewestError, error);
+    }
+
     fn limits_changed(&self, limits: &Limits) {
         self.reporter.report_change(SessionEvent::Limits(*limits));
     }

@@ -58,6 +58,8 @@ pub(crate) struct RecoveryState {
     pub(crate) begun: u64,
     /// The highest evaluation number so far.
     pub(crate) evaluations: u64,
+    /// The highest number of an error so far, of any client.
+    pub(crate) errors: u64,
     /// The evaluations that resets and restores have discarded: in order, the ranges of their numbers, each with the number
     /// before the first and with the last number.
     discarded: VecDeque<(u64, u64)>,
@@ -256,6 +258,8 @@ pub(crate) struct LastStatus {
     pub(crate) replaying: Option<usize>,
     /// The number of the newest evaluation.
     pub(crate) evaluations: u64,
+    /// The number of the newest error.
+    pub(crate) errors: u64,
     /// The number of the unanswered call whose inspection was running.
     pub(crate) inspecting: Option<u64>,
 }
@@ -280,6 +284,7 @@ impl RecoveryState {
             replay: ReplayPolicy::default(),
             begun: 0,
             evaluations: 0,
+            errors: 0,
             discarded: VecDeque::new(),
             inspected: None,
             crash: None,
@@ -316,6 +321,7 @@ impl RecoveryState {
                 }
             }
             SessionEvent::Errors { client, added, last } => {
+                self.errors = self.errors.max(added.as_ref().map_or(0, |error| error.id));
                 if let Some(client) = self.clients.get_mut(&client) {
                     client.errors.record(added, last);
                 }
@@ -486,6 +492,7 @@ impl RecoveryState {
     /// recorded form has fewer tries left.
     pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
+        self.raise_counters(&last);
         // No client waits for the outcome of a replayed form.
         let outcome = crash.outcome.clone().filter(|_| replayed);
         let cause = match last.step.filter(|_| last.in_flight && replayed && outcome.is_none()) {
@@ -518,7 +525,6 @@ impl RecoveryState {
                 ReplayDecision::PreviousCheckpoint => drop(self.restorable.pop_back()),
             }
         }
-        self.raise_counters(last.begun, last.evaluations);
         if let Some(call) = last.inspecting {
             let before = self.inspected.filter(|(known, _)| *known == call).map_or(0, |(_, times)| times);
             self.inspected = Some((call, before + 1));
@@ -527,10 +533,11 @@ impl RecoveryState {
         progress
     }
 
-    /// Raises `self.begun` and `self.evaluations` to at least these numbers.
-    fn raise_counters(&mut self, begun: u64, evaluations: u64) {
-        self.begun = self.begun.max(begun);
-        self.evaluations = self.evaluations.max(evaluations);
+    /// Raises the highest numbers so far to at least the numbers of the last image.
+    fn raise_counters(&mut self, last: &LastStatus) {
+        self.begun = self.begun.max(last.begun);
+        self.evaluations = self.evaluations.max(last.evaluations);
+        self.errors = self.errors.max(last.errors);
     }
 
     /// Records that the evaluations with numbers above `number` are discarded. Returns how many of these evaluations
@@ -573,7 +580,7 @@ impl RecoveryState {
         if let Some(client) = self.requesting_client(&replacement) {
             client.errors.last = None;
         }
-        self.raise_counters(last.begun, last.evaluations);
+        self.raise_counters(last);
         let forgotten = self.discard_evaluations_after(checkpoint.evaluation);
         replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
         self.record_replacement(last, replacement);
@@ -632,7 +639,7 @@ impl RecoveryState {
     fn record_replacement(&mut self, last: &LastStatus, replacement: Replacement) {
         self.handshakes.clear();
         self.saving.clear();
-        self.raise_counters(last.begun, last.evaluations);
+        self.raise_counters(last);
         self.begun_before_replacement = self.begun;
         (self.crash, self.continued_session, self.replay) = (None, None, ReplayPolicy::default());
         self.replaced_for.insert(replacement.job);
@@ -649,6 +656,7 @@ impl RecoveryState {
             definitions: Some(self.definitions.clone().unwrap_or_default()),
             unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
             evaluations: self.evaluations,
+            errors: self.errors,
             discarded: self.discarded.clone(),
             restorable: self.restorable.clone(),
             saving: self.saving.clone(),

@@ -48,10 +48,12 @@ pub(crate) enum StatusField {
     RequestedBy,
     /// The highest number of a job of a call that has requested a foreground job.
     HighestBegun,
+    /// The number of the newest error.
+    NewestError,
 }
 
 /// The number of [`StatusField`]s.
-const FIELD_COUNT: usize = 14;
+const FIELD_COUNT: usize = 15;
 
 /// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
@@ -150,7 +152,7 @@ impl WorkerStatus {
             Self::create_in_file(path).inspect_err(|error| {
                 tracing::warn!(
                     "the file {} cannot be written: {error}; if the server is killed, the session's next server may use \
-                     evaluation numbers again",
+                     numbers of evaluations and errors again",
                     Path::display(path)
                 );
             })
@@ -197,6 +199,13 @@ impl WorkerStatus {
         number
     }
 
+    /// Returns the numbers of the newest evaluation and of the newest error. The numbers are limited to `u64::MAX / 2`, since
+    /// foreign code may have written any value to the page.
+    pub(crate) fn newest_numbers(&self) -> (u64, u64) {
+        let number = |field| self.get(field).min(u64::MAX / 2);
+        (number(StatusField::NewestEvaluation), number(StatusField::NewestError))
+    }
+
     /// Returns the process that saves the session at the end.
     pub(crate) fn saver(&self) -> Option<Pid> {
         process_id(self.get(StatusField::Saver))
@@ -241,11 +250,10 @@ fn process_id(number: u64) -> Option<Pid> {
     Pid::from_raw(i32::try_from(number).ok()?)
 }
 
-/// Returns the number of the newest evaluation from the page in this file; 0 without a file. The number is limited to
-/// `u64::MAX / 2`, since foreign code may have written any value to the page.
-pub(crate) fn last_evaluation_number(path: &Path) -> u64 {
+/// Returns the numbers of the newest evaluation and of the newest error from the page in this file; zeros without a file.
+pub(crate) fn newest_numbers(path: &Path) -> (u64, u64) {
     let file = files::open(path).map(|file| WorkerStatus(file.into()));
-    file.map_or(0, |status| status.get(StatusField::NewestEvaluation)).min(u64::MAX / 2)
+    file.map_or((0, 0), |status| status.newest_numbers())
 }
 
 /// Creates a file in memory, or an unlinked temporary file on systems without memfd_create(2).

@@ -100,9 +100,14 @@ fn missing_parts(threads: &[String], timers: u64) -> Vec<String> {
 }
 
 /// Returns the report of a restore that discarded `forgotten` evaluations. The report names the threads and timers that
-/// existed at the save, if they are known. `package` is the name of the current package, and `notices` are put before the
-/// report.
-pub(crate) fn restore_report(checkpoint: &Checkpoint, forgotten: u64, package: &str, notices: &[String]) -> String {
+/// existed at the save, if they are known. `package` is the name of the current package, if it is known, and `notices` are put
+/// before the report.
+pub(crate) fn restore_report(
+    checkpoint: &Checkpoint,
+    forgotten: u64,
+    package: Option<&str>,
+    notices: &[String],
+) -> String {
     let mut sections = Sections::default();
     sections.push_notices(notices);
     let forgotten = match forgotten {
@@ -117,6 +122,8 @@ pub(crate) fn restore_report(checkpoint: &Checkpoint, forgotten: u64, package: &
     if !missing.is_empty() {
         _ = write!(text, "\nNot restored: {}.", missing.join(", "));
     }
-    _ = write!(text, "\nCurrent package: {package}");
+    if let Some(package) = package {
+        _ = write!(text, "\nCurrent package: {package}");
+    }
     sections.into_text()
 }

@@ -241,7 +241,7 @@ impl Inner {
         let mut state = connection.state();
         self.record_earlier_errors(connection, &mut state, earlier, outcome);
         if let Err(error) = &mut outcome.result {
-            state.record(error, &self.error_count);
+            state.record(error, self.next_error_number());
         }
         state.update_from(outcome);
         self.report_errors(connection, &state, outcome);
@@ -265,7 +265,7 @@ impl Inner {
         let mut state = connection.state();
         self.record_earlier_errors(connection, &mut state, earlier, outcome);
         if let Err(error) = &mut outcome.result {
-            state.record(error, &self.error_count);
+            state.record(error, self.next_error_number());
             // A client that cancels an evaluation learns of its end from the answer to the cancellation.
             if !delivered && end != JobEnd::Interrupted(InterruptReason::Cancel) {
                 state.add_notice(background_failure_notice(outcome.evaluation, error));
@@ -308,7 +308,7 @@ impl Inner {
 
     /// Adds an error to the history, and reports it to the observer.
     fn record_error(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
-        state.record(error, &self.error_count);
+        state.record(error, self.next_error_number());
         if let Some(observer) = self.observer.get().filter(|_| !connection.has_ended()) {
             observer.errors_changed(connection.id, Some(error), state.last_error.as_ref());
         }
@@ -373,7 +373,7 @@ impl Inner {
     fn record_evaluation_in_hold(&self, connection: &Connection, outcome: &mut Outcome) {
         let mut state = connection.state();
         if let Err(error) = &mut outcome.result {
-            state.record(error, &self.error_count);
+            state.record(error, self.next_error_number());
         }
         self.report_errors(connection, &state, outcome);
         state.move_pending_to(outcome);

@@ -1,7 +1,6 @@
 //! The error state of a connection.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::events::ClippedBuffer;
 use super::history::History;
@@ -36,9 +35,8 @@ fn truncate_notice(mut notice: String) -> String {
 }
 
 impl ErrorState {
-    /// Increments the count `errors`, gives `error` the new count as its number, and adds the error to the history.
-    pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, errors: &AtomicU64) {
-        let number = errors.fetch_add(1, Ordering::Relaxed) + 1;
+    /// Gives `error` this number, and adds the error to the history.
+    pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, number: u64) {
         // `get_mut` succeeds: the builder has just made the error, so there is no other reference.
         if let Some(record) = Arc::get_mut(error) {
             record.id = number;

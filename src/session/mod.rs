@@ -124,6 +124,15 @@ impl Inner {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Returns the number of a new error, and reports the number to the observer.
+    fn next_error_number(&self) -> u64 {
+        let number = self.error_count.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(observer) = self.observer.get() {
+            observer.error_numbered(number);
+        }
+        number
+    }
+
     /// Creates a job that belongs to no evaluation. The meaning of `text` and `name` depends on the kind of job.
     fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
         Job { text: utf32(text), name: utf32(name), ..Job::without_texts(self.next_job_id(), kind, 0) }

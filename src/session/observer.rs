@@ -60,6 +60,8 @@ pub(crate) trait Observer: Send + Sync {
     fn connection_ended(&self, _connection: u64) {}
     /// Called when a new evaluation gets its number.
     fn evaluation_numbered(&self, _evaluation: u64) {}
+    /// Called when a new error gets its number.
+    fn error_numbered(&self, _error: u64) {}
     /// Called when a client sets the limits.
     fn limits_changed(&self, _limits: &Limits) {}
     /// Returns true during a replay of another image's forms. The session then leaves its error state unchanged when a

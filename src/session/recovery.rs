@@ -118,6 +118,11 @@ impl Session {
         self.inner.scheduler.lock().evaluations.number_after(number);
     }
 
+    /// Makes future errors get numbers above `number`.
+    pub(crate) fn number_errors_after(&self, number: u64) {
+        self.inner.error_count.fetch_max(number, Ordering::Relaxed);
+    }
+
     /// Sets the evaluations that were in the background when the previous image was lost.
     pub(crate) fn set_lost_evaluations(&self, numbers: &[u64]) {
         self.inner.scheduler.lock().evaluations.set_lost(numbers);
@@ -232,7 +237,7 @@ impl Session {
 
     /// Restores the errors of another image.
     pub(crate) fn set_errors(&self, errors: SavedErrors) {
-        self.inner.error_count.fetch_max(errors.count, Ordering::Relaxed);
+        self.number_errors_after(errors.count);
         self.connection.state().restore(errors);
     }
 
@@ -241,7 +246,7 @@ impl Session {
         let mut state = self.connection.state();
         if let Err(error) = &mut outcome.result {
             *error = Arc::new(ErrorRecord::clone(error));
-            state.record(error, &self.inner.error_count);
+            state.record(error, self.inner.next_error_number());
         }
         state.last_error = outcome.result.as_ref().err().cloned();
         self.inner.report_errors(&self.connection, &state, outcome);

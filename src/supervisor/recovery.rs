@@ -13,7 +13,7 @@ use crate::recovery::event::SessionEvent;
 use crate::recovery::log::{self, LoadedLog, RecoveryLog};
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::state::{ContinuedSession, Crash, LastStatus, RecoveryState, Replacement, SavedFileStatus};
-use crate::recovery::status_page::{StatusField, WorkerStatus, last_evaluation_number};
+use crate::recovery::status_page::{StatusField, WorkerStatus, newest_numbers};
 use crate::recovery::text;
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::{call_of_job, first_job_of_message};
@@ -132,7 +132,9 @@ impl RecoveryRecord {
         self.checkpoints.remove_leftovers(&files);
         // A saving process that was killed after its save may not have deleted the older automatic checkpoints.
         self.checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
-        self.state.evaluations = self.state.evaluations.max(last_evaluation_number(&session.status_file()));
+        let (evaluation, error) = newest_numbers(&session.status_file());
+        self.state.evaluations = self.state.evaluations.max(evaluation);
+        self.state.errors = self.state.errors.max(error);
         if self.state.has_state_to_restore() || remark.is_some() {
             self.state.continued_session = Some(ContinuedSession { session: session.name.clone(), remark });
         }
@@ -276,6 +278,7 @@ impl RecoveryRecord {
         let runs = status.get(StatusField::Begun) != status.get(StatusField::Ended);
         let client = status.get(StatusField::Client);
         let replaying = usize::try_from(status.get(StatusField::ReplayedForm)).unwrap_or(0).checked_sub(1);
+        let (evaluations, errors) = status.newest_numbers();
         LastStatus {
             // If foreign code has written too high a number, at least the last job counts as begun.
             begun: requested_by.max(job_in(StatusField::HighestBegun)),
@@ -288,7 +291,8 @@ impl RecoveryRecord {
             background: status.background(),
             step: status.step(),
             replaying,
-            evaluations: status.get(StatusField::NewestEvaluation).min(u64::MAX / 2),
+            evaluations,
+            errors,
             inspecting: Some(call_of_job(status.get(StatusField::Inspecting)))
                 .filter(|call| self.requests.is_open(*call)),
         }

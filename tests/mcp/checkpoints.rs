@@ -783,6 +783,21 @@ fn calls_queued_behind_a_restore_run_in_the_restored_image() {
 }
 
 #[test]
+fn restores_that_are_requested_at_once_name_the_package_or_leave_it_out() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defpackage :app (:use :cl)) (in-package :app)");
+    save(&mut server, "x");
+    for _ in 0..5 {
+        let restores = [(); 3].map(|()| server.post_call("checkpoint", json!({"action": "restore", "name": "x"})));
+        let texts = restores.map(|id| server.outcome(id).0);
+        assert!(texts[2].ends_with("\nCurrent package: APP"), "{texts:?}");
+        let mut names = texts.iter().filter_map(|text| text.split_once("Current package: "));
+        assert!(names.all(|(_, name)| name == "APP"), "{texts:?}");
+    }
+}
+
+#[test]
 fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);

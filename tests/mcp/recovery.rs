@@ -214,6 +214,37 @@ fn lost_method_or_macro_is_listed_although_another_method_or_symbol_macro_follow
     }
 }
 
+#[test]
+fn definition_made_while_a_form_was_read_is_listed_when_the_form_could_not_be_read() {
+    let mut server = Server::ready();
+    server.evaluate("(defun kept () 1)");
+    let text = call_err(&mut server, "evaluate-lisp", json!({"code": "(list #.(defun read-time () 2) #<x>)"}));
+    assert!(text.contains("READER-ERROR"), "{text}");
+    kill_worker(&server);
+    let text = server.evaluate("(list (kept) (fboundp 'read-time))");
+    assert!(text.contains("Restored: 1 of 2 defining forms. Not restored:"), "{text}");
+    assert!(text.contains("- (list #.(defun read-time () 2) #"), "{text}");
+    assert!(text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::READ-TIME)"), "{text}");
+    assert!(text.ends_with("=> (1 NIL)"), "{text}");
+}
+
+#[test]
+fn definition_made_while_a_value_was_printed_is_restored() {
+    let mut server = Server::ready();
+    server.evaluate("(defclass noisy () ())");
+    server.evaluate(
+        "(defmethod print-object ((object noisy) stream)
+           (unless (fboundp 'made) (setf (fdefinition 'made) (lambda () 7)))
+           (write-string \"noisy\" stream))",
+    );
+    assert_eq!(server.evaluate("(list (make-instance 'noisy))"), "=> (noisy)");
+    // Printing the value again defines nothing, so this form is not repeated.
+    assert_eq!(server.evaluate("(make-instance 'noisy)"), "=> noisy");
+    kill_worker(&server);
+    let text = server.evaluate("(made)");
+    assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 7"), "{text}");
+}
+
 // ---- Cancelled requests
 
 /// Starts a server whose replay lasts while the file `gate` exists: a form writes `marker` and then waits.
@@ -867,6 +898,61 @@ fn hash_table_tests_alien_definitions_compiler_macros_and_systems_are_restored()
     kill_worker(&server);
     let text = server.evaluate(about);
     assert!(text.contains("Restored: all 7 defining forms.") && text.ends_with(&before), "{text}");
+}
+
+#[test]
+fn restrictions_of_the_policy_implementation_packages_and_readtable_settings_are_restored() {
+    let mut server = Server::ready();
+    for code in [
+        "(sb-ext:restrict-compiler-policy 'debug 3)",
+        "(defpackage :helper (:use :cl))",
+        "(sb-ext:add-implementation-package :helper :cl-user)",
+        "(setf (sb-ext:readtable-normalization *readtable*) nil)",
+        "(setf (sb-ext:readtable-base-char-preference *readtable*) :both)",
+    ] {
+        server.evaluate(code);
+    }
+    let about = "(list (cdr (assoc 'debug (sb-ext:restrict-compiler-policy)))
+                       (and (member (find-package :helper) (sb-ext:package-implemented-by-list :cl-user)) t)
+                       (sb-ext:readtable-normalization *readtable*)
+                       (sb-ext:readtable-base-char-preference *readtable*))";
+    let before = server.evaluate(about);
+    assert_eq!(before, "=> (3 T NIL :BOTH)");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: all 5 defining forms.") && text.ends_with(&before), "{text}");
+}
+
+#[test]
+fn form_that_only_copies_a_readtable_defines_nothing() {
+    let mut server = Server::ready();
+    assert_eq!(server.evaluate("(readtablep (copy-readtable))"), "=> T");
+    kill_worker(&server);
+    let text = server.evaluate("1");
+    assert!(text.contains("There were no definitions to restore."), "{text}");
+}
+
+#[test]
+fn reinitialized_and_renamed_classes_and_generic_functions_are_restored() {
+    let mut server = Server::ready();
+    for code in [
+        "(defclass base () ()) (defclass derived () ((x :initarg :x))) (defgeneric f (x))",
+        "(reinitialize-instance (find-class 'derived) :direct-superclasses (list (find-class 'base)))",
+        "(setf (class-name (find-class 'base)) 'renamed)",
+        "(reinitialize-instance #'f :documentation \"What it does.\")",
+        // These forms define nothing.
+        "(reinitialize-instance (make-instance 'base) :allow-other-keys t)",
+        "(trace f) (untrace f)",
+    ] {
+        server.evaluate(code);
+    }
+    let about = "(list (mapcar #'class-name (sb-mop:class-direct-superclasses (find-class 'derived)))
+                       (documentation #'f t))";
+    let before = server.evaluate(about);
+    assert_eq!(before, "=> ((RENAMED) \"What it does.\")");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: all 6 defining forms.") && text.ends_with(&before), "{text}");
 }
 
 #[test]

@@ -121,6 +121,34 @@ fn session_is_saved_after_the_cleanup_forms_of_background_evaluations() {
 }
 
 #[test]
+fn error_numbers_of_attached_clients_are_not_used_again_after_a_loss_or_a_restart() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("numbers");
+    let fail_attached = || {
+        let mut client = Client::connect(&state.directory.join("sbcl-mcp/numbers.sock"));
+        client.initialize("person");
+        client.call("evaluate-lisp", json!({"code": "(error \"attached\")"}));
+        client.call("describe-last-error", json!({})).0
+    };
+    let fail = |server: &mut Server| {
+        let _ = call_err(server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+        call_ok(server, "describe-last-error", json!({}))
+    };
+    assert!(fail_attached().contains("\nId: E1\n"));
+    kill_worker(&server);
+    let text = fail(&mut server);
+    assert!(text.contains("\nId: E2\n"), "{text}");
+    assert!(fail_attached().contains("\nId: E3\n"));
+    // The next image has no error of its own when the server is killed.
+    kill_worker(&server);
+    assert!(server.evaluate("1").ends_with("=> 1"));
+    kill_all(&state);
+    drop(server);
+    let text = fail(&mut state.serve("numbers"));
+    assert!(text.contains("\nId: E4\n"), "{text}");
+}
+
+#[test]
 fn second_server_of_a_session_is_refused() {
     let state = StateDirectory::new();
     let server = state.serve("only");
@@ -891,6 +919,46 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     state.await_free("full");
     let directory = state.directory("full");
     assert_eq!(files(&directory, "core").len(), files(&directory, "json").len());
+}
+
+#[test]
+fn save_at_exit_that_could_write_nothing_is_reported_once() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("full");
+    server.evaluate("(defvar *x* 1)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate(NO_SIGXFSZ);
+    // As on a full disk, files can be created, but nothing can be written to them.
+    limit_file_size(worker(&server), Some(0));
+    server.evaluate("(setf *x* 2)");
+    assert!(server.finish().status.success());
+    state.await_free("full");
+    let failure = "The session was not saved when its last server ended: the save did not complete";
+    let mut server = state.serve("full");
+    let text = server.evaluate("*x*");
+    assert!(text.contains(failure) && text.ends_with("=> 1"), "{text}");
+    assert!(text.contains("Restored: the checkpoint \""), "{text}");
+    assert!(server.finish().status.success());
+    state.await_free("full");
+    let text = state.serve("full").evaluate("*x*");
+    assert!(!text.contains(failure) && text.ends_with("=> 1"), "{text}");
+}
+
+#[test]
+fn values_assigned_after_a_save_at_exit_are_reported_as_lost_when_the_next_server_is_killed() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("killed");
+    server.evaluate("(defvar *x* 1)");
+    assert!(server.finish().status.success());
+    let mut server = state.serve("killed");
+    // Without a fork, no automatic checkpoint contains the value.
+    assert!(server.evaluate(NO_FORK).ends_with("=> (0 0)"));
+    server.evaluate("(setf *x* 2)");
+    kill_all(&state);
+    drop(server);
+    let text = state.serve("killed").evaluate("*x*");
+    let lost = "Lost: threads, open files, and values assigned to variables since the checkpoint.";
+    assert!(text.contains(lost) && text.ends_with("=> 1"), "{text}");
 }
 
 #[test]

@@ -123,9 +123,9 @@ enum CheckpointReply {
     List { intact: Vec<store::Checkpoint>, damaged: Vec<store::Checkpoint> },
     /// A checkpoint was saved.
     Saved(NewCheckpoint),
-    /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's current
-    /// package.
-    Restored { checkpoint: store::Checkpoint, forgotten: u64, package: String, notices: Vec<String> },
+    /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's current package;
+    /// `None` if another call replaced the image before Lisp could name the package.
+    Restored { checkpoint: store::Checkpoint, forgotten: u64, package: Option<String>, notices: Vec<String> },
     /// The checkpoint with this name was deleted.
     Deleted(String),
 }
@@ -182,7 +182,7 @@ impl ToolResult for CheckpointReply {
                 text::save_report(&saved.checkpoint, saved.pause_microseconds, &saved.threads, saved.timers)
             }
             Self::Restored { checkpoint, forgotten, package, notices } => {
-                text::restore_report(checkpoint, *forgotten, package, notices)
+                text::restore_report(checkpoint, *forgotten, package.as_deref(), notices)
             }
             Self::Deleted(name) => format!("Deleted {name:?}."),
         }
@@ -206,7 +206,7 @@ impl ToolResult for CheckpointReply {
             Self::Restored { checkpoint, forgotten, package, notices } => Content {
                 restored: Some(CheckpointSummary::new(checkpoint)),
                 forgotten: Some(*forgotten),
-                package: Some(package.clone()),
+                package: package.clone(),
                 notices: Some(notices.clone()),
                 // The manifest may not name the threads and timers.
                 threads: (!checkpoint.threads.is_empty()).then(|| checkpoint.threads.clone()),
@@ -262,7 +262,6 @@ fn answer_restore(call: Call, outcome: Result<CheckpointRestore, String>) {
             let session = call.session().clone();
             with_package(&session, move |package| {
                 let notices = call.session().take_notices();
-                let package = package.unwrap_or_default();
                 call.reply(CheckpointReply::Restored { checkpoint, forgotten, package, notices });
             });
         }

@@ -14,7 +14,7 @@ use super::store::{Checkpoint, Checkpoints, SaveDetails};
 use crate::os::{files, processes};
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
-use crate::recovery::persistent::NOT_SAVED;
+use crate::recovery::persistent::{ERRORS_FILE, NOT_SAVED, SAVE_MARKER_FILE};
 use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::session::Operation;
@@ -260,8 +260,8 @@ pub(crate) struct SavePolicy {
 pub(crate) struct FinalSave {
     /// The session's lock, which the saving process holds until it is done.
     pub(crate) lock: OwnedFd,
-    /// The file to which the saving process writes its errors.
-    pub(crate) errors: PathBuf,
+    /// The session's directory.
+    pub(crate) directory: PathBuf,
 }
 
 impl Saver {
@@ -283,7 +283,8 @@ impl Saver {
         let saver = self.start_final_save(&at_end);
         if let Err(reason) = &saver {
             let text = format!("{NOT_SAVED}{}.\n", reason.trim_end_matches('.'));
-            let _ = files::create(&at_end.errors).and_then(|mut errors| errors.write_all(text.as_bytes()));
+            let errors = files::create(&at_end.directory.join(ERRORS_FILE));
+            let _ = errors.and_then(|mut errors| errors.write_all(text.as_bytes()));
             // Lisp may still fork, and then passes the descriptor on.
             std::mem::forget(at_end.lock);
         }
@@ -295,8 +296,12 @@ impl Saver {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
         }
-        let errors = files::create(&at_end.errors)
-            .map_err(|error| format!("the file {} cannot be created: {error}", at_end.errors.display()))?;
+        // The saving process deletes the marker. If the marker cannot be created and the save fails, the next server does not
+        // report the failure unless the errors file has the reason.
+        let _ = files::create(&at_end.directory.join(SAVE_MARKER_FILE));
+        let path = at_end.directory.join(ERRORS_FILE);
+        let errors =
+            files::create(&path).map_err(|error| format!("the file {} cannot be created: {error}", path.display()))?;
         let not_within = |obstacle: &str, wait: Duration| format!("{obstacle} within {} seconds", wait.as_secs());
         // All evaluations have been interrupted, but some of them, including background evaluations, may still unwind.
         if !self.session.unwind_all(Instant::now() + UNWINDING_WAIT) {

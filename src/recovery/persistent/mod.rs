@@ -27,6 +27,9 @@ const STATUS_FILE: &str = "status";
 pub(crate) const ERRORS_FILE: &str = "errors";
 /// Maximum size of the [`ERRORS_FILE`] file, in bytes. A larger file is ignored.
 const MAX_ERRORS_BYTES: u64 = 16 << 20;
+/// The name of an empty file that exists from the beginning of the save at the end of a server until the session is saved.
+/// On a full disk, this file can be created although the [`ERRORS_FILE`] file cannot be written.
+pub(crate) const SAVE_MARKER_FILE: &str = "save.incomplete";
 /// The beginning of the line in the [`ERRORS_FILE`] file that says why the session was not saved.
 pub(crate) const NOT_SAVED: &str = "The session was not saved: ";
 
@@ -146,13 +149,16 @@ impl PersistentSession {
     }
 
     /// Returns a sentence that says why the session was not saved at the end of its last server, and deletes the
-    /// [`ERRORS_FILE`] file. Returns `None` if no save has failed.
+    /// [`ERRORS_FILE`] and [`SAVE_MARKER_FILE`] files. Returns `None` if no save has failed.
     pub(crate) fn take_save_failure(&self) -> Option<String> {
-        let text = self.read_errors();
+        let text = self.read_errors().unwrap_or_default();
         let _ = fs::remove_file(self.errors_file());
-        let text = text?;
-        let reason = text.lines().rev().find_map(|line| line.strip_prefix(NOT_SAVED))?;
-        Some(format!("The session was not saved when its last server ended: {}", shortened(reason)))
+        let is_incomplete = fs::remove_file(self.directory.join(SAVE_MARKER_FILE)).is_ok();
+        let reason = text.lines().rev().find_map(|line| line.strip_prefix(NOT_SAVED)).map(shortened);
+        let unknown =
+            || "the save did not complete; the disk may be full, or the saving process was killed.".to_owned();
+        let reason = reason.or_else(|| is_incomplete.then(unknown))?;
+        Some(format!("The session was not saved when its last server ended: {reason}"))
     }
 
     /// Reads the session's recovery state. A caller that only displays the state need not lock the session.
@@ -285,6 +291,7 @@ fn is_session_file(path: &Path) -> bool {
             lock::LOCK_FILE,
             STATUS_FILE,
             ERRORS_FILE,
+            SAVE_MARKER_FILE,
         ]
         .iter()
         .any(|ours| is_named(ours))

@@ -290,13 +290,17 @@ fn definitions_made_by_eval_in_frame_are_replayed_after_image_loss() {
 
 #[test]
 fn definitions_of_a_form_that_failed_in_a_frame_are_named_when_lost() {
-    let mut server = Server::ready();
-    hold(&mut server, "(error \"x\")");
-    let code = "(progn (defun in-frame () 1) (error \"y\"))";
-    call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": code}));
-    kill_worker(&server);
-    let text = server.evaluate("(fboundp 'in-frame)");
-    assert!(text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::IN-FRAME)"), "{text}");
+    for code in ["(progn (defun in-frame () 1) (error \"y\"))", "(list #.(defun in-frame () 1) #<x>)"] {
+        let mut server = Server::ready();
+        hold(&mut server, "(error \"x\")");
+        call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": code}));
+        kill_worker(&server);
+        let text = server.evaluate("(fboundp 'in-frame)");
+        assert!(
+            text.contains("(the form failed after defining FUNCTION COMMON-LISP-USER::IN-FRAME)"),
+            "{code}: {text}"
+        );
+    }
 }
 
 #[test]
