@@ -40,7 +40,7 @@ impl Server {
     /// call number `next_line`.
     pub(super) fn new(
         tools: Arc<ToolContext>,
-        handshakes: Vec<(u64, Vec<String>)>,
+        handshakes: Vec<(u64, Option<String>)>,
         status: StatusPage,
         next_line: u64,
     ) -> Self {
@@ -55,7 +55,7 @@ impl Server {
             supervisor,
         };
         for (connection, handshake) in handshakes {
-            server.conversation(connection).resume(&handshake);
+            server.conversation(connection).resume(handshake.as_deref());
         }
         server
     }
@@ -223,9 +223,9 @@ impl Service for Server {
     }
 }
 
-/// Returns the handshakes of the last image's clients, by connection.
-pub(super) fn handshakes(state: &RecoveryState) -> Vec<(u64, Vec<String>)> {
-    state.clients.iter().map(|(number, client)| (*number, client.handshake.clone())).collect()
+/// Returns the last handshake of each of the last image's clients, by connection.
+pub(super) fn handshakes(state: &RecoveryState) -> Vec<(u64, Option<String>)> {
+    state.clients.iter().map(|(number, client)| (*number, client.initialize.clone())).collect()
 }
 
 /// The service of one client with a stream of its own.
