@@ -96,11 +96,6 @@ impl Server {
         true
     }
 
-    /// Returns true if the supervisor is gone, so that no answer reaches a client.
-    pub(super) fn is_orphaned(&self) -> bool {
-        self.supervisor.is_some_and(|supervisor| getppid() != Some(supervisor))
-    }
-
     /// Returns the conversation with an attached client, and begins the conversation if the client is new.
     fn attached_client(&self, connection: u64) -> Arc<Conversation> {
         let mut attached = self.attached.lock();
@@ -220,6 +215,11 @@ impl Service for Server {
     /// Only the supervisor ends the server, so signals have no effect on a worker that still has its supervisor.
     fn exits_on_signal(&self) -> bool {
         self.is_orphaned()
+    }
+
+    /// No answer of an orphaned worker reaches a client.
+    fn is_orphaned(&self) -> bool {
+        self.supervisor.is_some_and(|supervisor| getppid() != Some(supervisor))
     }
 }
 
