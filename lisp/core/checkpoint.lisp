@@ -326,12 +326,6 @@ never release a mutex that it holds."
     (dolist (mutex held)
       (free-mutex mutex))))
 
-(defun skip-exit-handlers ()
-  "Keep exit(3), which SBCL calls after saving, from running the exit handlers of the host's process. Exit handlers run
-in reverse order, and the handler that this function adds ends the process at once."
-  (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
-                 (sb-sys:foreign-symbol-sap "_exit") 0))
-
 (defglobal **saving-seconds** 300
   "The maximum number of seconds that saving an image may take.")
 
@@ -390,7 +384,6 @@ the reason on the process's standard error and end with status 9. Only a forked 
   (set-save-alarm)
   ;; The core contains everything in memory, so only its owner may read it.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
-  (skip-exit-handlers)
   (let ((failure "a non-local exit ended the save, for instance (abort) in a save hook"))
     (unwind-protect
          (handler-case
