@@ -436,6 +436,15 @@ int32_t sbcl_host_fork_stopped(int32_t wait_for_c, lispobj *threads, uint32_t co
 
 extern void finalizer_thread_stop(void);
 
+struct dl_phdr_info;
+/* link.h declares this function only if _GNU_SOURCE is defined. */
+extern int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *object, size_t size, void *data), void *data);
+
+static int stop_listing(struct dl_phdr_info *object, size_t size, void *data) {
+  (void)object, (void)size, (void)data;
+  return 1;
+}
+
 /* Takes and releases the locks of C code that a process needs to save an image. Never returns if a thread that is missing in
  * this process holds one of these locks. */
 void sbcl_host_take_c_locks(void) {
@@ -454,10 +463,12 @@ void sbcl_host_take_c_locks(void) {
   FILE *file = fopen("/dev/null", "r");
   if (file)
     fclose(file);
-  /* Closing the image's shared objects needs the loader's lock, which dlopen takes. */
+  /* Closing the image's shared objects needs both locks of the loader: dlopen takes one of them, and listing the objects, as
+   * the unwinder does, takes the other. */
   void *program = dlopen(0, RTLD_LAZY);
   if (program)
     dlclose(program);
+  dl_iterate_phdr(stop_listing, 0);
 }
 
 /* The kernel's struct linux_dirent64. */

@@ -314,7 +314,11 @@ never release a mutex that it holds."
         sb-impl::*finalizer-thread* nil
         **unjoined-threads** '()
         sb-thread::*starting-threads* '())
-  (let ((held '()))
+  (let ((allocator sb-vm::*allocator-mutex*)
+        (held '()))
+    ;; MAP-ALLOCATED-OBJECTS takes this mutex. A thread may have been cut off in C code that it had called during its own
+    ;; call of MAP-ALLOCATED-OBJECTS.
+    (free-mutex allocator)
     (sb-vm:map-allocated-objects
      (lambda (object type size)
        (declare (ignore size))
