@@ -394,6 +394,8 @@ the reason on the process's standard error and end with status 9. Only a forked 
              (progn
                (mark-missing-threads-dead)
                (mapc #'sb-ext:unschedule-timer (sb-ext:list-all-timers))
+               ;; SBCL's timers and alarm(2) share a timer of the kernel, which unscheduling has stopped.
+               (set-save-alarm)
                ;; A failing user hook must not prevent saving.
                (dolist (hook sb-ext:*save-hooks*)
                  (guarded (funcall hook) (failure) nil))

@@ -415,6 +415,23 @@ fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
 }
 
+/// The copy of the process limits its own time, because no other process may be left to end it.
+#[test]
+fn save_of_an_image_with_a_timer_ends_after_its_maximum_time() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate(
+        "(sb-ext:unlock-package :sbcl-host)
+         (setf sbcl-host::**saving-seconds** 1)
+         (sb-ext:schedule-timer (sb-ext:make-timer #'list) 1000)
+         (push (lambda () (loop)) sb-ext:*save-hooks*)",
+    );
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert_eq!(text, "Nothing was saved: the saving process was killed by signal 14.");
+    server.evaluate("(setf sbcl-host::**saving-seconds** 300) (pop sb-ext:*save-hooks*)");
+    save(&mut server, "x");
+}
+
 #[apply(both_modes)]
 fn save_is_refused_when_the_saved_image_does_not_boot(mode: Mode) {
     let state = StateDirectory::new(mode);
