@@ -443,6 +443,8 @@ impl Definitions {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn definition(code: String) -> Definition {
@@ -506,6 +508,37 @@ mod tests {
         let used = ["(use #:b 2)", "(defpackage :p (:export #:a))", "(defpackage :p (:export #:b))", "(last)"];
         assert_eq!(codes(&definitions)[11..], used);
         assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    proptest! {
+        /// Each step either evaluates a definition of one of two packages, or another form.
+        #[test]
+        fn compaction_keeps_the_package_definitions_with_which_forms_are_read(
+            steps in proptest::collection::vec((0..2_usize, 0..3_u8, any::<bool>()), 0..60)
+        ) {
+            let mut definitions = Definitions::default();
+            let (mut packages, mut before) = ([None; 2], Vec::new());
+            for (index, (package, variant, is_definition)) in steps.into_iter().enumerate() {
+                if is_definition {
+                    packages[package] = Some(variant);
+                    let changes = Changes::parse(format!("=other\n+PACKAGE {package}").lines());
+                    let code = format!("(defpackage {package} {variant})");
+                    definitions.add(Definition { changes, ..definition(code) });
+                } else {
+                    before.push(packages);
+                    definitions.add(definition(format!("(form {index})")));
+                }
+            }
+            definitions.compact();
+            let (mut packages, mut after) = ([None; 2], Vec::new());
+            for code in codes(&definitions) {
+                match code.strip_prefix("(defpackage ").map(str::as_bytes) {
+                    Some(numbers) => packages[usize::from(numbers[0] - b'0')] = Some(numbers[2] - b'0'),
+                    None => after.push(packages),
+                }
+            }
+            prop_assert_eq!(after, before);
+        }
     }
 
     #[test]
