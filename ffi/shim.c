@@ -318,6 +318,21 @@ void __wrap_scrub_control_stacks(void) { clear_unused_stack(); }
 
 extern void sb_posix_after_fork(void);
 
+/* True in a process that sbcl_host_fork has made: a copy of the host's process. */
+static int is_copy;
+
+void __real_exit(int status) __attribute__((noreturn));
+void __wrap_exit(int status) __attribute__((noreturn));
+
+/* Linked with --wrap: SBCL, which calls exit(3) when it has saved an image, calls this function instead. A copy ends at once.
+ * exit(3) would run the host's exit handlers and, before these, the destructors of this thread's thread-local variables, and
+ * such a destructor may wait for a lock that a missing thread holds. */
+void __wrap_exit(int status) {
+  if (is_copy)
+    _exit(status);
+  __real_exit(status);
+}
+
 /* Forks like _Fork(3) of glibc 2.34, but returns an error number, negated, on failure. fork(3) would wait for the locks of
  * malloc(3) and stdio(3), which a thread stopped in C code may hold forever, and would run the program's pthread_atfork
  * handlers. */
@@ -331,8 +346,10 @@ int32_t sbcl_host_fork(void) {
   pthread_sigmask(SIG_SETMASK, &before, 0);
   if (process < 0)
     return -error;
-  if (process == 0)
+  if (process == 0) {
+    is_copy = 1;
     sb_posix_after_fork();
+  }
   return (int32_t)process;
 }
 
@@ -419,6 +436,15 @@ int32_t sbcl_host_fork_stopped(int32_t wait_for_c, lispobj *threads, uint32_t co
 
 extern void finalizer_thread_stop(void);
 
+struct dl_phdr_info;
+/* link.h declares this function only if _GNU_SOURCE is defined. */
+extern int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *object, size_t size, void *data), void *data);
+
+static int stop_listing(struct dl_phdr_info *object, size_t size, void *data) {
+  (void)object, (void)size, (void)data;
+  return 1;
+}
+
 /* Takes and releases the locks of C code that a process needs to save an image. Never returns if a thread that is missing in
  * this process holds one of these locks. */
 void sbcl_host_take_c_locks(void) {
@@ -437,10 +463,12 @@ void sbcl_host_take_c_locks(void) {
   FILE *file = fopen("/dev/null", "r");
   if (file)
     fclose(file);
-  /* Closing the image's shared objects needs the loader's lock, which dlopen takes. */
+  /* Closing the image's shared objects needs both locks of the loader: dlopen takes one of them, and listing the objects, as
+   * the unwinder does, takes the other. */
   void *program = dlopen(0, RTLD_LAZY);
   if (program)
     dlclose(program);
+  dl_iterate_phdr(stop_listing, 0);
 }
 
 /* The kernel's struct linux_dirent64. */

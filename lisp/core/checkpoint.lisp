@@ -131,7 +131,8 @@ be interrupted. Interrupts must be off."
 (defun fork-paused-image (mutexes wait-for-c threads)
   "Fork as FORK-IMAGE does, and return its first two values. Meanwhile THREADS pause, each at a point where an
 interruption finds it in Lisp code that may be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread
-that stays in C code; then cut the thread off there."
+that stays in C code; then cut the thread off there. Stop early when an interruption of this thread is pending: it must
+not run while THREADS pause, because they may hold a lock that it needs."
   (let ((end (+ (monotonic-milliseconds) +pause-milliseconds+))
         (pause (begin-pause))
         (requests '()))
@@ -155,7 +156,7 @@ that stays in C code; then cut the thread off there."
                           do (mapc #'request-pause threads)
                              (sb-unix:nanosleep 0 300000))
                     (multiple-value-bind (process obstacle others) (fork-image mutexes (and wait-for-c (<= attempt 12)))
-                      (when (or process (null others) (> (monotonic-milliseconds) end))
+                      (when (or process (null others) *interrupt-pending* (> (monotonic-milliseconds) end))
                         (return (values process obstacle)))
                       (setf threads others)))
         (end-pause)))))
@@ -171,8 +172,8 @@ that stays in C code; then cut the thread off there."
 
 (defun child-ready-p (descriptor process)
   "Return true once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return false when PROCESS
-sleeps at two checks in succession, because it then waits for a lock whose holder does not exist in it; or when it has
-written nothing for five seconds."
+sleeps at two checks in succession, because it then waits for a lock whose holder does not exist in it; when it has
+written nothing for five seconds; or when an interruption of this thread is pending meanwhile."
   (loop repeat 250
         for slept = nil then sleeps
         for ready = (sb-unix:unix-simple-poll descriptor :input 20)
@@ -181,7 +182,7 @@ written nothing for five seconds."
           return (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
                    (with-pinned-objects (octet)
                      (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))
-        until (and slept sleeps)))
+        until (or *interrupt-pending* (and slept sleeps))))
 
 (defun kill-child (process)
   "Kill the child PROCESS and wait for it."
@@ -239,10 +240,10 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
 
 (defun fork-when-unblocked (mutexes seconds wait)
   "Call TRY-FORK until it succeeds or fails with an error, but not after SECONDS have passed. Call WAIT between
-attempts. Return the child's process number, 0 in the child, a negated error number, or NIL if each attempt was blocked;
-the milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a
-mutex, a thread, or :C-LOCK if the child waits for a lock of the C library whose holder does not exist in the child.
-Interrupts must be off."
+attempts; a pending interruption ends an attempt early, so that WAIT can let the interruption run. Return the child's
+process number, 0 in the child, a negated error number, or NIL if each attempt was blocked; the milliseconds for which
+the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a mutex, a thread, or :C-LOCK
+if the child waits for a lock of the C library whose holder does not exist in the child. Interrupts must be off."
   (declare (type function wait))
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
@@ -313,7 +314,11 @@ never release a mutex that it holds."
         sb-impl::*finalizer-thread* nil
         **unjoined-threads** '()
         sb-thread::*starting-threads* '())
-  (let ((held '()))
+  (let ((allocator sb-vm::*allocator-mutex*)
+        (held '()))
+    ;; MAP-ALLOCATED-OBJECTS takes this mutex. A thread may have been cut off in C code that it had called during its own
+    ;; call of MAP-ALLOCATED-OBJECTS.
+    (free-mutex allocator)
     (sb-vm:map-allocated-objects
      (lambda (object type size)
        (declare (ignore size))
@@ -324,12 +329,6 @@ never release a mutex that it holds."
      :all)
     (dolist (mutex held)
       (free-mutex mutex))))
-
-(defun skip-exit-handlers ()
-  "Keep exit(3), which SBCL calls after saving, from running the exit handlers of the host's process. Exit handlers run
-in reverse order, and the handler that this function adds ends the process at once."
-  (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
-                 (sb-sys:foreign-symbol-sap "_exit") 0))
 
 (defglobal **saving-seconds** 300
   "The maximum number of seconds that saving an image may take.")
@@ -389,13 +388,14 @@ the reason on the process's standard error and end with status 9. Only a forked 
   (set-save-alarm)
   ;; The core contains everything in memory, so only its owner may read it.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
-  (skip-exit-handlers)
   (let ((failure "a non-local exit ended the save, for instance (abort) in a save hook"))
     (unwind-protect
          (handler-case
              (progn
                (mark-missing-threads-dead)
                (mapc #'sb-ext:unschedule-timer (sb-ext:list-all-timers))
+               ;; SBCL's timers and alarm(2) share a timer of the kernel, which unscheduling has stopped.
+               (set-save-alarm)
                ;; A failing user hook must not prevent saving.
                (dolist (hook sb-ext:*save-hooks*)
                  (guarded (funcall hook) (failure) nil))
@@ -456,38 +456,45 @@ file is complete. If the fork succeeds, the image counts as the checkpoint NAME.
 `process`, the microseconds for which this process was `stopped`, and the number of `timers` that the core will lack;
 and, for each thread that the core will lack, a record `thread` with its `name`. The evaluating thread runs this query
 while it evaluates nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER
-(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image."
+(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image. If the query is
+interrupted, kill the child."
   (let* ((threads (user-threads))
          (timers (length (sb-ext:list-all-timers)))
          (before **checkpoint-name**)
          (process nil)
          (stopped 0)
          (obstacle nil)
+         (returned nil)
          (seconds (if finisher +shutdown-fork-wait-seconds+ +session-fork-wait-seconds+)))
     (setf **checkpoint-name** name)
     (unwind-protect
-         ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
-         (without-interrupts
-           (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
-             (stop-finalizers seconds #'wait)
-             (unwind-protect
-                  (progn
-                    (setf (values process stopped obstacle) (fork-when-unblocked (definition-mutexes) seconds #'wait))
-                    (when (eql 0 process)
-                      (when finisher
-                        (exec-finisher finisher lock errors))
-                      (save-image path)))
-               (start-finalizers))))
-      (unless (typep process '(integer 1))
-        (setf **checkpoint-name** before)))
-    (check-fork-result process obstacle seconds)
-    (push-record "saving" :process process
-                          :stopped (values (round (* 1000 stopped)))
-                          ;; Timers may run or be scheduled between the first count and the fork, and after it.
-                          :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
-                                    (and (plusp timers) timers)))
-    (dolist (thread threads)
-      (push-record "thread" :name (thread-title thread)))))
+         (progn
+           ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
+           (without-interrupts
+             (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
+               (stop-finalizers seconds #'wait)
+               (unwind-protect
+                    (progn
+                      (setf (values process stopped obstacle)
+                            (fork-when-unblocked (definition-mutexes) seconds #'wait))
+                      (when (eql 0 process)
+                        (when finisher
+                          (exec-finisher finisher lock errors))
+                        (save-image path)))
+                 (start-finalizers))))
+           (check-fork-result process obstacle seconds)
+           (push-record "saving" :process process
+                                 :stopped (values (round (* 1000 stopped)))
+                                 ;; Timers may run or be scheduled between the first count and the fork, and after it.
+                                 :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
+                                           (and (plusp timers) timers)))
+           (dolist (thread threads)
+             (push-record "thread" :name (thread-title thread)))
+           (setf returned t))
+      (unless returned
+        (setf **checkpoint-name** before)
+        (when (typep process '(integer 1))
+          (kill-child process))))))
 
 ;;; Saving the image for a program that embeds it
 

@@ -12,7 +12,7 @@ use crate::toolchain::Toolchain;
 use crate::{files, process};
 
 /// Revision of this recipe, incremented when it makes a different library from the same input.
-const REVISION: &str = "2";
+const REVISION: &str = "3";
 
 /// Number of versions of this stage that the cache keeps.
 const KEPT_VERSIONS: usize = 5;
@@ -83,6 +83,8 @@ fn link_library(sbcl: &Sbcl, shim: Shim<'_>, toolchain: &Toolchain, context: &St
         link.arg("-Wl,--wrap=maybe_gc");
         // The shim intercepts SBCL's installation of signal handlers, so that the host decides which signals SBCL handles.
         link.arg("-Wl,--wrap=sigaction");
+        // The shim keeps a copy of the process, which saves an image, from running code of the host when the copy ends.
+        link.arg("-Wl,--wrap=exit");
         if platform.arch == "aarch64" {
             // The shim clears unused stacks without writing to them.
             link.args(["-Wl,--wrap=scrub_control_stack", "-Wl,--wrap=scrub_control_stacks"]);

@@ -52,7 +52,19 @@ pub(crate) trait Program: Send + Sync + 'static {
 pub(super) fn pass_event(event: Event<'_>) {
     if let Some(program) = PROGRAM.get() {
         // No caller waits for an event, so a panic is not reported.
-        panics::catch(|| program.event(event));
+        panics::catch(|| pass_event_to(&**program, event));
+    }
+}
+
+/// Passes an event to `program`. A notice goes to the program's `tracing` subscriber, which is user code. No other event runs
+/// user code on this thread.
+fn pass_event_to(program: &dyn Program, event: Event<'_>) {
+    match event {
+        Event::Notice(_) => wait_outside_lisp(|| {
+            let _outside_calls = NoContextGuard::new();
+            program.event(event);
+        }),
+        _ => program.event(event),
     }
 }
 
@@ -605,5 +617,44 @@ mod tests {
         assert_eq!(Stack { end: own.end + own.size, size: 4096 }.room(), None);
         assert_eq!(Stack { end: own.end - 4096, size: 4096 }.room(), None);
         assert!(Stack::UNKNOWN.room().is_some());
+    }
+
+    /// A program that records, for each event, whether its code may call Lisp on the event's thread.
+    struct EventRecorder(parking_lot::Mutex<Vec<bool>>);
+
+    impl Program for EventRecorder {
+        fn serve(&self, _: &CallContext, _: u32) -> bool {
+            false
+        }
+
+        fn call(&self, _: &CallContext, _: u64, _: &[u64], _: &mut MessageWriter) -> CallStatus {
+            CallStatus::Missing
+        }
+
+        fn event(&self, _: Event<'_>) {
+            self.0.lock().push(CallContext::current().is_some());
+        }
+    }
+
+    /// The function that receives a notice is user code, and a non-local exit of its calls could not be resumed.
+    #[test]
+    fn notices_are_received_outside_calls_from_lisp() {
+        unsafe extern "C" fn no_lisp(_: u64, _: u64, _: *const u64, _: u64, _: *mut sbcl_message) -> i32 {
+            unreachable!("nothing calls Lisp")
+        }
+        let context = CallContext {
+            call_lisp: no_lisp,
+            modes: MaskedTrapsGuard::new().lisp_modes(),
+            state: None,
+            stack: Stack::UNKNOWN,
+            is_stack_limited: true,
+            not_send: PhantomData,
+        };
+        let recorder = EventRecorder(parking_lot::Mutex::default());
+        CURRENT_CONTEXT.set(Some(context));
+        let text = crate::image::protocol::Text(&[]);
+        [Event::Notice(text), Event::Stdout(text)].into_iter().for_each(|event| pass_event_to(&recorder, event));
+        let is_inside = CURRENT_CONTEXT.take().is_some();
+        assert_eq!((&recorder.0.lock()[..], is_inside), (&[false, true][..], true));
     }
 }

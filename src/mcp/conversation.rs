@@ -120,14 +120,14 @@ impl Conversation {
         self.tools.inflight()
     }
 
-    /// Resumes a conversation from the messages of its handshake, which an earlier image has answered. Then reports the
-    /// replacement of the last image to the client.
-    pub(super) fn resume(&self, handshake: &[String]) {
-        for line in handshake {
-            if let DecodedLine::Single(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
-                // The result is dropped, since the client has had the answer from an earlier image.
-                let _ = self.initialize(params);
-            }
+    /// Resumes a conversation from its last handshake, an `initialize` request that an earlier image has answered. Then
+    /// reports the replacement of the last image to the client.
+    pub(super) fn resume(&self, handshake: Option<&str>) {
+        if let Some(DecodedLine::Single(Ok(Message::Request { params, .. }))) =
+            handshake.map(|line| decode(line.as_bytes()))
+        {
+            // The result is dropped, since the client has had the answer from an earlier image.
+            let _ = self.initialize(params);
         }
         // The report follows the handshake, which determines whether the client receives notices.
         self.tools.report_replacement();
@@ -174,7 +174,7 @@ impl Conversation {
         match message {
             Ok(Message::Request { id, method, params }) => self.handle_request(id, &method, params, position),
             Ok(Message::Notification { method, params }) => {
-                self.handle_notification(&method, params, position);
+                self.handle_notification(&method, params);
                 self.report_unanswered(position);
             }
             Ok(Message::Response { id, result }) => {
@@ -194,21 +194,15 @@ impl Conversation {
         }
     }
 
-    fn handle_notification(&self, method: &str, mut params: JsonObject, position: MessagePosition<'_>) {
-        match method {
-            CANCELLATION => {
-                if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
-                    self.inflight().cancel(&id);
-                }
-            }
-            "notifications/initialized" if self.opened.lock().is_some() => {
-                self.report_handshake(position.call, json!({"jsonrpc": "2.0", "method": method}).to_string());
-            }
-            _ => {}
+    fn handle_notification(&self, method: &str, mut params: JsonObject) {
+        if method == CANCELLATION
+            && let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>)
+        {
+            self.inflight().cancel(&id);
         }
     }
 
-    /// Reports a handshake message to the supervisor, so that the next worker can resume the conversation.
+    /// Reports an `initialize` request to the supervisor, so that the next worker can resume the conversation.
     fn report_handshake(&self, call: u64, message: String) {
         if let Some(recovery) = &self.tools.recovery {
             recovery.reporter.report_change(SessionEvent::Handshake { call, message });

@@ -28,7 +28,7 @@ use crate::recovery::reporter::Reporter;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::StatusPage;
 use crate::rpc::attach::Listener;
-use crate::rpc::event_loop::EventLoop;
+use crate::rpc::event_loop::{EventLoop, Service as _};
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
@@ -138,6 +138,8 @@ pub(crate) fn serve(
     let server = Arc::new(Server::new(tools, handshakes, status, next_line));
     let status = connection.event_loop.run(&*server);
     let has_supervisor = !server.is_orphaned();
+    // A save would undo the reset or restore that this process has requested.
+    let may_save = has_supervisor || !recovery.is_being_replaced();
     if has_supervisor {
         server.fail_all(SHUTTING_DOWN);
         connection.inflight.fail_all(SHUTTING_DOWN);
@@ -155,7 +157,7 @@ pub(crate) fn serve(
     if has_supervisor {
         connection.report_exit(status);
     }
-    let at_end = saves.at_end.filter(|_| !recovery.is_restoring());
+    let at_end = saves.at_end.filter(|_| may_save && !recovery.is_restoring());
     let saved = at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");
         None

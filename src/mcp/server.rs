@@ -40,7 +40,7 @@ impl Server {
     /// call number `next_line`.
     pub(super) fn new(
         tools: Arc<ToolContext>,
-        handshakes: Vec<(u64, Vec<String>)>,
+        handshakes: Vec<(u64, Option<String>)>,
         status: StatusPage,
         next_line: u64,
     ) -> Self {
@@ -55,7 +55,7 @@ impl Server {
             supervisor,
         };
         for (connection, handshake) in handshakes {
-            server.conversation(connection).resume(&handshake);
+            server.conversation(connection).resume(handshake.as_deref());
         }
         server
     }
@@ -94,11 +94,6 @@ impl Server {
             self.record_missed(Some(next));
         }
         true
-    }
-
-    /// Returns true if the supervisor is gone, so that no answer reaches a client.
-    pub(super) fn is_orphaned(&self) -> bool {
-        self.supervisor.is_some_and(|supervisor| getppid() != Some(supervisor))
     }
 
     /// Returns the conversation with an attached client, and begins the conversation if the client is new.
@@ -221,11 +216,16 @@ impl Service for Server {
     fn exits_on_signal(&self) -> bool {
         self.is_orphaned()
     }
+
+    /// No answer of an orphaned worker reaches a client.
+    fn is_orphaned(&self) -> bool {
+        self.supervisor.is_some_and(|supervisor| getppid() != Some(supervisor))
+    }
 }
 
-/// Returns the handshakes of the last image's clients, by connection.
-pub(super) fn handshakes(state: &RecoveryState) -> Vec<(u64, Vec<String>)> {
-    state.clients.iter().map(|(number, client)| (*number, client.handshake.clone())).collect()
+/// Returns the last handshake of each of the last image's clients, by connection.
+pub(super) fn handshakes(state: &RecoveryState) -> Vec<(u64, Option<String>)> {
+    state.clients.iter().map(|(number, client)| (*number, client.initialize.clone())).collect()
 }
 
 /// The service of one client with a stream of its own.

@@ -27,6 +27,8 @@ const DROPPED_REASON: &str = "the form was dropped to save space";
 const MAX_LISTED_NAMES: usize = 3;
 /// Upper bound of the size of a form's JSON without its strings, in bytes: field names and numbers.
 const JSON_OVERHEAD: usize = 256;
+/// The beginning of a package's name in [`Changes`].
+const PACKAGE_KIND: &str = "PACKAGE ";
 
 /// A form that defined something.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +96,12 @@ impl Definition {
     /// Returns the key by which repetitions of a form are recognized.
     fn key(&self) -> (&DefiningForm, bool) {
         (&self.form, self.local)
+    }
+
+    /// Returns the packages that the form defined or removed, as [`Changes`] names them.
+    fn packages(&self) -> impl Iterator<Item = &String> {
+        let Changes { defined, removed, .. } = &self.changes;
+        defined.iter().chain(removed).filter(|name| name.starts_with(PACKAGE_KIND))
     }
 
     /// Returns an upper bound of the definition's size, in bytes of JSON.
@@ -194,9 +202,11 @@ enum DropRank {
     Intermediate,
     /// A form that only defines names. Other forms define all of these names again or remove them later.
     Replaced,
-    /// A form that may do more than define names. Other forms define all of its names again or remove them later.
+    /// A form that may do more than define names, but defines no package. Other forms define all of its names again or
+    /// remove them later.
     SideEffecting,
-    /// Any other form.
+    /// Any other form. A definition of a package counts as live even if it is replaced: forms before the next definition
+    /// may be readable only with this one.
     Live,
 }
 
@@ -226,21 +236,23 @@ impl Definitions {
         of_evaluation.for_each(|(_, definition)| definition.local = true);
     }
 
-    /// Keeps only the first and the last occurrence of a repeated form; other forms may depend on the first. If the
-    /// remaining forms still take too much room, drops forms by their [`DropRank`], the oldest first. Returns the
-    /// positions of the dropped definitions that are only counted from now on.
+    /// Keeps only the first and the last occurrence of a repeated form, since other forms may depend on the first, and the
+    /// occurrences that [other forms need to be read](Self::keep_package_states). If the remaining forms still take too
+    /// much room, drops forms by their [`DropRank`], the oldest first. Returns the positions of the dropped definitions that
+    /// are only counted from now on.
     fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
             last.insert(definition.key(), index);
         }
         let mut seen: HashSet<(&DefiningForm, bool)> = HashSet::new();
-        let keep: Vec<bool> = self
+        let mut keep: Vec<bool> = self
             .entries
             .iter()
             .enumerate()
             .map(|(index, (_, entry))| seen.insert(entry.key()) || last[&entry.key()] == index)
             .collect();
+        self.keep_package_states(&mut keep);
         let mut keep = keep.into_iter();
         let bytes = &mut self.bytes;
         self.entries.retain(|(_, definition)| {
@@ -284,6 +296,36 @@ impl Definitions {
         self.dropped_forms.drain(..excess).map(|(position, _)| position).collect()
     }
 
+    /// Marks more definitions in `keep`, which is true for each definition that stays: a repeated definition of a package
+    /// stays if a form after it stays and if, without the repetition, this form would be read with another definition of the
+    /// package.
+    fn keep_package_states(&self, keep: &mut [bool]) {
+        // For each package, the form that a replay of the definitions before `index` evaluates last.
+        let mut replayed: HashMap<&String, (&DefiningForm, bool)> = HashMap::new();
+        // For each package that such a replay leaves in another state, the index of the definition that is missing.
+        let mut missing: HashMap<&String, usize> = HashMap::new();
+        for (index, (_, definition)) in self.entries.iter().enumerate() {
+            if !keep[index] {
+                for name in definition.packages() {
+                    if replayed.get(name) == Some(&definition.key()) {
+                        missing.remove(name);
+                    } else {
+                        missing.insert(name, index);
+                    }
+                }
+                continue;
+            }
+            definition.packages().for_each(|name| _ = missing.remove(name));
+            let mut needed: Vec<usize> = missing.drain().map(|(_, at)| at).collect();
+            needed.sort_unstable();
+            for at in needed.into_iter().chain([index]) {
+                keep[at] = true;
+                let definition = &self.entries[at].1;
+                definition.packages().for_each(|name| _ = replayed.insert(name, definition.key()));
+            }
+        }
+    }
+
     /// Returns the rank of each definition.
     fn ranks(&self) -> Vec<DropRank> {
         let mut names: HashSet<&String> = HashSet::new();
@@ -305,6 +347,7 @@ impl Definitions {
             let is_replaced = !is_generic
                 && methods.is_empty()
                 && !defined.is_empty()
+                && definition.packages().next().is_none()
                 && defined.iter().all(|name| names.contains(name));
             ranks.push(match role {
                 _ if !is_replaced => DropRank::Live,
@@ -400,6 +443,8 @@ impl Definitions {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn definition(code: String) -> Definition {
@@ -436,6 +481,83 @@ mod tests {
         assert_eq!(definitions.take(0, 16).unwrap().form.code, "(defun f7 ())");
         assert_eq!(definitions.take(0, 17), None);
         assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    #[test]
+    fn repeated_package_definitions_stay_where_other_forms_are_read_with_them() {
+        let package = |exports: &str| Definition {
+            changes: Changes::parse("=other\n+PACKAGE P".lines()),
+            ..definition(format!("(defpackage :p (:export {exports}))"))
+        };
+        let mut definitions = Definitions::default();
+        for round in 0..3 {
+            for exports in ["#:a", "#:b"] {
+                definitions.add(package(exports));
+                definitions.add(definition(format!("(use {exports} {round})")));
+            }
+        }
+        definitions.compact();
+        assert_eq!(definitions.entries.len(), 12);
+        // No form is read between these repetitions, so only the last occurrence of each definition stays.
+        for exports in ["#:a", "#:b"].into_iter().cycle().take(100) {
+            definitions.add(package(exports));
+        }
+        definitions.add(definition("(last)".to_owned()));
+        definitions.compact();
+        assert_eq!(definitions.entries.len(), 15);
+        let used = ["(use #:b 2)", "(defpackage :p (:export #:a))", "(defpackage :p (:export #:b))", "(last)"];
+        assert_eq!(codes(&definitions)[11..], used);
+        assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    proptest! {
+        /// Each step either evaluates a definition of one of two packages, or another form.
+        #[test]
+        fn compaction_keeps_the_package_definitions_with_which_forms_are_read(
+            steps in proptest::collection::vec((0..2_usize, 0..3_u8, any::<bool>()), 0..60)
+        ) {
+            let mut definitions = Definitions::default();
+            let (mut packages, mut before) = ([None; 2], Vec::new());
+            for (index, (package, variant, is_definition)) in steps.into_iter().enumerate() {
+                if is_definition {
+                    packages[package] = Some(variant);
+                    let changes = Changes::parse(format!("=other\n+PACKAGE {package}").lines());
+                    let code = format!("(defpackage {package} {variant})");
+                    definitions.add(Definition { changes, ..definition(code) });
+                } else {
+                    before.push(packages);
+                    definitions.add(definition(format!("(form {index})")));
+                }
+            }
+            definitions.compact();
+            let (mut packages, mut after) = ([None; 2], Vec::new());
+            for code in codes(&definitions) {
+                match code.strip_prefix("(defpackage ").map(str::as_bytes) {
+                    Some(numbers) => packages[usize::from(numbers[0] - b'0')] = Some(numbers[2] - b'0'),
+                    None => after.push(packages),
+                }
+            }
+            prop_assert_eq!(after, before);
+        }
+    }
+
+    #[test]
+    fn replaced_package_definitions_are_not_dropped_before_live_forms() {
+        let mut definitions = Definitions::default();
+        let mut add = |code: String, changes: &str| {
+            let changes = Changes::parse(changes.lines());
+            definitions.add(Definition { changes, ..definition(code) });
+        };
+        let large = "x".repeat(5_000_000);
+        add("(act)".to_owned(), "=other\n+VARIABLE *A*");
+        add("(defpackage :p (:export #:a))".to_owned(), "=other\n+PACKAGE P");
+        for round in 0..3 {
+            add(format!("(defvar *v* {round} {large})"), "=other\n+VARIABLE *V*");
+        }
+        add("(defpackage :p)".to_owned(), "=other\n+PACKAGE P");
+        add(format!("(defvar *w* {large})"), "=other\n+VARIABLE *W*");
+        assert!(codes(&definitions).contains(&"(defpackage :p (:export #:a))"));
+        assert!(definitions.dropped_forms(0).all(|form| form.form.code.starts_with("(defvar *v*")));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::image::interruption::StuckReason;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::rpc::frame::MAX_EVENT;
 
-/// Maximum size of a message of a client's handshake, in bytes.
+/// Maximum size of a client's `initialize` request, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
 /// Approximate maximum size of an error in an event, in bytes of JSON. A larger error is cut.
 pub(crate) const MAX_ERROR_BYTES: usize = 64 << 10;
@@ -79,11 +79,12 @@ pub(crate) enum WorkerEvent {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SessionEvent {
-    /// A client sent a call that becomes part of the client's handshake once the call is answered.
+    /// A client sent an `initialize` request, with which the next worker resumes the conversation once the request is
+    /// answered.
     Handshake {
-        /// The call's number.
+        /// The request's call number.
         call: u64,
-        /// The call's message as JSON, at most [`MAX_HANDSHAKE_MESSAGE`] bytes.
+        /// The request as JSON, at most [`MAX_HANDSHAKE_MESSAGE`] bytes.
         message: String,
     },
     /// A form defined something.

@@ -18,9 +18,7 @@ use crate::result_kind::CANCELLED;
 use crate::rpc::route::call_of_job;
 use crate::session::recovery::SavedErrors;
 
-/// Maximum number of messages in a client's handshake.
-const MAX_HANDSHAKE_MESSAGES: usize = 4;
-/// Maximum number of handshake messages, of all clients together, whose calls are not answered yet.
+/// Maximum number of handshakes, of all clients together, whose calls are not answered yet. The newest are kept.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
 /// Maximum number of saves in progress that are recorded. When there are more, the oldest are forgotten.
 pub(crate) const MAX_SAVES_IN_PROGRESS: usize = 64;
@@ -39,7 +37,7 @@ const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 pub(crate) struct RecoveryState {
     /// The clients by the number of their connections; 0 is the client of the server's stdin and stdout.
     pub(crate) clients: BTreeMap<u64, ClientState>,
-    /// Handshake messages whose calls are not answered yet, each with its call's number.
+    /// The handshakes whose calls are not answered yet, oldest first, each with its call's number.
     handshakes: Vec<(u64, String)>,
     /// The limits that a client has set; `None` for the limits of the command line.
     pub(crate) limits: Option<Limits>,
@@ -85,8 +83,8 @@ pub(crate) struct RecoveryState {
 /// The recovery state of one client.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ClientState {
-    /// The messages of the client's handshake whose calls are answered.
-    pub(crate) handshake: Vec<String>,
+    /// The client's last `initialize` request that is answered, as JSON. A later handshake replaces an earlier one.
+    pub(crate) initialize: Option<String>,
     /// The client's error state and history.
     pub(crate) errors: SavedErrors,
 }
@@ -300,8 +298,11 @@ impl RecoveryState {
     pub(crate) fn apply(&mut self, event: SessionEvent) {
         match event {
             SessionEvent::Handshake { call, message } => {
-                if self.handshakes.len() < MAX_UNANSWERED_HANDSHAKES && message.len() <= MAX_HANDSHAKE_MESSAGE {
+                if message.len() <= MAX_HANDSHAKE_MESSAGE {
+                    self.handshakes.retain(|(of, _)| *of != call);
                     self.handshakes.push((call, message));
+                    let excess = self.handshakes.len().saturating_sub(MAX_UNANSWERED_HANDSHAKES);
+                    self.handshakes.drain(..excess);
                 }
             }
             SessionEvent::Defined(definition) => {
@@ -409,17 +410,14 @@ impl RecoveryState {
             || self.definitions.as_ref().is_some_and(|definitions| definitions.next_position() > 0)
     }
 
-    /// Records that a call of this client is finished, with or without an answer. The call's handshake message becomes
-    /// part of the client's handshake.
+    /// Records that a call of this client is finished, with or without an answer. If the call was a handshake, it replaces
+    /// the client's last handshake.
     pub(crate) fn record_answer(&mut self, call: u64, client: u64) {
         self.replaced_for.retain(|job| call_of_job(*job) != call);
-        let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
-        match self.clients.get_mut(&client) {
-            Some(client) => {
-                let room = MAX_HANDSHAKE_MESSAGES.saturating_sub(client.handshake.len());
-                client.handshake.extend(messages.take(room));
-            }
-            None => messages.for_each(drop),
+        let Some(index) = self.handshakes.iter().position(|(of, _)| *of == call) else { return };
+        let (_, message) = self.handshakes.remove(index);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.initialize = Some(message);
         }
     }
 
@@ -652,7 +650,7 @@ impl RecoveryState {
         // If the server ended during a replay, `unrestored` lacks the poisoned forms.
         let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned);
         Self {
-            clients: BTreeMap::from([(0, ClientState { handshake: Vec::new(), errors })]),
+            clients: BTreeMap::from([(0, ClientState { initialize: None, errors })]),
             definitions: Some(self.definitions.clone().unwrap_or_default()),
             unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
             evaluations: self.evaluations,
@@ -1000,7 +998,30 @@ mod tests {
         let json = serde_json::to_value(&state).expect("JSON");
         let read: RecoveryState = serde_json::from_value(json.clone()).expect("a state");
         assert_eq!(serde_json::to_value(&read).expect("JSON"), json);
-        assert_eq!(read.clients[&3].handshake, ["{}"]);
+        assert_eq!(read.clients[&3].initialize.as_deref(), Some("{}"));
+    }
+
+    #[test]
+    fn the_last_answered_handshake_of_a_client_is_kept() {
+        let mut state = with_definitions(&[]);
+        let begin = |state: &mut RecoveryState, call: u64| {
+            state.apply(SessionEvent::Handshake { call, message: call.to_string() });
+        };
+        for call in 1..=100 {
+            begin(&mut state, call);
+            state.record_answer(call, 0);
+        }
+        assert_eq!(state.clients[&0].initialize.as_deref(), Some("100"));
+        // A batch may contain several handshakes.
+        state.apply(SessionEvent::Handshake { call: 101, message: "first".to_owned() });
+        state.apply(SessionEvent::Handshake { call: 101, message: "second".to_owned() });
+        state.record_answer(101, 0);
+        assert_eq!(state.clients[&0].initialize.as_deref(), Some("second"));
+        // Calls that are never answered do not displace the newest handshake.
+        (200..300).for_each(|call| begin(&mut state, call));
+        state.record_answer(299, 0);
+        assert_eq!(state.clients[&0].initialize.as_deref(), Some("299"));
+        assert_eq!(state.handshakes.len(), MAX_UNANSWERED_HANDSHAKES - 1);
     }
 
     #[test]

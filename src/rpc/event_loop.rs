@@ -24,7 +24,8 @@ const ANSWER_GRACE_PERIOD: Duration = Duration::from_millis(700);
 /// Grace period for running evaluations to unwind, after [`ANSWER_GRACE_PERIOD`]. With these periods, the process exits
 /// within a second of the end of input. If no request is pending, unwinding begins at once.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(150);
-/// Poll interval after the wake-up descriptor is lost: evaluated code may close any descriptor.
+/// Poll interval while the loop waits for an event that wakes it through no descriptor: after the wake-up descriptor is lost,
+/// since evaluated code may close any descriptor, and while a process that is being replaced waits for its end.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The server that an event loop drives. The loop calls one function at a time.
@@ -42,6 +43,10 @@ pub(crate) trait Service: Send + Sync {
     fn is_idle(&self) -> bool;
     /// Returns true if SIGTERM, SIGINT and SIGHUP end this process.
     fn exits_on_signal(&self) -> bool;
+    /// Returns true if the process that started and ends this process is gone.
+    fn is_orphaned(&self) -> bool {
+        false
+    }
 }
 
 /// The event loop, which reads lines, passes each line to a [`Service`], and flushes the output.
@@ -144,8 +149,9 @@ impl EventLoop {
         self.state.lock().is_being_replaced
     }
 
-    /// Begins the shutdown, because the input has ended. A process that is being replaced waits for its end instead: a final
-    /// save by this process would undo the reset or restore that the process has requested.
+    /// Begins the shutdown, because the input has ended. A process that is being replaced instead waits until its supervisor
+    /// ends it, or until it is orphaned: a final save by this process would undo the reset or restore that the process has
+    /// requested.
     fn handle_end_of_input(&self) {
         self.state.lock().has_input_ended = true;
         if !self.is_being_replaced() {
@@ -189,6 +195,12 @@ impl EventLoop {
                 }
                 continue;
             }
+            // Without a shutdown, the input of a process that is being replaced has ended.
+            let awaits_end = has_input_ended && shutdown.is_none();
+            if awaits_end && service.is_orphaned() {
+                self.begin_shutdown(0, Duration::ZERO);
+                continue;
+            }
             let now = Instant::now();
             let next_timer = panics::catch(|| service.run_timers(now)).flatten();
             if let Some(shutdown) = shutdown
@@ -196,7 +208,7 @@ impl EventLoop {
             {
                 return shutdown.status;
             }
-            let next_poll = (!descriptors.waker).then(|| now + POLL_INTERVAL);
+            let next_poll = (awaits_end || !descriptors.waker).then(|| now + POLL_INTERVAL);
             let deadline =
                 [next_timer, shutdown.map(|shutdown| shutdown.answer_deadline), next_poll].into_iter().flatten().min();
             let timeout = deadline.map(|time| time.saturating_duration_since(now));
@@ -298,6 +310,7 @@ mod tests {
     use serde_json::{Value, json};
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Sender, channel};
 
     /// A service that answers each line with the line itself: at once, or, if the line is a number, after this number of
@@ -305,6 +318,7 @@ mod tests {
     struct Echo {
         inflight: Arc<Inflight>,
         jobs_sender: Mutex<Sender<(u64, Responder)>>,
+        is_orphaned: Arc<AtomicBool>,
     }
 
     impl Service for Echo {
@@ -330,12 +344,18 @@ mod tests {
         fn exits_on_signal(&self) -> bool {
             false
         }
+
+        fn is_orphaned(&self) -> bool {
+            self.is_orphaned.load(Ordering::Relaxed)
+        }
     }
 
     /// A client, connected to an event loop that runs on a thread of its own.
     struct TestClient {
         writer: UnixStream,
         reader: BufReader<UnixStream>,
+        event_loop: Arc<EventLoop>,
+        is_orphaned: Arc<AtomicBool>,
         serving: std::thread::JoinHandle<i32>,
     }
 
@@ -346,17 +366,23 @@ mod tests {
             let waker = Arc::new(Waker::new().unwrap());
             let output =
                 Arc::new(Output::new(theirs.try_clone().unwrap().into(), Recipient::Client, waker.clone()).unwrap());
-            let event_loop = EventLoop::new(theirs.into(), output.clone(), waker).unwrap();
+            let event_loop = Arc::new(EventLoop::new(theirs.into(), output.clone(), waker).unwrap());
             let (jobs_sender, jobs) = channel::<(u64, Responder)>();
-            let service = Echo { inflight: Inflight::new(output), jobs_sender: Mutex::new(jobs_sender) };
+            let is_orphaned = Arc::new(AtomicBool::new(false));
+            let service = Echo {
+                inflight: Inflight::new(output),
+                jobs_sender: Mutex::new(jobs_sender),
+                is_orphaned: is_orphaned.clone(),
+            };
             std::thread::spawn(move || {
                 for (time, responder) in jobs {
                     std::thread::sleep(Duration::from_millis(time));
                     responder.answer(json!(time));
                 }
             });
-            let serving = std::thread::spawn(move || event_loop.run(&service));
-            Self { reader: BufReader::new(ours.try_clone().unwrap()), writer: ours, serving }
+            let running_loop = event_loop.clone();
+            let serving = std::thread::spawn(move || running_loop.run(&service));
+            Self { reader: BufReader::new(ours.try_clone().unwrap()), writer: ours, event_loop, is_orphaned, serving }
         }
 
         fn send(&mut self, text: &str) {
@@ -419,6 +445,20 @@ mod tests {
         assert_eq!((client.answer(), client.answer()), ("last, without a newline".to_owned(), "20".to_owned()));
         assert_eq!(client.serving.join().unwrap(), 0);
         assert!(begin.elapsed() < ANSWER_GRACE_PERIOD, "nothing else is waited for");
+    }
+
+    /// The supervisor ends a process that it replaces, unless the supervisor is killed first.
+    #[test]
+    fn a_process_that_is_being_replaced_ends_after_its_input_only_if_it_is_orphaned() {
+        let client = TestClient::new();
+        client.event_loop.begin_replacement();
+        client.writer.shutdown(std::net::Shutdown::Write).unwrap();
+        while !client.event_loop.state.lock().has_input_ended {
+            std::thread::yield_now();
+        }
+        assert!(!client.serving.is_finished());
+        client.is_orphaned.store(true, Ordering::Relaxed);
+        assert_eq!(client.serving.join().unwrap(), 0);
     }
 
     #[test]

@@ -430,8 +430,9 @@ impl Session {
         operation: &Operation,
         is_internal: bool,
         reply: impl FnOnce(u64, Result<Vec<Record>, InspectError>) + Send + 'static,
-    ) {
+    ) -> JobId {
         let job = self.inner.query_job(operation);
+        let id = JobId(job.id);
         // The number is read under the lock under which the query is queued: all evaluations up to this number have ended
         // when the query begins.
         let mut scheduler = self.inner.scheduler.lock();
@@ -442,6 +443,7 @@ impl Session {
         (request.needs_idle, request.is_internal) = (true, is_internal);
         scheduler.push(Lane::Evaluation, request);
         self.inner.unlock_and_notify(scheduler);
+        id
     }
 
     /// Collects all garbage. Returns the name of the checkpoint from which the image was booted, and the counts of the

@@ -1,6 +1,7 @@
 //! Held evaluations: requests about them, and their release.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::activity::{HeldRequest, Inspection, RequestBody};
 use super::completion::end_refused;
@@ -8,6 +9,7 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{OpenQuestion, Request, SchedulerState};
 use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, bind_reply};
+use crate::config::Limits;
 use crate::error::{HoldEnd, HoldError, InspectError};
 use crate::image::process::is_forked;
 use crate::image::{Job, JobKind, Lane};
@@ -141,13 +143,10 @@ impl Session {
         reply: impl FnOnce(Result<Vec<FrameLocals>, HoldError>) + Send + 'static,
     ) -> JobId {
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        let job = self.inner.job(kind, "", "");
-        if is_forked() {
-            return JobId(job.id);
-        }
-        let timeout = self.inner.limits.lock().timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
-        let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
-        self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(timeout), body, None)
+        self.enqueue_held_request(kind, "", "", None, |_, _, limits| {
+            let timeout = limits.timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
+            (Some(timeout), HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)))
+        })
     }
 
     /// Evaluates code in the scope of a frame of the held evaluation, so that the frame's variables are visible. The
@@ -159,18 +158,13 @@ impl Session {
         timeout: TimeLimit,
         reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
-        let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
-        if is_forked() {
-            return JobId(job.id);
-        }
-        let limits = *self.inner.limits.lock();
-        let timeout = timeout.resolve(limits.timeout);
-        let code: Arc<str> = code.into();
-        let mut scheduler = self.inner.scheduler.lock();
-        job.evaluation = self.number_evaluation(&mut scheduler, job.id, &code);
-        let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
-        let body = RequestBody::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
-        self.enqueue_held_request(scheduler, job, timeout, body, None)
+        self.enqueue_held_request(JobKind::EvalInFrame(frame), code, "", None, |scheduler, job, limits| {
+            let timeout = timeout.resolve(limits.timeout);
+            let code: Arc<str> = code.into();
+            job.evaluation = self.number_evaluation(scheduler, job.id, &code);
+            let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
+            (timeout, HeldRequest::Evaluate(builder, Box::new(reply)))
+        })
     }
 
     /// Resumes the held evaluation by returning the values of `code` from one of its frames.
@@ -200,13 +194,9 @@ impl Session {
     /// Queues a request that aborts the held evaluation. With a `question`, the request is refused unless the question
     /// to the user is still open when the request begins.
     pub(super) fn abort(&self, question: Option<u64>, reply: Reply<Result<(), HoldError>>) -> JobId {
-        let job = self.inner.job(JobKind::Release, "", "");
-        if is_forked() {
-            return JobId(job.id);
-        }
-        let cleanup = self.inner.limits.lock().cleanup;
-        let body = RequestBody::Held(HeldRequest::Release(Some(reply)));
-        self.enqueue_held_request(self.inner.scheduler.lock(), job, Some(cleanup), body, question)
+        self.enqueue_held_request(JobKind::Release, "", "", question, |_, _, limits| {
+            (Some(limits.cleanup), HeldRequest::Release(Some(reply)))
+        })
     }
 
     /// Queues a request that resumes the held evaluation, on the thread that holds it. `question` has the same effect as
@@ -219,33 +209,36 @@ impl Session {
         question: Option<u64>,
         reply: Reply<Result<Resumed, HoldError>>,
     ) -> JobId {
-        let job = self.inner.job(kind, text, name);
-        if is_forked() {
-            return JobId(job.id);
-        }
-        let limits = *self.inner.limits.lock();
-        // This builder is a placeholder: when the request begins, a builder made from the held evaluation replaces
-        // it.
-        let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
-        let body = RequestBody::Held(HeldRequest::Resume(builder, reply));
-        self.enqueue_held_request(self.inner.scheduler.lock(), job, limits.timeout, body, question)
+        self.enqueue_held_request(kind, text, name, question, |_, _, limits| {
+            // This builder is a placeholder: when the request begins, a builder made from the held evaluation replaces
+            // it.
+            let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
+            (limits.timeout, HeldRequest::Resume(builder, reply))
+        })
     }
 
-    /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection holds
-    /// no evaluation and has no request that could lead to a held evaluation, refuses the request at once instead of
-    /// waiting for other connections' evaluations. A request that answers a `question` to the user is also refused if
-    /// the question is no longer open when the request's turn comes. The caller has dropped the request of a forked process,
-    /// in which a missing thread may hold any lock.
+    /// Queues a request about the held evaluation, in the order of this connection's requests. `make` returns the request and
+    /// its time limit. If this connection holds no evaluation and has no request that could lead to a held evaluation,
+    /// refuses the request at once instead of waiting for other connections' evaluations. A request that answers a
+    /// `question` to the user is also refused if the question is no longer open when the request's turn comes.
     fn enqueue_held_request(
         &self,
-        mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
-        job: Job,
-        timeout: Option<std::time::Duration>,
-        body: RequestBody,
+        kind: JobKind,
+        text: &str,
+        name: &str,
         question: Option<u64>,
+        make: impl FnOnce(&mut SchedulerState, &mut Job, Limits) -> (Option<Duration>, HeldRequest),
     ) -> JobId {
+        let mut job = self.inner.job(kind, text, name);
         let id = JobId(job.id);
-        let mut request = Request::new(&self.connection, job, timeout, body);
+        if is_forked() {
+            // A missing thread may hold any lock, and no thread could answer.
+            return id;
+        }
+        let limits = *self.inner.limits.lock();
+        let mut scheduler = self.inner.scheduler.lock();
+        let (timeout, held) = make(&mut scheduler, &mut job, limits);
+        let mut request = Request::new(&self.connection, job, timeout, RequestBody::Held(held));
         request.question = question;
         if let Some(number) = question
             && let Some(hold) = scheduler.hold_of_question(number)

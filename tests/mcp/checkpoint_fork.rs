@@ -105,6 +105,29 @@ fn save_works_with_a_thread_that_stops_and_starts_finalizers() {
     save_under_load(&[FORK]);
 }
 
+/// SBCL walks one of the image's spaces with a mutex that the copy, which walks all spaces, needs, too.
+#[test]
+fn save_works_while_a_thread_that_walks_the_heap_is_in_c_code() {
+    let state = Scratch::new();
+    let mut server = serve(Mode::Supervised, &state);
+    server.evaluate(
+        r#"(defvar *walks* nil)
+           (defun walk (space)
+             (sb-vm:map-allocated-objects
+              (lambda (object type size)
+                (declare (ignore object type size))
+                (when (and (not *walks*) (sb-thread:mutex-owner sb-vm::*allocator-mutex*))
+                  (setf *walks* t)
+                  (sb-unix:nanosleep 1000 0)))
+              space))
+           ;; One form, because code cannot be compiled once the mutex is held.
+           (let ((spaces '(:immobile :text)))
+             (sb-thread:make-thread (lambda () (dolist (space spaces) (ignore-errors (walk space)))))
+             (loop until *walks* do (sleep 0.001)))"#,
+    );
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+}
+
 #[test]
 fn save_names_a_thread_that_cannot_be_interrupted() {
     let state = Scratch::new();

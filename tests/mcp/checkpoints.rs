@@ -4,6 +4,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::client::{Scratch, Server, call_err, call_ok};
 use crate::processes::{
@@ -414,6 +415,23 @@ fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
 }
 
+/// The copy of the process limits its own time, because no other process may be left to end it.
+#[test]
+fn save_of_an_image_with_a_timer_ends_after_its_maximum_time() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate(
+        "(sb-ext:unlock-package :sbcl-host)
+         (setf sbcl-host::**saving-seconds** 1)
+         (sb-ext:schedule-timer (sb-ext:make-timer #'list) 1000)
+         (push (lambda () (loop)) sb-ext:*save-hooks*)",
+    );
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert_eq!(text, "Nothing was saved: the saving process was killed by signal 14.");
+    server.evaluate("(setf sbcl-host::**saving-seconds** 300) (pop sb-ext:*save-hooks*)");
+    save(&mut server, "x");
+}
+
 #[apply(both_modes)]
 fn save_is_refused_when_the_saved_image_does_not_boot(mode: Mode) {
     let state = StateDirectory::new(mode);
@@ -736,7 +754,7 @@ fn large_libraries_and_run_tests_work_after_a_restore() {
     restore_and_lose(&mut server, "loaded");
     used(&mut server);
     for system in ["cl-ppcre", "ironclad"] {
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         let text = call_ok(&mut server, "run-tests", json!({"system": system, "timeout": 3000}));
         println!("{system}: {} in {:?}", text.lines().next().unwrap(), begin.elapsed());
         assert!(text.lines().next().unwrap().contains(" passed"), "{text}");
@@ -896,6 +914,39 @@ fn save_after_queued_evaluation(
     [evaluation, second].map(|id| server.outcome(id))
 }
 
+/// A save keeps evaluations from beginning while it waits until the process can be copied.
+#[apply(both_modes)]
+fn cancelling_a_save_that_cannot_copy_the_process_lets_evaluations_begin(mode: Mode) {
+    let state = StateDirectory::new(mode);
+    let mut server = state.serve(&[]);
+    let copying = state.directory.join("copying");
+    server.evaluate(&format!(
+        "(defvar *spins* nil)
+         (defvar *stop* nil)
+         (sb-thread:make-thread
+          (lambda ()
+            (sb-sys:without-interrupts
+              (setf *spins* t)
+              ;; A save stops the finalizer thread before it copies the process.
+              (loop until (null sb-impl::*finalizer-thread*))
+              (with-open-file (file {copying:?} :direction :output))
+              (loop until *stop*))))
+         (loop until *spins*)"
+    ));
+    let id = server.post_call("checkpoint", json!({"action": "save", "name": "x"}));
+    wait_until("the save copies the process", || copying.exists());
+    let begin = Instant::now();
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    assert_eq!(server.evaluate("*spins*"), "=> T");
+    // Without the cancellation, the save would wait for ten seconds.
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert_eq!(list(&mut server), "No checkpoints.");
+    assert!(state.files(Some("core")).is_empty());
+    server.evaluate("(setf *stop* t)");
+    save(&mut server, "x");
+    assert_eq!(list(&mut server).lines().count(), 1);
+}
+
 #[apply(both_modes)]
 fn save_is_refused_when_an_evaluation_queued_before_it_runs_in_the_background(mode: Mode) {
     let state = StateDirectory::new(mode);
@@ -949,7 +1000,7 @@ fn automatic_checkpoint_waits_for_background_evaluations() {
     call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
     server.evaluate("(defvar *x* 1)");
     // The test is about this time, after which an idle server would save.
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(3));
     assert_eq!(list(&mut server), "No checkpoints.");
     std::fs::write(&gate, "").unwrap();
     wait_until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
@@ -960,16 +1011,16 @@ fn automatic_checkpoint_waits_until_the_session_is_idle() {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     // The idle time between two evaluations is at most the time from before the first one to after the second.
-    let mut last = std::time::Instant::now();
-    let (begin, mut longest) = (last, std::time::Duration::ZERO);
-    while begin.elapsed() < std::time::Duration::from_secs(4) {
-        let now = std::time::Instant::now();
+    let mut last = Instant::now();
+    let (begin, mut longest) = (last, Duration::ZERO);
+    while begin.elapsed() < Duration::from_secs(4) {
+        let now = Instant::now();
         server.evaluate("(loop for i below 100000 sum (isqrt i))");
         longest = longest.max(last.elapsed());
         last = now;
     }
     // After two seconds without an evaluation the server may have saved.
-    if longest < std::time::Duration::from_secs(2) {
+    if longest < Duration::from_secs(2) {
         assert_eq!(list(&mut server), "No checkpoints.");
     }
     wait_until("a checkpoint is there", || list(&mut server).contains("\"auto-1\""));

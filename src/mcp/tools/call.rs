@@ -185,9 +185,9 @@ impl PendingCall {
         self.inflight.on_cancel(self.request, cancel)
     }
 
-    /// Submits a job of the call with `submit`. Cancelling the call cancels the job, even if another thread cancels the
-    /// call before `submit` returns.
-    pub(super) fn submit(&self, session: &Session, submit: impl FnOnce() -> JobId) -> JobId {
+    /// Submits a job of the call with `submit`, which may return `None` instead of a job. Cancelling the call cancels the
+    /// job, even if another thread cancels the call before `submit` returns.
+    pub(super) fn submit<J: Copy + Into<Option<JobId>>>(&self, session: &Session, submit: impl FnOnce() -> J) -> J {
         let submission = Arc::new(Mutex::new(Submission::default()));
         let (cancelled, canceller) = (submission.clone(), session.clone());
         let is_pending = self.on_cancel(move || {
@@ -198,8 +198,9 @@ impl PendingCall {
             submission.lock().cancel();
         }
         let job = submit();
-        if submission.lock().record(job) {
-            session.cancel(job);
+        let submitted: Option<JobId> = job.into();
+        if let Some(submitted) = submitted.filter(|job| submission.lock().record(*job)) {
+            session.cancel(submitted);
         }
         job
     }

@@ -224,9 +224,12 @@ fn refuse(call: Call, reason: String) {
 
 fn save(call: Call, name: String) {
     let Some(saver) = call.context.saver() else { return };
-    saver.save(name, false, move |saved| match saved {
-        Ok(saved) => call.reply(CheckpointReply::Saved(saved)),
-        Err(reason) => refuse(call, reason),
+    let (session, pending) = (call.session().clone(), call.pending());
+    pending.submit(&session, || {
+        saver.save(name, false, move |saved| match saved {
+            Ok(saved) => call.reply(CheckpointReply::Saved(saved)),
+            Err(reason) => refuse(call, reason),
+        })
     });
 }
 

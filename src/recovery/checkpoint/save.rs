@@ -19,7 +19,7 @@ use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::session::Operation;
 use crate::tool_names;
-use crate::{InspectError, Session};
+use crate::{InspectError, JobId, Session};
 
 /// Maximum time that the save at the end of the server waits until running evaluations have ended.
 pub(crate) const UNWINDING_WAIT: Duration = Duration::from_secs(14);
@@ -182,21 +182,23 @@ pub(crate) struct Saver {
 
 impl Saver {
     /// Saves the image under `name` while the session continues. Calls `done` with the checkpoint, or with the reason for
-    /// the failure as a sentence. `automatic` is true for a save that no client requested.
+    /// the failure as a sentence. `automatic` is true for a save that no client requested. Returns the job that copies the
+    /// process, during which no evaluation begins; `None` if nothing can be saved now.
     pub(crate) fn save(
         &self,
         name: String,
         automatic: bool,
         done: impl FnOnce(Result<NewCheckpoint, String>) + Send + 'static,
-    ) {
+    ) -> Option<JobId> {
         // The check is repeated when the query's turn comes. This check refuses at once, instead of after the
         // evaluation.
-        if let Err(error) = self.session.check_idle() {
-            return done(Err(refusal(&error)));
-        }
-        let draft = match self.checkpoints.new_draft(automatic) {
+        let idle = self.session.check_idle().map_err(|error| refusal(&error));
+        let draft = match idle.and_then(|()| self.checkpoints.new_draft(automatic)) {
             Ok(draft) => draft,
-            Err(reason) => return done(Err(reason)),
+            Err(reason) => {
+                done(Err(reason));
+                return None;
+            }
         };
         if self.reports.is_none() {
             // A supervisor, which outlives this process, locks the directory itself.
@@ -208,7 +210,7 @@ impl Saver {
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
         // Other requests may wait for an automatic save, during which the watchdog must not take the worker for stalled.
         let waiting = self.reports.as_ref().filter(|_| automatic).map(SaveReporter::count_pending_answer);
-        self.session.query_when_idle(&operation, automatic, move |evaluation, records| {
+        let job = self.session.query_when_idle(&operation, automatic, move |evaluation, records| {
             let _waiting = waiting;
             let records = match records {
                 Ok(records) => records,
@@ -243,6 +245,7 @@ impl Saver {
                 run();
             }
         });
+        Some(job)
     }
 }
 
