@@ -1,5 +1,6 @@
 //! The command `check`, which reports the errors that the Lisp reader would find in files, without starting Lisp.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -43,7 +44,7 @@ pub(super) fn run(
                 status = status.max(CANNOT_RUN);
                 continue;
             }
-            let (text, exact) = decode(bytes);
+            let (text, exact) = decode(&bytes);
             let checked = check(&text, &context.known);
             let is_repaired = fix && exact && checked.repaired.is_some();
             if checked.is_error() && !is_repaired {
@@ -51,7 +52,7 @@ pub(super) fn run(
             }
             push_findings(&mut report, "<stdin>", &checked);
             if fix {
-                repaired = Some(checked.repaired.filter(|_| exact).unwrap_or(text));
+                repaired = Some(checked.repaired.filter(|_| exact).map_or(bytes, String::into_bytes));
             }
             continue;
         }
@@ -70,7 +71,7 @@ pub(super) fn run(
         // Stdout gets the text from stdin, repaired if possible, so the report goes to stderr.
         Some(text) => {
             super::print_to_stderr(report.trim_end());
-            output.write_all(text.as_bytes())
+            output.write_all(&text)
         }
         None => output.write_all(report.as_bytes()),
     };
@@ -80,7 +81,8 @@ pub(super) fn run(
 
 fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut String) -> Result<i32, String> {
     let name = file.display().to_string();
-    let (text, exact) = decode(fs::read(file).map_err(|error| format!("cannot read {name}: {error}"))?);
+    let bytes = fs::read(file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    let (text, exact) = decode(&bytes);
     let mut checked = check(&text, &[]);
     // Other files are searched for packages only if a finding depends on them.
     if checked.findings.iter().any(|finding| finding.severity == Severity::Note) {
@@ -103,10 +105,10 @@ fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut
 
 /// Decodes the content of a file. Returns true with the text if the content is UTF-8. Otherwise reads the content as
 /// Latin-1 and returns false: the file must not be rewritten.
-fn decode(bytes: Vec<u8>) -> (String, bool) {
-    match String::from_utf8(bytes) {
-        Ok(text) => (text, true),
-        Err(error) => (error.as_bytes().iter().map(|&byte| char::from(byte)).collect(), false),
+fn decode(bytes: &[u8]) -> (Cow<'_, str>, bool) {
+    match str::from_utf8(bytes) {
+        Ok(text) => (text.into(), true),
+        Err(_) => (bytes.iter().map(|&byte| char::from(byte)).collect(), false),
     }
 }
 
@@ -183,7 +185,7 @@ impl PackageContext {
             .iter()
             .filter(|file| small(file))
             .filter_map(|file| fs::read(file).ok())
-            .flat_map(|bytes| packages(&decode(bytes).0))
+            .flat_map(|bytes| packages(&decode(&bytes).0))
             .collect();
         let found: Vec<String> = found.into_iter().collect();
         self.packages_by_directory.push((root.to_owned(), found.clone()));
