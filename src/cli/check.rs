@@ -57,7 +57,7 @@ pub(super) fn run(
             continue;
         }
         for file in source_files(path) {
-            match check_file(&file, fix, &mut context, &mut report) {
+            match file.and_then(|file| check_file(&file, fix, &mut context, &mut report)) {
                 Ok(found) => status = status.max(found),
                 Err(reason) => {
                     super::print_to_stderr(&format!("sbcl-mcp check: {reason}"));
@@ -123,21 +123,26 @@ fn push_findings(report: &mut String, name: &str, checked: &CheckResult) {
     }
 }
 
-/// Returns the file itself, or the Lisp source files in a directory, sorted.
-fn source_files(path: &Path) -> Vec<PathBuf> {
+/// Returns the file itself, or the Lisp source files in a directory, sorted. In place of the files in a directory that cannot
+/// be read, returns the reason.
+fn source_files(path: &Path) -> Vec<Result<PathBuf, String>> {
     if !path.is_dir() {
-        return vec![path.to_owned()];
+        return vec![Ok(path.to_owned())];
     }
     let mut files = Vec::new();
     collect_sources(path, usize::MAX, &mut files);
     files
 }
 
-/// Adds the Lisp source files in a directory, up to `max_files` in total. Skips hidden files, and links to directories,
-/// which may be circular.
-fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+/// Adds the Lisp source files in a directory, up to `max_files` in total, and the reason for each directory that cannot be
+/// read. Skips hidden files, and links to directories, which may be circular.
+fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<Result<PathBuf, String>>) {
+    let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let entries = match entries {
+        Ok(entries) => entries,
+        Err(error) => return files.push(Err(format!("cannot read {}: {error}", directory.display()))),
+    };
+    let mut paths: Vec<_> = entries.iter().map(fs::DirEntry::path).collect();
     paths.sort();
     for path in paths {
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -149,7 +154,7 @@ fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>)
                 collect_sources(&path, max_files, files);
             }
         } else if path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known)) {
-            files.push(path);
+            files.push(Ok(path));
         }
     }
 }
@@ -183,6 +188,7 @@ impl PackageContext {
         let small = |file: &PathBuf| fs::metadata(file).is_ok_and(|data| data.len() <= MAX_FILE_SIZE);
         let found: BTreeSet<String> = files
             .iter()
+            .flatten()
             .filter(|file| small(file))
             .filter_map(|file| fs::read(file).ok())
             .flat_map(|bytes| packages(&decode(&bytes).0))

@@ -189,6 +189,27 @@ fn fix_keeps_the_bytes_of_stdin_that_is_not_utf_8() {
 }
 
 #[test]
+fn unreadable_directories_are_reported_with_an_error_status() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = Scratch::new();
+    let closed = directory.join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::write(directory.join("open.lisp"), "(a b\n").unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    if std::fs::read_dir(&closed).is_ok() {
+        println!("left out: this user can read every directory");
+        return;
+    }
+    for path in [&*directory, &*closed] {
+        let (status, found, complaint) = checked(&[&path.display().to_string()], "");
+        assert_eq!((status, found.contains("open.lisp:1:5: error: ")), (3, path != closed), "{found}");
+        let reason = format!("sbcl-mcp check: cannot read {}: Permission denied", closed.display());
+        assert!(complaint.starts_with(&reason) && complaint.lines().count() == 1, "{complaint}");
+    }
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
 fn packages_of_the_same_system_are_known() {
     let directory = Scratch::new();
     std::fs::create_dir(directory.join("src")).unwrap();
