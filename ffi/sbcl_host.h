@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract. A core with another version is refused at boot. */
-#define SBCL_HOST_CONTRACT 18u
+#define SBCL_HOST_CONTRACT 19u
 
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
@@ -26,7 +26,7 @@ enum sbcl_lane {
 
 enum sbcl_job_kind {
   SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the operation to run with the code, or empty
-                               to evaluate the code; flags: SBCL_EVALUATE_… */
+                               to evaluate the code; flags: SBCL_EVALUATE_…; argument: an sbcl_audience */
   SBCL_JOB_RESET = 2,       /* remove the session's definitions */
   SBCL_JOB_DEFINITIONS = 3, /* list the session's definitions; flags: the sbcl_item to list, or 0 for all; argument:
                                maximum number of definitions; name: the package to list, or empty for all */
@@ -59,6 +59,14 @@ enum sbcl_job_kind {
 
 /* Flags of SBCL_JOB_DESCRIBE. */
 #define SBCL_DESCRIBE_SOURCE 1u /* include the text of definitions */
+
+/* Audiences of the messages of an evaluation. */
+enum sbcl_audience {
+  SBCL_AUDIENCE_AGENT = 0,          /* an agent, which calls tools */
+  SBCL_AUDIENCE_SHELL = 1,          /* a person at a shell; the image ends with the evaluation */
+  SBCL_AUDIENCE_ATTACHED_SHELL = 2, /* a person at a shell; the image outlives the person's command */
+  SBCL_AUDIENCE_REPL = 3            /* a person at the prompt of the REPL */
+};
 
 /* Reasons for interrupting a job. */
 enum sbcl_interrupt {

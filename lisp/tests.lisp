@@ -137,6 +137,16 @@ b| ()) (defvar *changed* 1))"))
     (expect "SIMPLE-ERROR" (getf result :error))
     (expect "boom 1" (getf result :message))))
 
+(define-test a-refused-exit-names-the-reset-command-of-its-audience
+  (flet ((message (audience)
+           (getf (evaluation-results "(error 'sbcl-host::exit-refused :operator 'exit :embedded nil)" :argument audience)
+                 :message)))
+    (expect '("EXIT was called, but the server and the session continue. For a new session, use the tool reset-session."
+              "EXIT was called, but cannot end the process."
+              "EXIT was called, but cannot end the process."
+              "EXIT was called, but the server and the session continue. For a new session, use :reset.")
+            (mapcar #'message '(0 1 2 3)))))
+
 (define-test a-non-local-exit-from-a-cleanup-form-does-not-hide-the-error
   (expect nil (getf (evaluation-results "(block nil (unwind-protect (error \"x\") (return)))") :success)))
 

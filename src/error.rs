@@ -1,6 +1,7 @@
 //! The errors of booting, of inspections and of requests about evaluations. An error in evaluated code is part of an
 //! [`Outcome`](crate::Outcome).
 
+use crate::audience::Audience;
 use crate::tool_names;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -218,7 +219,7 @@ pub enum EvaluationError {
         id: u64,
     },
     /// The evaluation was in the background when its image was lost.
-    #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_listed(&["describe-last-error"], "; \
+    #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_usable(&["describe-last-error"], "; \
         describe-last-error with `list` shows what is known about the loss"))]
     Lost {
         /// The evaluation's number.
@@ -228,7 +229,7 @@ pub enum EvaluationError {
     #[error(
         "Background limit reached: {count} evaluations. Wait for an evaluation to end, cancel an evaluation{}, or \
          evaluate the code in the foreground.",
-        tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
+        tool_names::if_usable(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]
     TooMany {
         /// The number of evaluations that are in the background or wait to begin there.
@@ -266,10 +267,15 @@ pub struct EndedHold {
 /// Returns the explanation, as the rest of a message, why a connection holds no evaluation. `last` is the connection's
 /// last hold; `None` if there was none.
 fn explain_nothing_held(last: Option<EndedHold>) -> String {
+    let (how, advice) = match Audience::current() {
+        Audience::Repl => ("at the prompt", ""),
+        _ => ("with on-error \"debug\"", " To debug an error, evaluate the code with on-error \"debug\"."),
+    };
     let Some(EndedHold { evaluation, end }) = last else {
-        return "an evaluation that fails with on-error \"debug\" is held until it is resumed or aborted, its hold times \
-                out, or the next evaluation begins."
-            .to_owned();
+        return format!(
+            "an evaluation that fails {how} is held until it is resumed or aborted, its hold times out, or the next \
+             evaluation begins."
+        );
     };
     let end = match end {
         HoldEnd::Resumed => "it was resumed",
@@ -278,9 +284,7 @@ fn explain_nothing_held(last: Option<EndedHold>) -> String {
         HoldEnd::Released => "a later evaluation or a reset ended it",
         HoldEnd::TakenOver => "another client took it over",
     };
-    format!(
-        "evaluation {evaluation} was held until {end}. To debug an error, evaluate the code with on-error \"debug\"."
-    )
+    format!("evaluation {evaluation} was held until {end}.{advice}")
 }
 
 /// The reason why a request about a held evaluation failed.

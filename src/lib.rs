@@ -54,6 +54,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
+mod audience;
 mod config;
 mod embedding;
 #[cfg(feature = "mcp")]

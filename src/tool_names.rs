@@ -1,6 +1,9 @@
-//! The tools that this process offers to its clients. Messages name no other tools.
+//! The tools that this process offers to its clients, and the names by which messages refer to tools. Messages name only
+//! tools that their [`Audience`] can use.
 
 use parking_lot::RwLock;
+
+use crate::audience::Audience;
 
 /// The names of the listed tools; `None` in a process that is not a server, where messages may name every tool.
 static LISTED_TOOLS: RwLock<Option<Vec<String>>> = RwLock::new(None);
@@ -18,7 +21,10 @@ pub(crate) fn set_listed_tools(names: Vec<String>) {
     *LISTED_TOOLS.write() = Some(names);
 }
 
-/// Returns true if messages may name the tool.
+/// The tools that commands of the REPL stand for, with the names of these commands.
+const REPL_COMMANDS: [(&str, &str); 2] = [("get-backtrace", ":bt"), ("abort-evaluation", ":abort")];
+
+/// Returns true if this process lists the tool to its clients.
 pub(crate) fn is_listed(tool: &str) -> bool {
     LISTED_TOOLS
         .read()
@@ -26,16 +32,35 @@ pub(crate) fn is_listed(tool: &str) -> bool {
         .is_none_or(|names| is_tool_available(tool, |name| names.iter().any(|listed| listed == name)))
 }
 
-/// Returns `text` if messages may name all of `tools`, otherwise an empty string.
-pub(crate) fn if_listed<'a>(tools: &[&str], text: &'a str) -> &'a str {
-    if tools.iter().all(|tool| is_listed(tool)) { text } else { "" }
+/// Returns true if messages may name the tool: if the current audience can call the tool.
+pub(crate) fn is_usable(tool: &str) -> bool {
+    match Audience::current() {
+        Audience::Agent => is_listed(tool),
+        // The server keeps the evaluation when the person's command has ended, so a client with tools can still read it.
+        Audience::AttachedShell => tool == "check-evaluation" && is_listed(tool),
+        Audience::Shell | Audience::Repl => false,
+    }
 }
 
-/// Returns the listed tools for a held evaluation, worded for messages, such as `get-backtrace with locals`.
-pub(crate) fn listed_debugger_tools() -> impl Iterator<Item = &'static str> {
+/// Returns `text` if messages may name all of `tools`, otherwise an empty string.
+pub(crate) fn if_usable<'a>(tools: &[&str], text: &'a str) -> &'a str {
+    if tools.iter().all(|tool| is_usable(tool)) { text } else { "" }
+}
+
+/// Returns the name by which the current audience uses the tool: the tool's own name, or the name of a command. `None` if the
+/// audience has neither.
+pub(crate) fn name_of(tool: &'static str) -> Option<&'static str> {
+    match Audience::current() {
+        Audience::Repl => REPL_COMMANDS.iter().find(|(known, _)| *known == tool).map(|(_, command)| *command),
+        _ => is_usable(tool).then_some(tool),
+    }
+}
+
+/// Returns the tools for a held evaluation that messages may name, worded for messages, such as `get-backtrace with locals`.
+pub(crate) fn usable_debugger_tools() -> impl Iterator<Item = &'static str> {
     let look = [("get-backtrace", "get-backtrace with locals")];
     let act = DEBUGGER_TOOLS.into_iter().chain(["abort-evaluation"]).map(|tool| (tool, tool));
-    look.into_iter().chain(act).filter(|(tool, _)| is_listed(tool)).map(|(_, text)| text)
+    look.into_iter().chain(act).filter(|(tool, _)| is_usable(tool)).map(|(_, text)| text)
 }
 
 /// Returns true if a tool is available. `has` returns true for the name of an available tool. The name

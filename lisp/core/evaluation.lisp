@@ -7,6 +7,8 @@
   "The state of one evaluation, shared by its threads."
   ;; The host's number for the evaluation, which is recorded with the functions that the evaluation defines.
   (number 0 :type sb-ext:word)
+  ;; The audience of the evaluation's messages, an element of *AUDIENCES*.
+  (audience :agent :type symbol)
   ;; The number of changes that the evaluation has made: definitions, removals, and others such as exports.
   (change-count 0 :type sb-ext:word)
   ;; The changes that the current form has made, newest first, as lines that FORMAT-CHANGE-LINE returned.
@@ -30,6 +32,18 @@
 (declaim (type (or null evaluation) *evaluation*))
 (defvar *evaluation* nil
   "The evaluation to which this thread belongs, or NIL.")
+
+(defun audience ()
+  "Return the audience of this thread's messages, an element of *AUDIENCES*."
+  (if *evaluation* (evaluation-audience *evaluation*) :agent))
+
+(defun reset-command ()
+  "Return the name of the tool or command with which the audience of this thread's messages can reset the session, or NIL if
+there is none."
+  (and **resets-available**
+       (case (audience)
+         (:agent "reset-session")
+         (:repl ":reset"))))
 
 (defglobal **started-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
   "The lock held while the list of an evaluation's threads is changed.")

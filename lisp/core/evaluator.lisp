@@ -372,7 +372,7 @@ the connection, or as the global values if this thread has no connection."
 
 (defun run-evaluation (job)
   "Run JOB, an :EVALUATE job. Return true when it succeeded."
-  (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
+  (let ((*evaluation* (make-evaluation :number (job-evaluation job) :audience (svref *audiences* (job-argument job))))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*restart-answers* '())
         (*saved-tty* nil)
@@ -405,13 +405,15 @@ the connection, or as the global values if this thread has no connection."
 
 (defun notify-running-threads ()
   "Notify the user of threads that this evaluation started and that are still running."
-  (let ((running (live-threads *evaluation*)))
+  (let* ((running (live-threads *evaluation*))
+         (single (null (rest running)))
+         (ends (eq :shell (audience))))
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "Still running: ~A. Later answers show the output of ~:[these threads~;this thread~]~
-                            ~:[~*~;; reset-session ends ~:[them~;it~]~]."
-                       (thread-list-text running) (null (rest running)) **resets-available** (null (rest running))))))))
+               (format nil "Still running~:[~; at the end~]: ~A.~:[ Later answers show the output of ~
+                            ~:[these threads~;this thread~]~@[; ~A ends ~:[them~;it~]~].~;~]"
+                       ends (thread-list-text running) ends single (reset-command) single))))))
 
 (define-job :evaluate (job)
   "Evaluate the code of JOB, or run its operation."

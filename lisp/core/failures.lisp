@@ -85,9 +85,13 @@ interruption, only print CONDITION and continue the unwinding."
                        (push-error-details condition)
                        (when (typep condition 'sb-sys:memory-fault-error)
                          (event *job-id* (event-code :notice) 0
-                                (format nil "A memory fault occurred: the image may be damaged.~[~; reset-session ~
-                                             starts a new image.~; To start a new image, restart the server.~]"
-                                        (case **resets-available** ((t) 1) (:in-place 2) (t 0))))))
+                                (format nil "A memory fault occurred: the image may be damaged.~[~; ~A starts a new ~
+                                             image.~; To start a new image, restart the server.~]"
+                                        (cond ((eq :in-place **resets-available**)
+                                               (if (eq :shell (audience)) 0 2))
+                                              ((reset-command) 1)
+                                              (t 0))
+                                        (reset-command)))))
                      condition
                      (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*)

@@ -34,6 +34,13 @@
     kinds)
   "A vector of the job kinds, keywords, indexed by their numbers in the C enum sbcl_job_kind.")
 
+(declaim (type simple-vector *audiences*))
+(defparameter *audiences*
+  (coerce (loop for (audience) on (enum-codes "sbcl_audience" "SBCL_AUDIENCE_") by #'cddr
+                collect audience)
+          'simple-vector)
+  "A vector of the audiences, keywords, indexed by their numbers in the C enum sbcl_audience.")
+
 (defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
   "The flag of an :EVALUATE job that must measure time and allocation.")
 (defconstant +evaluate-hold+ (declared-number "SBCL_EVALUATE_HOLD")

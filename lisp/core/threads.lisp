@@ -65,8 +65,8 @@ in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
     (when (zerop count)
       (setf **kept-bytes-before-user-threads** (sb-kernel:dynamic-usage)))
     (when (>= count (thread-limit))
-      (error "Thread limit reached: ~D threads. Join or end some threads first~:[~;; reset-session ends all threads~]."
-             count **resets-available**))))
+      (error "Thread limit reached: ~D threads. Join or end some threads first~@[; ~A ends all threads~]."
+             count (reset-command)))))
 
 (defglobal **thread-start-hooks** '()
   "Functions without arguments to call before a thread starts. The functions end work that is only correct while no other
@@ -150,9 +150,9 @@ function. If SBCL would clear the stack in memory that is used again, always fre
    (embedded :initarg :embedded :reader embedded-p))
   (:report (lambda (condition stream)
              (format stream "~A was called, but " (symbol-name (refused-operator condition)))
-             (write-string (cond ((embedded-p condition) "the program that this image is part of continues.")
-                                 (**resets-available**
-                                  "the server and the session continue. For a new session, use the tool reset-session.")
-                                 (t "the server and the session continue."))
-                           stream)))
+             (case (if (embedded-p condition) :program (audience))
+               (:program (write-string "the program that this image is part of continues." stream))
+               ((:shell :attached-shell) (write-string "cannot end the process." stream))
+               (t (format stream "the server and the session continue.~:[~; For a new session, use ~:[~;the tool ~]~A.~]"
+                          (reset-command) (eq :agent (audience)) (reset-command))))))
   (:documentation "The error that is signalled when user code tries to end the process of a server or embedding program."))

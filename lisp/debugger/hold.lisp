@@ -216,7 +216,8 @@ no such restart."
 evaluation of its own: its definitions do not count as definitions of the held evaluation. If the code defines
 something, notify the user that these definitions are not restored."
   (declare (type function function))
-  (let ((*evaluation* (make-evaluation :number (evaluation-number *evaluation*))))
+  (let ((*evaluation* (make-evaluation :number (evaluation-number *evaluation*)
+                                       :audience (evaluation-audience *evaluation*))))
     (unwind-protect (funcall function)
       (announce-definitions)
       (when (plusp (evaluation-change-count *evaluation*))
@@ -470,7 +471,7 @@ of the values of the last form, and true unless a form failed."
   "Evaluate JOB's code in its frame and push the values. The code is an evaluation of its own: its definitions do not
 count as definitions of the held evaluation."
   (let ((frame (find-held-frame (job-argument job)))
-        (*evaluation* (make-evaluation :number (job-evaluation job)))
+        (*evaluation* (make-evaluation :number (job-evaluation job) :audience (evaluation-audience *evaluation*)))
         (definitions 0))
     (when frame
       (unless (frame-has-variables-p frame)

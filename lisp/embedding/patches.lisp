@@ -16,9 +16,11 @@
 (define-patch sb-ext:save-lisp-and-die *
   (lambda (save &rest arguments)
     (if (host-started-p)
-        (error "SAVE-LISP-AND-DIE was called, but ~:[the server and the session continue. To build a core, start another ~
-                SBCL.~;the program that this image is part of continues. To save the image, use Lisp::save in Rust.~]"
-               (plusp **program-call-address**))
+        (error "SAVE-LISP-AND-DIE was called, but ~:[~:[the server and the session continue~;cannot end the process~]. To ~
+                build a core, start another SBCL.~;the program that this image is part of continues. To save the image, ~
+                use Lisp::save in Rust.~]"
+               (plusp **program-call-address**)
+               (member (audience) '(:shell :attached-shell)))
         (apply (the function save) arguments))))
 
 ;; A timer interrupts the thread for which it was made. A thread that works for the program is usually in no call, and

@@ -226,8 +226,8 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
                             (funcall (framework-tests framework))))
                         (loaded-frameworks))
             (signal-no-tests "There is no test or suite named ~A: no tests are loaded. Load the tests first, or name ~
-                              their system (`system`)."
-                             text))
+                              their system~:[~; (`system`)~]."
+                             text (eq :agent (audience))))
           (signal-no-tests "There is no test or suite named ~A. Loaded frameworks: ~{~A~^, ~}.~
                             ~@[ Did you mean ~{~A~^, ~}?~]"
                            text (mapcar #'framework-title (loaded-frameworks))

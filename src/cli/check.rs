@@ -1,5 +1,6 @@
 //! The command `check`, which reports the errors that the Lisp reader would find in files, without starting Lisp.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -43,7 +44,7 @@ pub(super) fn run(
                 status = status.max(CANNOT_RUN);
                 continue;
             }
-            let (text, exact) = decode(bytes);
+            let (text, exact) = decode(&bytes);
             let checked = check(&text, &context.known);
             let is_repaired = fix && exact && checked.repaired.is_some();
             if checked.is_error() && !is_repaired {
@@ -51,12 +52,12 @@ pub(super) fn run(
             }
             push_findings(&mut report, "<stdin>", &checked);
             if fix {
-                repaired = Some(checked.repaired.filter(|_| exact).unwrap_or(text));
+                repaired = Some(checked.repaired.filter(|_| exact).map_or(bytes, String::into_bytes));
             }
             continue;
         }
         for file in source_files(path) {
-            match check_file(&file, fix, &mut context, &mut report) {
+            match file.and_then(|file| check_file(&file, fix, &mut context, &mut report)) {
                 Ok(found) => status = status.max(found),
                 Err(reason) => {
                     super::print_to_stderr(&format!("sbcl-mcp check: {reason}"));
@@ -70,7 +71,7 @@ pub(super) fn run(
         // Stdout gets the text from stdin, repaired if possible, so the report goes to stderr.
         Some(text) => {
             super::print_to_stderr(report.trim_end());
-            output.write_all(text.as_bytes())
+            output.write_all(&text)
         }
         None => output.write_all(report.as_bytes()),
     };
@@ -80,7 +81,8 @@ pub(super) fn run(
 
 fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut String) -> Result<i32, String> {
     let name = file.display().to_string();
-    let (text, exact) = decode(fs::read(file).map_err(|error| format!("cannot read {name}: {error}"))?);
+    let bytes = fs::read(file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    let (text, exact) = decode(&bytes);
     let mut checked = check(&text, &[]);
     // Other files are searched for packages only if a finding depends on them.
     if checked.findings.iter().any(|finding| finding.severity == Severity::Note) {
@@ -103,10 +105,10 @@ fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut
 
 /// Decodes the content of a file. Returns true with the text if the content is UTF-8. Otherwise reads the content as
 /// Latin-1 and returns false: the file must not be rewritten.
-fn decode(bytes: Vec<u8>) -> (String, bool) {
-    match String::from_utf8(bytes) {
-        Ok(text) => (text, true),
-        Err(error) => (error.as_bytes().iter().map(|&byte| char::from(byte)).collect(), false),
+fn decode(bytes: &[u8]) -> (Cow<'_, str>, bool) {
+    match str::from_utf8(bytes) {
+        Ok(text) => (text.into(), true),
+        Err(_) => (bytes.iter().map(|&byte| char::from(byte)).collect(), false),
     }
 }
 
@@ -121,21 +123,26 @@ fn push_findings(report: &mut String, name: &str, checked: &CheckResult) {
     }
 }
 
-/// Returns the file itself, or the Lisp source files in a directory, sorted.
-fn source_files(path: &Path) -> Vec<PathBuf> {
+/// Returns the file itself, or the Lisp source files in a directory, sorted. In place of the files in a directory that cannot
+/// be read, returns the reason.
+fn source_files(path: &Path) -> Vec<Result<PathBuf, String>> {
     if !path.is_dir() {
-        return vec![path.to_owned()];
+        return vec![Ok(path.to_owned())];
     }
     let mut files = Vec::new();
     collect_sources(path, usize::MAX, &mut files);
     files
 }
 
-/// Adds the Lisp source files in a directory, up to `max_files` in total. Skips hidden files, and links to directories,
-/// which may be circular.
-fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+/// Adds the Lisp source files in a directory, up to `max_files` in total, and the reason for each directory that cannot be
+/// read. Skips hidden files, and links to directories, which may be circular.
+fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<Result<PathBuf, String>>) {
+    let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let entries = match entries {
+        Ok(entries) => entries,
+        Err(error) => return files.push(Err(format!("cannot read {}: {error}", directory.display()))),
+    };
+    let mut paths: Vec<_> = entries.iter().map(fs::DirEntry::path).collect();
     paths.sort();
     for path in paths {
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -147,7 +154,7 @@ fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>)
                 collect_sources(&path, max_files, files);
             }
         } else if path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known)) {
-            files.push(path);
+            files.push(Ok(path));
         }
     }
 }
@@ -181,9 +188,10 @@ impl PackageContext {
         let small = |file: &PathBuf| fs::metadata(file).is_ok_and(|data| data.len() <= MAX_FILE_SIZE);
         let found: BTreeSet<String> = files
             .iter()
+            .flatten()
             .filter(|file| small(file))
             .filter_map(|file| fs::read(file).ok())
-            .flat_map(|bytes| packages(&decode(bytes).0))
+            .flat_map(|bytes| packages(&decode(&bytes).0))
             .collect();
         let found: Vec<String> = found.into_iter().collect();
         self.packages_by_directory.push((root.to_owned(), found.clone()));

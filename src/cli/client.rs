@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
+use crate::audience::Audience;
 use crate::mcp::{FOR_PERSON_KEY, PACKAGE_KEY};
 use crate::os::processes::wait_for_child;
 use crate::recovery::checkpoint::store::this_program;
-use crate::rpc::attach::NOTICE_METHOD;
+use crate::rpc::attach::{AUDIENCE_CAPABILITY, NOTICE_METHOD};
 use crate::rpc::framing::MAX_LINE;
 
 /// The MCP revision that the client speaks.
@@ -135,11 +136,13 @@ impl Client {
         let _ = self.notice_handler.set(Box::new(notice_handler));
     }
 
-    /// Performs the handshake within `time`; returns the server's result.
-    pub(super) fn initialize(&mut self, time: Duration) -> Result<Value, CallError> {
+    /// Performs the handshake within `time`, as a client whose messages are for `audience`; returns the server's result.
+    pub(super) fn initialize(&mut self, audience: Audience, time: Duration) -> Result<Value, CallError> {
         let client = json!({"name": "sbcl-mcp", "version": crate::VERSION});
-        let capabilities =
-            if self.notice_handler.get().is_some() { json!({"experimental": {NOTICE_METHOD: {}}}) } else { json!({}) };
+        let mut capabilities = json!({"experimental": {AUDIENCE_CAPABILITY: {"name": audience}}});
+        if self.notice_handler.get().is_some() {
+            capabilities["experimental"][NOTICE_METHOD] = json!({});
+        }
         let params = json!({"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": client});
         // At its client limit, a server sends an error and closes the connection without reading, so writing may fail.
         let _ = self.send("initialize", &params);
@@ -357,7 +360,7 @@ pub(super) fn connect_or_start(attach: Option<Option<String>>, arguments: Vec<Os
 /// Returns the names of the packages in a running server, spelled as the reader knows them: usually in upper case.
 pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
     let mut client = connect_or_start(Some(name.map(str::to_owned)), Vec::new())?;
-    let result = client.initialize(START_TIMEOUT);
+    let result = client.initialize(Audience::AttachedShell, START_TIMEOUT);
     let result = result.and_then(|_| client.request(crate::rpc::attach::PACKAGES_METHOD, &json!({}), START_TIMEOUT));
     let answer = result.map_err(|failure| failure.to_string())?;
     let names = answer["packages"].as_array().into_iter().flatten();

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::client::{CallError, Client};
 use super::exit_status::{FAILED, SUCCEEDED};
+use crate::audience::Audience;
 use crate::environment;
 use crate::image::address_space;
 use crate::os::temporary::ScratchDirectory;
@@ -398,7 +399,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
             return findings.problem("start", &found, "if the limit of processes is reached, raise it (ulimit -u)");
         }
     };
-    if let Err(failure) = client.initialize(TIMEOUT) {
+    if let Err(failure) = client.initialize(Audience::Agent, TIMEOUT) {
         return push_request_failure(findings, "start", failure, client);
     }
     findings.fine("start", &format_milliseconds(started.elapsed()));

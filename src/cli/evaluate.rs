@@ -9,6 +9,7 @@ use super::client::connect_or_start;
 use super::exit_status::CANNOT_RUN;
 use super::serve::clean_up;
 use super::{print_to_stderr, start_logging, tools};
+use crate::audience::Audience;
 use crate::mcp::stdio::Stdio;
 use crate::os::temporary::ScratchDirectory;
 use crate::session::observer::StuckReporter;
@@ -24,10 +25,11 @@ fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result
     let text = read_code(code, input).map_err(|reason| format!("sbcl-mcp eval: {reason}"))?;
     let scratch = ScratchDirectory::new();
     let session = options.boot_session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
+    session.set_audience(Audience::Shell);
     start_logging(options.log);
     let output = std::fs::File::from(output);
     let print_outcome = Arc::new(move |outcome: &Outcome| {
-        let mut report = tools::reword_for_shell(&report::evaluation(outcome), false);
+        let mut report = Audience::Shell.address(|| report::evaluation(outcome));
         if !report.ends_with('\n') {
             report.push('\n');
         }

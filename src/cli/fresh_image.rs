@@ -35,6 +35,7 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     // A fresh image loads files: it is not restored from a checkpoint.
     let options = Options { image: None, ..options };
     let session = options.boot_session(&scratch, None)?;
+    session.set_audience(tests.audience);
     start_logging(options.log);
     let output = std::fs::File::from(stdio.output);
     let send_outcome = Arc::new(move |outcome: &Outcome| {

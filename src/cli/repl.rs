@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use super::client::{CallError, Client, ClientEvent, START_TIMEOUT, ToolAnswer, connect_or_start, response_to};
 use super::editor::{Editor, Input};
 use super::exit_status::{CANNOT_RUN, FAILED, SUCCEEDED};
-use super::tools::{load_arguments, reword_for_repl, test_arguments, test_failures, with_timeout};
+use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
+use crate::audience::Audience;
 use crate::environment;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM_KEY, split_names};
@@ -101,7 +102,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         let notices = notices.sender();
         client.on_notice(move |params| drop(notices.try_send(notice_text(params, colours))));
     }
-    client.initialize(START_TIMEOUT).map_err(|failure| failure.to_string())?;
+    client.initialize(Audience::Repl, START_TIMEOUT).map_err(|failure| failure.to_string())?;
     if is_terminal {
         watch_interrupts(&client).map_err(|error| format!("cannot install a handler for SIGINT: {error}"))?;
     }
@@ -381,10 +382,12 @@ impl Repl {
                 self.call_and_show("reset-session", &json!({}))?;
                 self.level = 0;
             }
-            ":bt" => self.show_frames(&json!({"max-frames": number.unwrap_or(DEFAULT_FRAMES)}))?,
+            ":bt" => {
+                self.call_and_show("get-backtrace", &json!({"max-frames": number.unwrap_or(DEFAULT_FRAMES)}))?;
+            }
             ":frame" => {
                 self.frame = number.unwrap_or(self.frame);
-                self.show_frames(&json!({"from": self.frame, "max-frames": 1}))?;
+                self.call_and_show("get-backtrace", &json!({"from": self.frame, "max-frames": 1}))?;
             }
             ":locals" => self.show_locals(number.unwrap_or(self.frame))?,
             ":restart" => self.invoke_restart(rest)?,
@@ -521,15 +524,6 @@ impl Repl {
         self.show_reply(reply)
     }
 
-    /// Shows frames of the last error. Advice about the tool's arguments is replaced with advice about the command `:bt`.
-    fn show_frames(&mut self, arguments: &Value) -> Result<(), ReplError> {
-        let mut reply = self.call_tool("get-backtrace", arguments)?;
-        if let RequestReply::Answer(answer) = &mut reply {
-            answer.text = reword_backtrace(&answer.text);
-        }
-        self.show_reply(reply)
-    }
-
     /// Shows the local variables of a frame, one per line.
     fn show_locals(&mut self, frame: u64) -> Result<(), ReplError> {
         let mut reply = self.call_tool("get-backtrace", &json!({"from": frame, "max-frames": 1, "locals": true}))?;
@@ -635,7 +629,7 @@ impl Repl {
                         let has_ended = answer.text.starts_with("Backtrace for CANCELLED")
                             && !answer.text.starts_with("Backtrace for CANCELLED (0 of 0 frames)");
                         if has_ended {
-                            self.print(TextStyle::Note, &format!("{}\n", reword_backtrace(&answer.text)))?;
+                            self.print(TextStyle::Note, &format!("{}\n", answer.text.trim_end()))?;
                         }
                         return Ok(RequestReply::Interrupted { image_may_be_lost: !has_ended });
                     }
@@ -742,7 +736,6 @@ impl Repl {
     /// Shows an answer: the result of an evaluation part by part, anything else as the tool's text.
     fn show_answer(&mut self, answer: &ToolAnswer) -> Result<(), ReplError> {
         let ToolAnswer { text, content, is_error, .. } = answer;
-        let text = &reword_for_repl(text);
         if content.get("refused").is_some() {
             return self.print(TextStyle::Failure, &format!("; {text}\n"));
         }
@@ -778,20 +771,16 @@ impl Repl {
         }
         if let Some(at) = find_marker(text, "[ERROR] ") {
             let (error, debugger) = match text[at..].split_once("\n\n[Debugger]\nHeld. Restarts:\n") {
-                Some((error, rest)) => (error, rest.lines().filter(|line| !line.starts_with("Tools: ")).collect()),
-                None => (&text[at..], Vec::new()),
+                Some((error, restarts)) => (error, restarts.trim_end()),
+                None => (&text[at..], ""),
             };
             let (message, frames) = error.split_once("\n\n[Backtrace]\n").unwrap_or((error, ""));
             self.print(TextStyle::Failure, &format!("{message}\n"))?;
-            let frames = frames.replace(" (get-backtrace shows ", " (:bt shows ");
             self.print(TextStyle::Note, &format!("{frames}\n"))?;
             if !debugger.is_empty() {
                 self.print(
                     TextStyle::Plain,
-                    &format!(
-                        "Restarts (enter a number to invoke one; :help lists other commands):\n{}\n",
-                        debugger.join("\n")
-                    ),
+                    &format!("Restarts (enter a number to invoke one; :help lists other commands):\n{debugger}\n"),
                 )?;
             }
             return Ok(());
@@ -809,7 +798,7 @@ impl Repl {
     /// Shows the notices of the server.
     fn show_notices(&mut self, content: &Value) -> Result<(), ReplError> {
         for notice in content["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            self.print(TextStyle::Note, &format!("; {}\n", reword_for_repl(notice).replace('\n', "\n; ")))?;
+            self.print(TextStyle::Note, &format!("; {}\n", notice.replace('\n', "\n; ")))?;
         }
         Ok(())
     }
@@ -839,16 +828,6 @@ impl Repl {
             stdout.write_all(text.as_bytes())?;
         }
         Ok(stdout.flush()?)
-    }
-}
-
-/// Replaces the advice on more frames at the end of a backtrace with advice for a reader at the prompt.
-fn reword_backtrace(text: &str) -> String {
-    let Some((frames, last)) = text.trim_end().rsplit_once('\n') else { return text.to_owned() };
-    let Some((count, how)) = last.split_once("; pass ") else { return text.to_owned() };
-    match how.strip_prefix("max-frames ").and_then(|rest| rest.split(' ').next()) {
-        Some(all) => format!("{frames}\n{count}; :bt {all} shows all frames."),
-        None => frames.to_owned(),
     }
 }
 

@@ -8,66 +8,17 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use regex::Regex;
 use serde_json::{Value, json};
 
 use super::arguments::TestOptions;
 use super::client::{CallError, Client, ClientEvent, START_TIMEOUT, ToolAnswer, connect_or_start, response_to};
 use super::exit_status::{FAILED, NOT_TRIED, SUCCEEDED};
+use crate::audience::Audience;
 use crate::mcp::stdio::Stdio;
 use crate::rpc::attach;
 
 /// Server options that may bring further packages into the image when it boots.
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
-
-/// Patterns of advice that names tools, each with its replacement for a reader at a shell.
-const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
-    (r" \(E[0-9]+: get-backtrace shows all\)", ""),
-    (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
-    (r" \(get-backtrace shows (them|it)\)", ""),
-    (r" \(run-tests with `name` shows one\)", ""),
-    ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
-    ("pass a larger `timeout`(, or raise the default with configure-limits)?\\.", "pass a larger --timeout."),
-    (r"or name their system \(`system`\)\.", "or name their system."),
-    (r"; reset-session ends (all threads|them|it)\.", "."),
-    (r" reset-session starts a new image\.", ""),
-    (
-        "(EXIT|QUIT|SAVE-LISP-AND-DIE) was called, but the server and the session continue\\.\
-         ( For a new session, use the tool reset-session\\.)?",
-        "$1 was called, but cannot end the process.",
-    ),
-];
-/// Patterns of advice that is useless once the image has ended, each with its replacement. Used if the image ends with the
-/// command.
-const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 4] = [
-    (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
-    (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
-    (
-        r"Still running: ([^\n]*)\. Later answers show the output of (this thread|these threads)\.",
-        "Still running at the end: $1.",
-    ),
-    (r" To start a new image, restart the server\.", ""),
-];
-/// Patterns of advice that names tools, each with its replacement for a reader at the REPL's prompt.
-const ADVICE_AT_PROMPT: [(&str, &str); 14] = [
-    (r"For a new session, use the tool reset-session\.", "For a new session, use :reset."),
-    (r"reset-session (ends (?:all threads|them|it)|starts a new image)\.", ":reset $1."),
-    (r"or name their system \(`system`\)\.", "or name their system."),
-    (
-        "pass a larger `timeout`(, or raise the default with configure-limits)?\\.",
-        "start the REPL with a larger --timeout.",
-    ),
-    (r"\(The checkpoint tool also saves values\.\)", "(:checkpoint also saves values.)"),
-    (r"abort the evaluation \(abort-evaluation\)", "abort the evaluation (:abort)"),
-    (r#"that fails with on-error "debug" is held"#, "that fails at the prompt is held"),
-    (r#" To debug an error, evaluate the code with on-error "debug"\."#, ""),
-    (r" \(E[0-9]+: get-backtrace shows all\)", ""),
-    (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
-    (r"\(run-tests with `name` shows one\)", "(:test P::TEST shows one)"),
-    (r"\nrun-tests with `suspects`: 3 also lists [^\n]*", ""),
-    (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
-    (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
-];
 
 /// A request to a server. Time limits are in seconds.
 pub(super) enum ToolRequest {
@@ -179,34 +130,16 @@ pub(super) fn connect_and_call(
 pub(super) fn call_and_print(mut client: Client, request: &ToolRequest, output: OwnedFd) -> Result<i32, String> {
     let reason = |failure: CallError| failure.to_string();
     let (tool, arguments) = request.tool_call()?;
-    client.initialize(START_TIMEOUT).map_err(reason)?;
+    let audience = if client.server_pid().is_some() { Audience::Shell } else { Audience::AttachedShell };
+    client.initialize(audience, START_TIMEOUT).map_err(reason)?;
     let answer = call_and_show_progress(&mut client, tool, &arguments).map_err(reason)?;
-    let text = reword_for_shell(answer.text.trim_end_matches('\n'), client.server_pid().is_none());
+    let text = answer.text.trim_end_matches('\n');
     let written = File::from(output).write_all(format!("{text}\n").as_bytes());
     written.map_err(|error| format!("cannot write the answer to stdout: {error}"))?;
     if let Some(advice) = request.attach_advice(&answer) {
         super::print_to_stderr(&advice);
     }
     Ok(exit_status_of(request, &answer))
-}
-
-/// Rewords an answer for a reader at a shell. `image_lives` is true if the image outlives the command.
-pub(super) fn reword_for_shell(text: &str, image_lives: bool) -> String {
-    let text = reword(text, &ADVICE_REPLACEMENTS);
-    if image_lives { text } else { reword(&text, &ADVICE_FOR_LIVE_IMAGE) }
-}
-
-/// Rewords an answer for a reader at the REPL's prompt.
-pub(super) fn reword_for_repl(text: &str) -> String {
-    reword(text, &ADVICE_AT_PROMPT)
-}
-
-/// Replaces each pattern in `text`.
-fn reword(text: &str, replacements: &[(&str, &str)]) -> String {
-    replacements.iter().fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
-        Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
-        Err(_) => text,
-    })
 }
 
 /// Calls a tool and waits for the answer. If stderr is a terminal, progress of a load is shown there.
@@ -307,50 +240,4 @@ pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
 /// Returns the absolute path, since an attached server may have another working directory.
 fn absolute_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refused_exits_are_reworded_for_a_shell_without_the_server_and_its_tools() {
-        let reworded = "EXIT was called, but cannot end the process.";
-        for advice in ["", " For a new session, use the tool reset-session."] {
-            let text = format!("EXIT was called, but the server and the session continue.{advice}");
-            for image_lives in [true, false] {
-                assert_eq!(reword_for_shell(&text, image_lives), reworded);
-            }
-        }
-        let text = "SAVE-LISP-AND-DIE was called, but the server and the session continue. To build a core, start \
-                    another SBCL.";
-        assert_eq!(
-            reword_for_shell(text, false),
-            "SAVE-LISP-AND-DIE was called, but cannot end the process. To build a core, start another SBCL."
-        );
-    }
-
-    #[test]
-    fn advice_to_use_a_tool_names_the_command_of_the_repl() {
-        let text = "EXIT was called, but the server and the session continue. For a new session, use";
-        assert_eq!(reword_for_repl(&format!("{text} the tool reset-session.")), format!("{text} :reset."));
-        let text = "Join or end some threads first; reset-session ends all threads.";
-        assert_eq!(reword_for_repl(text), "Join or end some threads first; :reset ends all threads.");
-        assert_eq!(reword_for_shell(text, true), "Join or end some threads first.");
-        let text = "For more time, pass a larger `timeout`, or raise the default with configure-limits.";
-        assert_eq!(reword_for_repl(text), "For more time, start the REPL with a larger --timeout.");
-    }
-
-    #[test]
-    fn threads_that_end_with_the_image_promise_no_later_output_at_a_shell() {
-        let text = "Still running: thread a. Later answers show the output of this thread; reset-session ends it.";
-        assert_eq!(reword_for_shell(text, false), "Still running at the end: thread a.");
-    }
-
-    #[test]
-    fn advice_to_name_the_tests_system_has_no_argument_name_at_a_shell() {
-        let text = "There is no test or suite named X: no tests are loaded. Load the tests first, or name their system \
-                    (`system`).";
-        assert!(reword_for_shell(text, true).ends_with("Load the tests first, or name their system."));
-    }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::bindings::{self, sbcl_event, sbcl_interrupt, sbcl_item, sbcl_job_kind, sbcl_lane};
+use super::bindings::{self, sbcl_audience, sbcl_event, sbcl_interrupt, sbcl_item, sbcl_job_kind, sbcl_lane};
+use crate::audience::Audience;
 
 /// A kind of Lisp thread that pulls jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +151,8 @@ pub(crate) struct Job {
     pub(crate) evaluation: u64,
     /// Number of the connection that requested the job.
     pub(crate) connection: u64,
+    /// The audience of the connection's messages.
+    pub(crate) audience: Audience,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
     /// The operation's name and arguments, printed as a Lisp list; empty for a job without an operation.
@@ -159,7 +162,16 @@ pub(crate) struct Job {
 impl Job {
     /// Creates a job without texts.
     pub(crate) fn without_texts(id: u64, kind: JobKind, evaluation: u64) -> Self {
-        Self { id, kind, evaluation, connection: 0, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
+        Self {
+            id,
+            kind,
+            evaluation,
+            connection: 0,
+            audience: Audience::Agent,
+            text: Vec::new(),
+            name: Vec::new(),
+            operation: Vec::new(),
+        }
     }
 
     /// Returns the job as a C structure that points to the texts of `self`.
@@ -172,7 +184,12 @@ impl Job {
                     | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 }
                     | if detached { bindings::SBCL_EVALUATE_DETACHED } else { 0 }
                     | if background { bindings::SBCL_EVALUATE_BACKGROUND } else { 0 },
-                0,
+                u64::from(match self.audience {
+                    Audience::Agent => sbcl_audience::SBCL_AUDIENCE_AGENT,
+                    Audience::Shell => sbcl_audience::SBCL_AUDIENCE_SHELL,
+                    Audience::AttachedShell => sbcl_audience::SBCL_AUDIENCE_ATTACHED_SHELL,
+                    Audience::Repl => sbcl_audience::SBCL_AUDIENCE_REPL,
+                }),
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
             JobKind::FrameLocals { from, count } => (sbcl_job_kind::SBCL_JOB_FRAME_LOCALS, count, from),

@@ -9,12 +9,14 @@ use rmcp::model::{
     InitializeRequestParams, JsonObject, ListToolsResult, ProtocolVersion, RequestId, RequestMetaObject,
     ServerCapabilities, ServerConfig, ServerResult, ToolsCapability,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::client::{Client, adapt_to_revision};
 use super::incoming::{CANCELLATION, DecodedLine, InvalidMessage, Message, decode};
 use super::slow_lines::SlowLines;
 use super::tools::{self, Call, ToolContext, ToolListObserver, excerpt, quoted_excerpt};
+use crate::audience::Audience;
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::attach;
@@ -333,6 +335,10 @@ impl Conversation {
                 let params = json!({"text": text, "held": held});
                 output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE_METHOD, "params": params}));
             });
+        }
+        let audience = experimental.and_then(|capabilities| capabilities.get(attach::AUDIENCE_CAPABILITY)?.get("name"));
+        if let Some(Ok(audience)) = audience.map(Audience::deserialize) {
+            self.tools.session().set_audience(audience);
         }
         *self.opened.lock() = Some(OpeningKind::Handshake { version, capabilities: params.capabilities });
         Ok(result)

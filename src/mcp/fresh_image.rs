@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::tools::System;
+use crate::audience::Audience;
 use crate::os::poll_set::PollSet;
 use crate::os::processes::kill_tree;
 use crate::os::temporary::ScratchDirectory;
@@ -65,6 +66,8 @@ pub(crate) struct TestSelection {
     /// Names of tests known to exceed the time limit. These tests are stopped earlier: a short run suffices to see
     /// which functions they call.
     pub(crate) endless: Vec<String>,
+    /// The audience of the results.
+    pub(crate) audience: Audience,
 }
 
 impl TestSelection {

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::process::Pid;
 
 use crate::Session;
+use crate::audience::Audience;
 use crate::os::helper_threads;
 use crate::outcome::Outcome;
 use crate::recovery::checkpoint::autosave::AutosaveTrigger;
@@ -59,8 +60,9 @@ pub(super) struct RecoveryContext {
     unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
     /// The errors of all clients of the last image, by connection.
     errors: Arc<BTreeMap<u64, SavedErrors>>,
-    /// The messages about the last image, set once the definitions are replayed.
-    messages: Arc<OnceLock<ReplacementMessages>>,
+    /// The messages about the last image for each audience, in the order of [`Audience::ALL`]. Set once the definitions are
+    /// replayed.
+    messages: Arc<OnceLock<[ReplacementMessages; Audience::ALL.len()]>>,
     /// The connection whose cancelled evaluation did not end, so that the last image was replaced.
     cancelled_connection: Option<u64>,
     /// The outcome of this client's lost evaluation, as recorded in the client's error history.
@@ -84,10 +86,16 @@ impl RecoveryContext {
     pub(super) fn report_replacement(&self, session: &Session) {
         let (context, session) = (self.clone(), session.clone());
         self.after_restore(move || {
-            if let Some(messages) = context.messages.get() {
+            if let Some(messages) = context.messages_for(session.audience()) {
                 context.report_to(messages, &session);
             }
         });
+    }
+
+    /// Returns the messages about the last image for this audience; `None` until the definitions are replayed.
+    fn messages_for(&self, audience: Audience) -> Option<&ReplacementMessages> {
+        let mut messages = self.messages.get()?.iter().zip(Audience::ALL);
+        messages.find(|(_, known)| *known == audience).map(|(messages, _)| messages)
     }
 
     fn report_to(&self, messages: &ReplacementMessages, session: &Session) {
@@ -193,7 +201,7 @@ impl RecoveryContext {
             return outcome_lost_with_batch();
         }
         let connection = session.connection_number();
-        let Some(messages) = self.messages.get() else { return outcome_after_reset() };
+        let Some(messages) = self.messages_for(session.audience()) else { return outcome_after_reset() };
         let evaluated = messages.is_lost_evaluation(connection, job);
         let recorded = self.lost.get().filter(|_| evaluated);
         let mut outcome = recorded.unwrap_or_else(|| messages.lost_outcome_of_call(connection, job)).clone();
@@ -217,7 +225,7 @@ impl RecoveryContext {
     /// Returns the answer to an inspection during which two images were lost, if `number` is one of its jobs. The
     /// session's error state does not change.
     pub(super) fn lost_inspection(&self, number: u64) -> Option<String> {
-        let lost = &self.messages.get()?.lost_other;
+        let lost = &self.messages_for(Audience::current())?.lost_other;
         let error = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
         Some(format!(
             "[ERROR] {}\nTwo images were lost during this request, so it is not retried.\n{}",
@@ -249,7 +257,7 @@ impl RecoveryContext {
     /// image.
     pub(super) fn restore_outcome(&self, job: u64) -> Option<Result<CheckpointRestore, String>> {
         if self.requested_by == Some(job) {
-            return self.messages.get()?.restore.clone();
+            return self.messages_for(Audience::current())?.restore.clone();
         }
         let replaced = || {
             let text = "Another call replaced the image after this restore. To return to the checkpoint, restore the \
@@ -391,7 +399,8 @@ impl RecoveryContext {
         session.discard_pending_messages();
         notices.into_iter().for_each(|notice| session.add_notice(notice));
         self.unrestored.lock().extend(state.missing_forms(&report.failed));
-        let _ = self.messages.set(replacement_messages(state, &report));
+        let messages = Audience::ALL.map(|audience| audience.address(|| replacement_messages(state, &report)));
+        let _ = self.messages.set(messages);
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
         // The field is cleared after the report: until then, the supervisor blames a crash on the form replayed last.
         self.status.set(StatusField::ReplayedForm, 0);

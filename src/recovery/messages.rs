@@ -7,6 +7,7 @@ use super::definitions::UnrestoredForm;
 use super::replay::ReplayReport;
 use super::state::{CheckpointRestore, ContinuedSession, CrashReport, RecoveryState};
 use super::text;
+use crate::audience::Audience;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::result_kind::{CANCELLED, IMAGE_LOST};
 use crate::session::recovery::failed_outcome;
@@ -17,7 +18,7 @@ const MAX_LISTED_FORMS: usize = 10;
 /// Maximum number of characters of a form that a message shows.
 const MAX_SHOWN_CHARS: usize = 100;
 
-/// The messages about a replaced image, for all clients.
+/// The messages about a replaced image, for all clients with one audience.
 #[derive(Debug)]
 pub(crate) struct ReplacementMessages {
     /// The crash report, if the last image was lost.
@@ -66,7 +67,8 @@ impl ReplacementMessages {
     }
 }
 
-/// Returns the messages about the replaced image. `report` is the report of the replay in the new image.
+/// Returns the messages about the replaced image, for the audience of this thread's messages. `report` is the report of the
+/// replay in the new image.
 pub(crate) fn replacement_messages(state: &RecoveryState, report: &ReplayReport) -> ReplacementMessages {
     let replacement = state.replacement.as_ref();
     let restore = replacement.and_then(|replacement| replacement.restore.clone()).map(|restore| {
@@ -192,7 +194,10 @@ fn lost_values_sentence(state: &RecoveryState, effects: Option<&str>) -> String 
         None => (
             "Not kept",
             "values assigned to variables after their definitions",
-            tool_names::if_listed(&["checkpoint"], " (The checkpoint tool also saves values.)"),
+            match Audience::current() {
+                Audience::Repl => " (:checkpoint also saves values.)",
+                _ => tool_names::if_usable(&["checkpoint"], " (The checkpoint tool also saves values.)"),
+            },
         ),
     };
     match effects {

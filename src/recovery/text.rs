@@ -29,15 +29,18 @@ fn checkpoint_age(checkpoint: &Checkpoint) -> String {
     format_age(jiff::Timestamp::now().duration_since(checkpoint.saved))
 }
 
-/// Returns a list of checkpoints, one per line: the intact checkpoints, and then the damaged checkpoints.
-pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint]) -> String {
-    if intact.is_empty() && damaged.is_empty() {
+/// Returns a list of checkpoints, one per line: the intact checkpoints, the damaged checkpoints, and then the checkpoints that
+/// only another server can boot.
+pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint], foreign: &[Checkpoint]) -> String {
+    if intact.is_empty() && damaged.is_empty() && foreign.is_empty() {
         return "No checkpoints.".to_owned();
     }
     let mut text = String::new();
-    let intact = intact.iter().map(|checkpoint| (checkpoint, ""));
-    let damaged = damaged.iter().map(|checkpoint| (checkpoint, "; damaged: can only be deleted or replaced"));
-    for (checkpoint, state) in intact.chain(damaged) {
+    let intact = intact.iter().map(|checkpoint| (checkpoint, String::new()));
+    let damaged =
+        damaged.iter().map(|checkpoint| (checkpoint, "; damaged: can only be deleted or replaced".to_owned()));
+    let foreign = foreign.iter().map(|checkpoint| (checkpoint, format!("; {}", checkpoint.foreign_reason())));
+    for (checkpoint, state) in intact.chain(damaged).chain(foreign) {
         let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
         let age = checkpoint_age(checkpoint);
         _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}{state}", format_megabytes(*bytes));

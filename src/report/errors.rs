@@ -6,6 +6,7 @@ use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::load::count_text;
 use super::{NO_FRAMES, PREVIEW_FRAMES, call_text, clipped_message, push_restarts};
+use crate::audience::Audience;
 use crate::outcome::{ErrorRecord, FrameRecord, Local, LocalValue, Slot};
 use crate::tool_names;
 
@@ -78,7 +79,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
     }
-    text.push_str(tool_names::if_listed(&["get-backtrace"], "\n\nFor the full backtrace, use get-backtrace."));
+    text.push_str(tool_names::if_usable(&["get-backtrace"], "\n\nFor the full backtrace, use get-backtrace."));
     text
 }
 
@@ -137,11 +138,11 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
         (0, older) => _ = write!(text, "\n... {older} older errors (raise `list` to see them)"),
         (left, older) => {
             let describe = |which: &str| {
-                let advice = tool_names::if_listed(&["describe-last-error"], "; describe-last-error shows ");
+                let advice = tool_names::if_usable(&["describe-last-error"], "; describe-last-error shows ");
                 if advice.is_empty() { String::new() } else { format!("{advice}{which} (error-id)") }
             };
             let room =
-                tool_names::if_listed(&["configure-limits"], "; raise max-answer (configure-limits) to see more");
+                tool_names::if_usable(&["configure-limits"], "; raise max-answer (configure-limits) to see more");
             let id = errors[shown].id;
             _ = match left + older {
                 1 => write!(text, "\n... 1 older error (E{id}) does not fit here{}{room}", describe("it")),
@@ -273,7 +274,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     if !is_shortened {
         return text;
     }
-    let one = tool_names::if_listed(&["eval-in-frame"], ": eval-in-frame shows a variable in full");
+    let one = tool_names::if_usable(&["eval-in-frame"], ": eval-in-frame shows a variable in full");
     format!("{text}\nLong values are shortened{one}.")
 }
 
@@ -285,7 +286,7 @@ const MAX_FRAMES_WITH_LOCALS: usize = 50;
 #[cfg(feature = "mcp")]
 pub(crate) fn error_id_line(id: u64) -> String {
     let tools: Vec<_> =
-        ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| tool_names::is_listed(tool)).collect();
+        ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| tool_names::is_usable(tool)).collect();
     match &tools[..] {
         [] => format!("Error id: E{id}"),
         [one] => format!("Error id: E{id} (argument error-id of {one})"),
@@ -318,12 +319,14 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
         // does not begin at frame 0, so the next range is suggested. Another image keeps only the first frames of a large
         // error.
         let kept = error.frames.last().map_or(0, |frame| frame.number + 1);
-        if next >= kept {
-            _ = write!(text, "\n{more}, not kept.");
-        } else if range.from == 0 && kept == total && shown.len() as u64 == range.max_frames {
-            _ = write!(text, "\n{more}; pass max-frames {total} to see {all}.");
-        } else {
-            _ = write!(text, "\n{more}; pass `from` {next} to see {following}.");
+        let shows_all = range.from == 0 && kept == total && shown.len() as u64 == range.max_frames;
+        match Audience::current() {
+            _ if next >= kept => _ = write!(text, "\n{more}, not kept."),
+            Audience::Repl if shows_all => _ = write!(text, "\n{more}; :bt {total} shows all frames."),
+            // A person who asks for some frames knows that there are more.
+            Audience::Repl => {}
+            _ if shows_all => _ = write!(text, "\n{more}; pass max-frames {total} to see {all}."),
+            _ => _ = write!(text, "\n{more}; pass `from` {next} to see {following}."),
         }
     }
     text

@@ -107,7 +107,7 @@ fn push_location(target: &mut String, warning: &Warning) {
 fn push_debugger(target: &mut String, error: &ErrorRecord) {
     target.push_str("[Debugger]\nHeld. Restarts:");
     push_restarts(target, error);
-    let tools: Vec<_> = tool_names::listed_debugger_tools().collect();
+    let tools: Vec<_> = tool_names::usable_debugger_tools().collect();
     if !tools.is_empty() {
         _ = write!(target, "\nTools: {}. The next evaluation, load or test run ends the hold.", tools.join(", "));
     }

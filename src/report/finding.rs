@@ -143,7 +143,7 @@ fn fit_lines(lines: impl Iterator<Item = String>, more: u64, max: usize, narrowe
     if rest > 0 {
         let narrow = narrower.map(|narrower| format!("narrow the list by {narrower}"));
         let advice = if shown < lines.len() as u64 {
-            let raise = tool_names::if_listed(&["configure-limits"], "raise max-answer (configure-limits)");
+            let raise = tool_names::if_usable(&["configure-limits"], "raise max-answer (configure-limits)");
             let raise = (!raise.is_empty()).then(|| raise.to_owned());
             let ways: Vec<_> = narrow.into_iter().chain(raise).collect();
             format!("not enough room{}{}", if ways.is_empty() { "" } else { ": " }, ways.join(", or "))

@@ -127,7 +127,7 @@ impl Omission {
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
             Self::Lost => return omission_marker(characters),
-            _ if !tool_names::is_listed("check-evaluation") => return omission_marker(characters),
+            _ if !tool_names::is_usable("check-evaluation") => return omission_marker(characters),
             Self::Output(id) => (id, "output"),
             Self::Values(id) => (id, "values"),
             Self::Error(id) => (id, "error"),

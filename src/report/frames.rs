@@ -62,11 +62,11 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
     }
     let more = error.total_frames.saturating_sub(next);
     if more > 0 {
-        let (frames, hint) = match more {
-            1 => ("frame", " (get-backtrace shows it)"),
-            _ => ("frames", " (get-backtrace shows them)"),
-        };
-        _ = write!(target, "\n... {more} more {frames}{}", tool_names::if_listed(&["get-backtrace"], hint));
+        let (frames, them) = if more == 1 { ("frame", "it") } else { ("frames", "them") };
+        _ = write!(target, "\n... {more} more {frames}");
+        if let Some(command) = tool_names::name_of("get-backtrace") {
+            _ = write!(target, " ({command} shows {them})");
+        }
     }
 }
 

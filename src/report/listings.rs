@@ -88,7 +88,7 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
 
 /// Returns advice on how to see definitions that do not fit.
 fn narrowing_hint() -> String {
-    let room = tool_names::if_listed(&["configure-limits"], ", or raise max-answer (configure-limits)");
+    let room = tool_names::if_usable(&["configure-limits"], ", or raise max-answer (configure-limits)");
     format!("Narrow the list by `type` or `package`{room}.")
 }
 

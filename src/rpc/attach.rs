@@ -33,6 +33,9 @@ pub(crate) const PACKAGES_METHOD: &str = "sbcl-mcp/packages";
 /// another client now holds in the debugger, or null. Clients that have this name among their experimental capabilities
 /// get the notification; other clients get the text as part of their next answer.
 pub(crate) const NOTICE_METHOD: &str = "sbcl-mcp/notice";
+/// The experimental capability of clients that serve a person. The value of its property `name` is the
+/// [`Audience`](crate::audience::Audience) of the server's messages.
+pub(crate) const AUDIENCE_CAPABILITY: &str = "sbcl-mcp/audience";
 /// Number of descriptors that stay free when a client is accepted: the server needs some to start another worker.
 const RESERVED_DESCRIPTORS: usize = 16;
 /// Time until the next attempt to accept clients after the process or the system had no descriptor left.

@@ -9,6 +9,7 @@ use super::hold::Resumed;
 use super::operation::RecordsBuilder;
 use super::post_processing::BoundPostProcessing;
 use super::scheduler::Hold;
+use crate::audience::Audience;
 use crate::config::Limits;
 use crate::error::{HoldEnd, HoldError, InspectError};
 use crate::image::Event;
@@ -139,10 +140,10 @@ impl RequestBody {
         }
     }
 
-    /// Makes an activity from the request. `hold` is the held evaluation that the request is about. Returns `None` for
-    /// a job of the control lane, which has no activity.
-    pub(super) fn begin(self, hold: Option<Box<Hold>>) -> Option<Activity> {
-        Some(match self {
+    /// Makes an activity from the request. `hold` is the held evaluation that the request is about, and `audience` the
+    /// audience of the request's messages. Returns `None` for a job of the control lane, which has no activity.
+    pub(super) fn begin(self, hold: Option<Box<Hold>>, audience: Audience) -> Option<Activity> {
+        let mut activity = match self {
             Self::Evaluate(mut submission, reply) => {
                 let (binds_package, post_processing) = (submission.binds_package, submission.post_processing.take());
                 Activity::Evaluate(EvaluationActivity {
@@ -167,7 +168,9 @@ impl RequestBody {
             }
             Self::Inspect(inspection) => Activity::Inspect(inspection),
             Self::Control => return None,
-        })
+        };
+        activity.builders().for_each(|builder| builder.set_audience(audience));
+        Some(activity)
     }
 }
 

@@ -11,6 +11,7 @@ use super::activity::{Inspection, RequestBody};
 use super::error_state::ErrorState;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use super::{AnswerFn, INSPECTION_TIMEOUT, Inner, Session};
+use crate::audience::Audience;
 use crate::error::{EndedHold, HoldEnd};
 use crate::image::{InterruptReason, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
@@ -28,6 +29,8 @@ pub(super) struct Connection {
     /// of the REPL and printer variables.
     pub(super) id: u64,
     name: Mutex<String>,
+    /// The audience of the connection's messages; an agent unless the client has named another audience.
+    audience: OnceLock<Audience>,
     state: Mutex<ErrorState>,
     listener: OnceLock<MessageListener>,
     ended: AtomicBool,
@@ -42,6 +45,7 @@ impl Connection {
         Arc::new(Self {
             id,
             name: Mutex::default(),
+            audience: OnceLock::new(),
             state: Mutex::default(),
             listener: OnceLock::new(),
             ended: AtomicBool::new(false),
@@ -53,6 +57,11 @@ impl Connection {
     /// Locks the error state, which also contains the messages for the next answer.
     pub(super) fn state(&self) -> MutexGuard<'_, ErrorState> {
         self.state.lock()
+    }
+
+    /// Returns the audience of the connection's messages.
+    pub(super) fn audience(&self) -> Audience {
+        self.audience.get().copied().unwrap_or_default()
     }
 
     /// Records that the connection no longer holds this evaluation.
@@ -161,6 +170,16 @@ impl Session {
     /// Sets the name that other connections see: `name` without control characters, cut after 60 characters.
     pub fn set_name(&self, name: &str) {
         *self.connection.name.lock() = name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
+    }
+
+    /// Sets the audience of this connection's messages. Later calls have no effect.
+    pub(crate) fn set_audience(&self, audience: Audience) {
+        let _ = self.connection.audience.set(audience);
+    }
+
+    /// Returns the audience of this connection's messages.
+    pub(crate) fn audience(&self) -> Audience {
+        self.connection.audience()
     }
 
     /// Sets the listener, which gets messages about other connections' actions in place of notices in the next outcome.

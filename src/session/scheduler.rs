@@ -63,7 +63,7 @@ impl Request {
         timeout: Option<Duration>,
         body: RequestBody,
     ) -> Self {
-        job.connection = connection.id;
+        (job.connection, job.audience) = (connection.id, connection.audience());
         Self {
             connection: connection.clone(),
             timeout,
@@ -206,6 +206,7 @@ impl RunningJob {
         hold: Option<Box<Hold>>,
         deadline: Option<Instant>,
     ) -> Option<Self> {
+        let audience = request.connection.audience();
         Some(Self {
             id: request.job.id,
             job_of_call: request.job_of_call,
@@ -219,7 +220,7 @@ impl RunningJob {
             },
             evaluation: request.job.evaluation,
             is_internal: request.is_internal,
-            activity: request.body.begin(hold)?,
+            activity: request.body.begin(hold, audience)?,
             deadline,
             heap_limit: None,
             filled_heap: false,

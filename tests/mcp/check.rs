@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::client::{Scratch, binary};
 use lisp_syntax::{Severity, check};
 
-fn run(arguments: &[&str], input: &str) -> Output {
+fn run(arguments: &[&str], input: impl AsRef<[u8]>) -> Output {
     let mut child = Command::new(binary())
         .args(arguments)
         .stdin(Stdio::piped())
@@ -17,7 +17,7 @@ fn run(arguments: &[&str], input: &str) -> Output {
         .spawn()
         .unwrap();
     // Writing fails if the command exits without reading its input.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let _ = child.stdin.take().unwrap().write_all(input.as_ref());
     child.wait_with_output().unwrap()
 }
 
@@ -178,6 +178,35 @@ fn stdin_is_checked_and_repaired() {
     assert_eq!(checked(&["-"], "(a b\n"), (1, message.to_owned(), String::new()));
     assert_eq!(checked(&["--fix", "-"], "(a b\n"), (0, "(a b)\n".to_owned(), message.to_owned()));
     assert_eq!(checked(&[], "").0, 2);
+}
+
+#[test]
+fn fix_keeps_the_bytes_of_stdin_that_is_not_utf_8() {
+    for (input, status) in [(&b"(list \"\xe4\")\n"[..], 0), (b"(list \"\xe4\"\n", 1)] {
+        let output = run(&["check", "--fix", "-"], input);
+        assert_eq!((&*output.stdout, output.status.code()), (input, Some(status)), "{output:?}");
+    }
+}
+
+#[test]
+fn unreadable_directories_are_reported_with_an_error_status() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = Scratch::new();
+    let closed = directory.join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::write(directory.join("open.lisp"), "(a b\n").unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    if std::fs::read_dir(&closed).is_ok() {
+        println!("left out: this user can read every directory");
+        return;
+    }
+    for path in [&*directory, &*closed] {
+        let (status, found, complaint) = checked(&[&path.display().to_string()], "");
+        assert_eq!((status, found.contains("open.lisp:1:5: error: ")), (3, path != closed), "{found}");
+        let reason = format!("sbcl-mcp check: cannot read {}: Permission denied", closed.display());
+        assert!(complaint.starts_with(&reason) && complaint.lines().count() == 1, "{complaint}");
+    }
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
 }
 
 #[test]

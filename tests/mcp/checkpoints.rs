@@ -321,6 +321,35 @@ fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
     assert!(text.starts_with("There is no checkpoint \"one\"."), "{text}");
 }
 
+#[test]
+fn checkpoints_of_another_build_or_heap_size_are_listed_and_refused_on_restore_and_can_be_deleted() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    for (name, key, value, reason) in [
+        (
+            "old",
+            "build",
+            json!("0.0.1 2.0.0 x y"),
+            "saved by another build of sbcl-mcp (0.0.1, with SBCL 2.0.0), and cannot be restored by this build",
+        ),
+        ("small", "heap", json!(1 << 30), "saved with another heap size: can only be restored with --heap 1024M"),
+    ] {
+        save(&mut server, name);
+        let manifest = state.files(Some("json")).remove(0);
+        let mut checkpoint: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&manifest).unwrap()).unwrap();
+        checkpoint[key] = value;
+        std::fs::write(manifest, checkpoint.to_string()).unwrap();
+        let listed = list(&mut server);
+        assert!(listed.starts_with(&format!("{name:?}  evaluation ")), "{listed}");
+        assert!(listed.ends_with(&format!("; {reason}")), "{listed}");
+        let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": name}));
+        assert_eq!(text, format!("The checkpoint {name:?} was {reason}."));
+        call_ok(&mut server, "checkpoint", json!({"action": "delete", "name": name}));
+        assert_eq!(list(&mut server), "No checkpoints.");
+    }
+}
+
 /// A save queries the image on the evaluation thread, and an automatic save may do so at any time.
 #[apply(both_modes)]
 fn save_is_not_refused_while_another_save_begins(mode: Mode) {

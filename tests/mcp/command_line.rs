@@ -55,6 +55,26 @@ fn eval_prints_the_report_and_exits_with_1_on_an_error() {
 }
 
 #[test]
+fn eval_words_refused_exits_and_running_threads_for_a_person() {
+    for (code, expected) in [
+        ("(sb-ext:exit)", "\nEXIT was called, but cannot end the process.\n"),
+        (
+            "(sb-ext:save-lisp-and-die \"core\")",
+            "\nSAVE-LISP-AND-DIE was called, but cannot end the process. To build a core, start another SBCL.\n",
+        ),
+        (
+            "(progn (sb-thread:make-thread #'sleep :arguments '(600) :name \"sleeper\") 1)",
+            "[notice]\nStill running at the end: thread sleeper.\n",
+        ),
+    ] {
+        let output = run(&["eval", code], "");
+        let text = stdout(&output);
+        assert!(text.contains(expected) && !text.contains("reset-session"), "{text}");
+        assert!(!text.contains("Later answers"), "{text}");
+    }
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn eval_exits_with_3_when_the_report_cannot_be_written() {
     for code in ["(+ 1 2)", "(/ 1 0)"] {

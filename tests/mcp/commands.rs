@@ -233,6 +233,8 @@ fn advice_names_command_line_options_instead_of_tools() {
     workspace.write("deep.lisp", "(defun deep (n) (if (zerop n) (error \"deep\") (1+ (deep (1- n))))) (deep 100)");
     workspace.write("endless.lisp", "(loop)");
     let server = workspace.server();
+    let missing = workspace.run(&["test", "--attach", "cl-user::nothing"]).stdout;
+    assert!(missing.contains("no tests are loaded. Load the tests first, or name their system.\n"), "{missing}");
     for attach in [&[][..], &["--attach"]] {
         let run = |command: &str, arguments: &[&str]| workspace.run(&[&[command], attach, arguments].concat()).stdout;
         let tested = run("test", &["advised"]);

@@ -399,8 +399,9 @@ fn piped_input_prints_values_and_sets_the_exit_status() {
     assert_eq!(unfinished.status.code(), Some(1));
     assert_eq!(piped(&[], "").status.code(), Some(0));
     // The REPL accepts the server's options.
-    let limited = piped(&["--timeout", "0.2"], "(loop)\n");
-    assert!(String::from_utf8(limited.stdout).unwrap().starts_with("[ERROR] TIMEOUT\n"));
+    let limited = String::from_utf8(piped(&["--timeout", "0.2"], "(loop)\n").stdout).unwrap();
+    assert!(limited.starts_with("[ERROR] TIMEOUT\n"), "{limited}");
+    assert!(limited.contains(" For more time, start the REPL with a larger --timeout.\n"), "{limited}");
     let lost =
         piped(&[], "(sb-alien:alien-funcall (sb-alien:extern-alien \"abort\" (function sb-alien:void)))\n(+ 1 2)\n");
     let stdout = String::from_utf8(lost.stdout).unwrap();
@@ -408,6 +409,26 @@ fn piped_input_prints_values_and_sets_the_exit_status() {
     let unstarted = piped(&["--heap", "5"], "1\n");
     let said = String::from_utf8(unstarted.stderr).unwrap();
     assert!(unstarted.status.code() == Some(3) && said.contains("heap 5 is out of range"), "{said}");
+}
+
+#[test]
+fn advice_names_commands_of_the_repl_instead_of_tools() {
+    let deep = "(defun deep (n) (if (zerop n) (error \"deep\") (1+ (deep (1- n)))))\n(deep 100)\n:bt 2\n";
+    let thread = "(progn (sb-thread:make-thread #'sleep :arguments '(600)) 1)\n";
+    let output = piped(&[], &format!("(sb-ext:exit)\n:abort\n{deep}{thread}"));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for advice in [
+        "\nEXIT was called, but the server and the session continue. For a new session, use :reset.\n",
+        "\n; No evaluation is held: an evaluation that fails at the prompt is held until it is resumed or aborted, ",
+        " more frames (:bt shows them)\n",
+        " shows all frames.\n",
+        " Later answers show the output of this thread; :reset ends it.\n",
+    ] {
+        assert!(text.contains(advice), "{advice}: {text}");
+    }
+    for tool in ["get-backtrace", "reset-session", "on-error"] {
+        assert!(!text.contains(tool), "{text}");
+    }
 }
 
 #[test]

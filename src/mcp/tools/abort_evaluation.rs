@@ -78,7 +78,8 @@ fn abort_held() -> Result<CallHandler, Fault> {
         let of = session.clone();
         session.abort_held(move |result| match result {
             Err(error @ HoldError::NothingHeld { .. }) => {
-                call.refuse(Fault::Refusal(explain_nothing_held(&of, &error)));
+                let reason = of.audience().address(|| explain_nothing_held(&of, &error));
+                call.refuse(Fault::Refusal(reason));
             }
             result => call.answer(result.map(|()| AbortResult)),
         })

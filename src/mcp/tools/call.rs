@@ -63,7 +63,8 @@ impl Call {
 
     /// Answers with the reason why the tool has no result.
     pub(super) fn refuse(self, fault: impl Into<Fault>) {
-        match fault.into() {
+        let fault: Fault = self.session().audience().address(|| fault.into());
+        match fault {
             Fault::Refusal(sentence) => self.reply(CallRefusal(sentence)),
             Fault::Protocol(error) => self.responder.fail(error),
         }
@@ -77,12 +78,13 @@ impl Call {
         }
         let mut reply = reply.into();
         let max = self.context.max_answer();
+        let audience = self.session().audience();
         // The text is always one block: some clients show only the first block of an error.
-        let content = vec![ContentBlock::text(reply.text(max))];
+        let content = vec![ContentBlock::text(audience.address(|| reply.text(max)))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
         let (for_person, structured) = (self.client.is_for_person(), self.is_structured());
-        result.structured_content = structured.then(|| reply.structured_content(max));
+        result.structured_content = structured.then(|| audience.address(|| reply.structured_content(max)));
         if !for_person {
             return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.client));
         }

@@ -58,7 +58,7 @@ impl ToolSpec for CheckpointTool {
         };
         if action == Action::List {
             let (intact, damaged) = checkpoints.intact_and_damaged();
-            return reply_with(CheckpointReply::List { intact, damaged });
+            return reply_with(CheckpointReply::List { intact, damaged, foreign: checkpoints.foreign() });
         }
         let Some(name) = text(name) else {
             return Err(Fault::Refusal("checkpoint needs the argument name to save, restore or delete.".to_owned()));
@@ -83,18 +83,21 @@ impl ToolSpec for CheckpointTool {
             // The checkpoint may have been deleted meanwhile.
             return handle_with(move |call| answer_restore(call, outcome));
         }
-        let (intact, damaged) = checkpoints.intact_and_damaged();
+        let ((intact, damaged), foreign) = (checkpoints.intact_and_damaged(), checkpoints.foreign());
         // During a replacement, two checkpoints have the name.
         let find = |all: &[store::Checkpoint]| all.iter().rfind(|checkpoint| checkpoint.name == name).cloned();
         let bootable = find(&intact);
         let is_bootable = bootable.is_some();
-        let Some(checkpoint) = bootable.or_else(|| find(&damaged)) else {
-            let names: Vec<_> =
-                intact.iter().chain(&damaged).map(|checkpoint| format!("{:?}", checkpoint.name)).collect();
+        let Some(checkpoint) = bootable.or_else(|| find(&damaged)).or_else(|| find(&foreign)) else {
+            let all = intact.iter().chain(&damaged).chain(&foreign);
+            let names: Vec<_> = all.map(|checkpoint| format!("{:?}", checkpoint.name)).collect();
             let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(Fault::Refusal(format!("There is no checkpoint {name:?}. Existing checkpoints: {there_are}.")));
         };
         if action == Action::Restore {
+            if foreign.contains(&checkpoint) {
+                return Err(Fault::Refusal(format!("The checkpoint {name:?} was {}.", checkpoint.foreign_reason())));
+            }
             if !is_bootable {
                 return Err(Fault::Refusal(format!(
                     "The checkpoint {name:?} is damaged: its file is missing or differs from the saved core. The \
@@ -119,8 +122,9 @@ impl ToolSpec for CheckpointTool {
 /// A result of the tool checkpoint.
 #[derive(Debug)]
 enum CheckpointReply {
-    /// All checkpoints: those that can be restored, and those whose file differs from the saved core, each oldest first.
-    List { intact: Vec<store::Checkpoint>, damaged: Vec<store::Checkpoint> },
+    /// All checkpoints: those that can be restored, those whose file differs from the saved core, and those that only another
+    /// server can restore, each oldest first.
+    List { intact: Vec<store::Checkpoint>, damaged: Vec<store::Checkpoint>, foreign: Vec<store::Checkpoint> },
     /// A checkpoint was saved.
     Saved(NewCheckpoint),
     /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's current package;
@@ -177,7 +181,7 @@ impl CheckpointSummary {
 impl ToolResult for CheckpointReply {
     fn text(&self, _: usize) -> String {
         match self {
-            Self::List { intact, damaged } => text::checkpoint_list(intact, damaged),
+            Self::List { intact, damaged, foreign } => text::checkpoint_list(intact, damaged, foreign),
             Self::Saved(saved) => {
                 text::save_report(&saved.checkpoint, saved.pause_microseconds, &saved.threads, saved.timers)
             }
@@ -191,7 +195,7 @@ impl ToolResult for CheckpointReply {
     fn structured_content(&self, _: usize) -> Value {
         let nothing = Content::default();
         json(&match self {
-            Self::List { intact, damaged } => Content {
+            Self::List { intact, damaged, .. } => Content {
                 checkpoints: Some(intact.iter().map(CheckpointSummary::new).collect()),
                 damaged: (!damaged.is_empty()).then(|| damaged.iter().map(CheckpointSummary::new).collect()),
                 ..nothing

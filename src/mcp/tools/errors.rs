@@ -53,7 +53,7 @@ fn find_error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRec
         Fault::Refusal(if known.is_empty() {
             format!("There is no error {}: there are no errors in this session.", quoted_excerpt(&id))
         } else {
-            let see = tool_names::if_listed(
+            let see = tool_names::if_usable(
                 &[DescribeLastError::NAME],
                 " (describe-last-error with `list` shows the history)",
             );

@@ -388,7 +388,12 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     }
 }
 
-fn call_now(mut call: Call, request: CallToolRequestParams) {
+fn call_now(call: Call, request: CallToolRequestParams) {
+    call.session().audience().address(|| begin(call, request));
+}
+
+/// Begins a call: validates it, and answers it now or later.
+fn begin(mut call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(recovery) = &call.context.recovery {

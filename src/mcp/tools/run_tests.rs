@@ -141,7 +141,8 @@ impl Arguments {
             Ok(systems)
         })?;
         let timeout = u64::try_from(Duration::from_secs_f64(self.timeout.0).as_millis()).unwrap_or(u64::MAX);
-        Ok(TestSelection { systems, package, name, timeout, reload: self.reload.0, ..TestSelection::default() })
+        let (reload, audience) = (self.reload.0, call.session().audience());
+        Ok(TestSelection { systems, package, name, timeout, reload, audience, ..TestSelection::default() })
     }
 }
 
@@ -201,7 +202,7 @@ impl ToolResult for TestRunResult {
     fn text(&self, max: usize) -> String {
         let text = report::tests(&self.0, max);
         // Without fresh images, a search for suspects would be refused.
-        if fresh_image::is_enabled() { text } else { text.replace(report::SUSPECTS_HINT, "") }
+        if fresh_image::is_enabled() { text } else { text.replace(report::suspects_hint(), "") }
     }
 
     fn structured_content(&self, _: usize) -> Value {

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
 
 use super::store::{Checkpoint, Checkpoints, SaveDetails};
+use crate::audience::Audience;
 use crate::os::{files, processes};
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
@@ -62,13 +63,16 @@ fn saving_process(records: &[Record]) -> Option<Pid> {
 }
 
 /// Returns the message about a save that failed with `error`.
-fn refusal(error: &InspectError) -> String {
+fn refusal(error: &InspectError, audience: Audience) -> String {
     match error {
-        InspectError::Held => format!(
-            "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort the evaluation{} \
-             first; only the client that holds the evaluation can do this.",
-            tool_names::if_listed(&["abort-evaluation"], " (abort-evaluation)")
-        ),
+        InspectError::Held => {
+            let command = audience.address(|| tool_names::name_of("abort-evaluation"));
+            let command = command.map_or_else(String::new, |command| format!(" ({command})"));
+            format!(
+                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort the \
+                 evaluation{command} first; only the client that holds the evaluation can do this."
+            )
+        }
         InspectError::Running => {
             "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait until \
                                   the evaluation has ended, or abort it, and save again."
@@ -190,9 +194,10 @@ impl Saver {
         automatic: bool,
         done: impl FnOnce(Result<NewCheckpoint, String>) + Send + 'static,
     ) -> Option<JobId> {
+        let audience = self.session.audience();
         // The check is repeated when the query's turn comes. This check refuses at once, instead of after the
         // evaluation.
-        let idle = self.session.check_idle().map_err(|error| refusal(&error));
+        let idle = self.session.check_idle().map_err(|error| refusal(&error, audience));
         let draft = match idle.and_then(|()| self.checkpoints.new_draft(automatic)) {
             Ok(draft) => draft,
             Err(reason) => {
@@ -214,7 +219,7 @@ impl Saver {
             let _waiting = waiting;
             let records = match records {
                 Ok(records) => records,
-                Err(error) => return done(Err(refusal(&error))),
+                Err(error) => return done(Err(refusal(&error, audience))),
             };
             let threads = thread_names(&records);
             let timers = of_kind(&records).next().map_or(0, |saving: &Saving| saving.timers);

@@ -94,6 +94,15 @@ impl Checkpoint {
             _ => "another program".to_owned(),
         })
     }
+
+    /// Returns the reason, as the rest of a sentence, why this server cannot boot the checkpoint, which is
+    /// [foreign](Checkpoints::foreign).
+    pub(crate) fn foreign_reason(&self) -> String {
+        match self.other_program() {
+            Some(program) => format!("saved by {program}, and cannot be restored by this build"),
+            None => format!("saved with another heap size: can only be restored with --heap {}M", self.heap >> 20),
+        }
+    }
 }
 
 /// Returns the directory for persistent files. The directory is below the directory that XDG_STATE_HOME names or, if
@@ -156,6 +165,12 @@ impl Checkpoints {
     /// Returns the checkpoints of this program and heap size, oldest first, without a look at their cores.
     fn list_unchecked(&self) -> impl Iterator<Item = Checkpoint> {
         manifests(&self.directory).into_iter().filter(|checkpoint| self.is_own(checkpoint))
+    }
+
+    /// Returns the checkpoints that another program saved, or this program with another heap size, oldest first. This server
+    /// cannot boot these checkpoints.
+    pub(crate) fn foreign(&self) -> Vec<Checkpoint> {
+        manifests(&self.directory).into_iter().filter(|checkpoint| !self.is_own(checkpoint)).collect()
     }
 
     /// Returns true if this program saved the checkpoint with this server's heap size.
@@ -820,6 +835,7 @@ pub(crate) mod tests {
         assert!(other.other_program().unwrap().contains("0.0.1, with SBCL 2.0.0"));
         assert_eq!((test.0.differing_heap_size(&intact), test.0.differing_heap_size(&other)), (None, None));
         assert_eq!(test.0.differing_heap_size(&small), Some(GIGABYTE / 2));
+        assert_eq!(test.0.foreign(), [other, small]);
     }
 
     #[test]

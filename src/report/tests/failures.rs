@@ -9,6 +9,7 @@ use super::super::fit::length;
 use super::super::{call_text, clipped_message};
 use super::suspects::{FunctionSet, has_suspects, push_new_suspects, push_suspects, suspect_set};
 use super::{MAX_CALL, MAX_FORM, MAX_NAMES};
+use crate::audience::Audience;
 use crate::outcome::{Check, ErrorRecord, FrameRecord, Outcome, Test, TestResult, TestRun};
 use crate::tool_names;
 
@@ -67,10 +68,12 @@ pub(super) fn push_failures(target: &mut String, outcome: &Outcome, max: usize) 
         let more = names.len();
         let shown = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
         let rest = if more > MAX_NAMES { ", …" } else { "" };
-        _ = write!(
-            target,
-            "\n... {more} more failed, not shown for lack of room (run-tests with `name` shows one): {shown}{rest}"
-        );
+        let advice = match Audience::current() {
+            Audience::Agent => " (run-tests with `name` shows one)",
+            Audience::Shell | Audience::AttachedShell => "",
+            Audience::Repl => " (:test P::TEST shows one)",
+        };
+        _ = write!(target, "\n... {more} more failed, not shown for lack of room{advice}: {shown}{rest}");
     }
 }
 
@@ -114,6 +117,11 @@ fn entry_text(entries: &[FailureEntry<'_, '_>], index: usize, errors: &[Arc<Erro
 /// Returns the error that a test ended with.
 pub(super) fn error_of<'a>(test: &Test<'_>, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a ErrorRecord> {
     test.result.error_among(errors).map(Arc::as_ref)
+}
+
+/// Returns the error's identifier; `None` for a person, whose commands take no identifiers.
+fn error_id_text(error: &ErrorRecord) -> Option<String> {
+    (Audience::current() == Audience::Agent).then(|| format!("E{}", error.id))
 }
 
 /// Returns the line with the number, name and location of a failed test, preceded by a newline.
@@ -240,7 +248,8 @@ fn push_same_failure(entry: &mut String, other: usize, test: &Test<'_>, errors: 
         _ if fails_in_checks(test) => _ = write!(entry, "\n   Same as {other}"),
         Some(error) => {
             let message = one_line(&error_message(test.result, error), MAX_DUPLICATE_MESSAGE);
-            _ = write!(entry, "\n   {} {message} (E{}, same frames as {other})", escape_markers(&error.kind), error.id);
+            let id = error_id_text(error).map_or_else(String::new, |id| format!("{id}, "));
+            _ = write!(entry, "\n   {} {message} ({id}same frames as {other})", escape_markers(&error.kind));
         }
         None => {}
     }
@@ -292,12 +301,10 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
         (Some(error), _) => {
             let (kind, message) =
                 (escape_markers(&error.kind), one_line(&error_message(test.result, error), MAX_MESSAGE));
-            _ = write!(
-                entry,
-                "\n   {kind} {message} (E{}{})",
-                error.id,
-                tool_names::if_listed(&["get-backtrace"], ": get-backtrace shows all")
-            );
+            _ = write!(entry, "\n   {kind} {message}");
+            if let Some(id) = error_id_text(error) {
+                _ = write!(entry, " ({id}{})", tool_names::if_usable(&["get-backtrace"], ": get-backtrace shows all"));
+            }
             for frame in error.frames.iter().filter(|frame| is_user_frame(frame)).take(detail.frames) {
                 push_frame(entry, frame);
             }

@@ -10,6 +10,7 @@ use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::load::count_text;
 use super::{Sections, clipped_message, omission_marker};
+use crate::audience::Audience;
 use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
 use crate::tool_names;
 
@@ -33,9 +34,6 @@ const MAX_NAMES: usize = 20;
 const MAX_WARNINGS: usize = 3;
 /// Maximum length of a warning, in characters.
 const MAX_WARNING: usize = 160;
-/// The hint shown when suspects were not asked for.
-pub(crate) const SUSPECTS_HINT: &str =
-    "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran.";
 
 /// Returns the text of run-tests, in at most `max` characters: the counts, then the failed tests that fit. For several
 /// systems, the text has a section for each system, and the total counts.
@@ -60,7 +58,7 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
         };
         let advice =
             format!(": check-evaluation {{\"id\": {}, \"part\": \"output\"}} shows {them}", outcome.evaluation);
-        let advice = tool_names::if_listed(&["check-evaluation"], &advice);
+        let advice = tool_names::if_usable(&["check-evaluation"], &advice);
         _ = write!(target, "\nThe tests printed {printed} characters{first}{advice}.");
     }
     push_warnings(&mut sections, outcome);
@@ -95,7 +93,7 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     let verdict = if verdict == Verdict::NothingRan && all.passed > 0 { "NOT ALL RAN" } else { verdict.name() };
     _ = write!(target, "{} systems: {verdict}{}", systems.len(), counts_text(&all));
     if systems.iter().any(|(name, outcome)| tests_ran(name, &outcome.records) && lacks_suspects(outcome)) {
-        target.push_str(SUSPECTS_HINT);
+        target.push_str(suspects_hint());
     }
 }
 
@@ -115,10 +113,23 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
     let (printed, shows_all_output) = printed_by_test_op(outcome);
     push_failures(target, outcome, room.saturating_sub(length(&printed)));
     if hint && lacks_suspects(outcome) {
-        target.push_str(SUSPECTS_HINT);
+        target.push_str(suspects_hint());
     }
     target.push_str(&printed);
     shows_all_output
+}
+
+/// Returns the line shown when suspects were not asked for. Empty for the REPL, whose commands cannot ask for suspects.
+pub(crate) fn suspects_hint() -> &'static str {
+    match Audience::current() {
+        Audience::Agent => {
+            "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran."
+        }
+        Audience::Shell | Audience::AttachedShell => {
+            "\n--suspects 3 also lists code that these tests ran and few or no passing tests ran."
+        }
+        Audience::Repl => "",
+    }
 }
 
 /// Returns true if tests failed, no suspects were looked for, and a search for them might find some.

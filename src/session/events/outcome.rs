@@ -7,6 +7,7 @@ use super::JobEnd;
 use super::code::{Code, TextPosition};
 use super::error::{ErrorBuilder, UnbalancedText};
 use super::text::{ClippedBuffer, MAX_LOCATION, clip_name, escape_line_breaks, first_chars, push_within_chars};
+use crate::audience::Audience;
 use crate::config::Limits;
 use crate::image::interruption::StuckReason;
 use crate::image::{Event, InterruptReason, Text};
@@ -46,6 +47,8 @@ struct WarningBuilder {
 pub(crate) struct OutcomeBuilder {
     limits: Limits,
     timeout: Option<Duration>,
+    /// The audience of the messages about the evaluation.
+    audience: Audience,
     stdout: Clipped,
     stderr: Clipped,
     turns: Vec<u32>,
@@ -101,6 +104,11 @@ impl OutcomeBuilder {
         Self::new(evaluation, Arc::default(), Limits::default(), None)
     }
 
+    /// Sets the audience of the messages about the evaluation: an agent by default.
+    pub(crate) fn set_audience(&mut self, audience: Audience) {
+        self.audience = audience;
+    }
+
     /// Makes the builder also record the errors that the code handles.
     pub(crate) fn record_errors(&mut self) {
         self.signalled.get_or_insert_default();
@@ -115,6 +123,7 @@ impl OutcomeBuilder {
     /// Creates an empty builder for the resumption of this evaluation.
     pub(crate) fn resumption_builder(&self) -> Self {
         let mut builder = Self::new(self.evaluation, self.code.text().clone(), self.limits, self.timeout);
+        builder.audience = self.audience;
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed_chars();
         if let Some(signalled) = &self.signalled {
@@ -406,7 +415,8 @@ impl OutcomeBuilder {
                 let error =
                     error.unwrap_or_else(|| ErrorBuilder::new(unreported_error_kind(end).to_owned(), &self.limits));
                 let is_load = self.records.reports_load();
-                let message = || default_message(&error.kind, end, self.timeout, is_load, self.step.as_deref());
+                let advice = || more_time_advice(self.audience, is_load);
+                let message = || default_message(&error.kind, end, self.timeout, advice, self.step.as_deref());
                 let message = error.has_no_message().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
             }
@@ -471,12 +481,22 @@ fn unreported_error_kind(end: JobEnd) -> &'static str {
     }
 }
 
-/// Returns the message of an error that Lisp reported without a message, or not at all. `is_load` is true for an error of a
-/// load.
-fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, is_load: bool, step: Option<&str>) -> String {
+/// Returns the message of an error that Lisp reported without a message, or not at all. `advice` returns
+/// [`more_time_advice`].
+fn default_message(
+    kind: &str,
+    end: JobEnd,
+    timeout: Option<Duration>,
+    advice: impl FnOnce() -> String,
+    step: Option<&str>,
+) -> String {
     match (kind, end, timeout) {
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
-        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout, is_load),
+        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => format!(
+            "{} and was interrupted; changes it had already made remain. For more time, {}.",
+            timeout_clause(timeout),
+            advice()
+        ),
         (TIMEOUT, JobEnd::Interrupted(_), None) => {
             format!("The time limit for {} was exceeded.", step.unwrap_or("the current step"))
         }
@@ -510,16 +530,18 @@ fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> Stri
     )
 }
 
-fn timeout_message(timeout: Duration, is_load: bool) -> String {
-    // The default limit of a load is not the session's limit.
-    let raise = match is_load {
-        true => "",
-        false => tool_names::if_listed(&["configure-limits"], ", or raise the default with configure-limits"),
-    };
-    format!(
-        "{} and was interrupted; changes it had already made remain. For more time, pass a larger `timeout`{raise}.",
-        timeout_clause(timeout)
-    )
+/// Returns advice on how to get a longer time limit. `is_load` is true for a load.
+fn more_time_advice(audience: Audience, is_load: bool) -> String {
+    match audience {
+        Audience::Agent => {
+            // The default limit of a load is not the session's limit.
+            let has_default = !is_load && tool_names::is_listed("configure-limits");
+            let raise = if has_default { ", or raise the default with configure-limits" } else { "" };
+            format!("pass a larger `timeout`{raise}")
+        }
+        Audience::Shell | Audience::AttachedShell => "pass a larger --timeout".to_owned(),
+        Audience::Repl => "start the REPL with a larger --timeout".to_owned(),
+    }
 }
 
 /// Returns the beginning of a sentence about an evaluation that exceeded its time limit.
