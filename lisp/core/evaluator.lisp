@@ -259,8 +259,10 @@ variable redirected."
                    (default-target-p variable)))
               (t
                (setf (standard-variable-reported variable) stream)
-               (push-notice "~A stays set to another stream. To reset the variable: (setf ~:*~(~A~) ~(~S~))"
-                            symbol (standard-variable-target variable))))))))
+               (push-notice "~A stays set to another stream, ~
+                             ~:[so answers may not show its output~;so input is read from there~]. ~
+                             To reset the variable: (setf ~2:*~(~A~) ~*~(~S~))"
+                            symbol (eq '*standard-input* symbol) (standard-variable-target variable))))))))
 
 (defun evaluate-and-print (code package operation)
   "Evaluate CODE and push its values. Return true when nothing failed. PACKAGE is the name of the package to evaluate in;
