@@ -138,8 +138,8 @@ const CHANGE_NAME: &str = "(progn (sb-ext:unlock-package \"SB-ALIEN\")
     (defmacro sb-alien::shared-object-namestring (object) `(slot-value ,object 'namestring)))";
 
 /// The build's report of that change.
-const CHANGED_NAME: &str = "  SB-ALIEN::SHARED-OBJECT-NAMESTRING was the slot NAMESTRING of SB-ALIEN::SHARED-OBJECT, a T; \
-                            is now a macro with the lambda list (OBJECT)";
+const CHANGED_NAME: &str = "  SB-ALIEN::SHARED-OBJECT-NAMESTRING was the slot NAMESTRING of SB-ALIEN::SHARED-OBJECT, of \
+                            type T; is now a macro with the lambda list (OBJECT)";
 
 #[test]
 fn changed_internal_name_of_another_sbcl_is_reported_before_compiling() {

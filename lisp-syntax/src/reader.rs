@@ -225,7 +225,11 @@ impl<'a> FormWalk<'a> {
                 let skipped = FormContext { skipped: true, ..context };
                 self.check_feature_operators(at + 1);
                 let feature = self.walk_form(at + 1, skipped);
-                let conditional = if self.form_missing { feature } else { self.walk_form(feature, skipped) };
+                if self.form_missing {
+                    self.refuse(at, &format!("{} with nothing after it", self.text(at)));
+                    return feature;
+                }
+                let conditional = self.walk_form(feature, skipped);
                 if self.form_missing {
                     self.refuse(at, "a feature expression with nothing after it");
                     return conditional;
@@ -294,7 +298,7 @@ impl<'a> FormWalk<'a> {
         let named = prefix.trim_start_matches('#').trim_start_matches(|c: char| c.is_ascii_digit());
         // If the character after `#` is a delimiter, it is not part of the token, but follows the token in the line.
         let Some(character) = named.chars().next().or_else(|| self.lines[line][token.end..].chars().next()) else {
-            return self.refuse(at, "# at the end of a line");
+            return self.refuse(at, "# at the end of a line cannot be read");
         };
         match character {
             '<' => self.refuse(at, "#< begins the printed form of an unreadable object"),

@@ -202,11 +202,11 @@ package, a name, the feature expression under which the sources use the name, an
           (:open-coded (format nil "a function of ~A argument~:P that the compiler open-codes" (first details)))
           (:macro (format nil "a macro with the lambda list ~A" (first details)))
           ((:slot :read-only-slot)
-           (format nil "the~@[ ~A~] slot ~A of ~A, a ~A" (when (eq kind :read-only-slot) "read-only")
+           (format nil "the~@[ ~A~] slot ~A of ~A, of type ~A" (when (eq kind :read-only-slot) "read-only")
                    (second details) (first details) (third details)))
           (:foreign "a symbol of the C runtime")
           (:symbol "a symbol that names nothing")
-          (:included-slot (format nil "the included slot ~A, a ~A" (first details) (second details)))
+          (:included-slot (format nil "the included slot ~A, of type ~A" (first details) (second details)))
           (t (format nil "~(~A~)~@[ (~{~A~^, ~})~]" (substitute #\Space #\- (string kind)) details))))))
 
 (defun facet-category (facet)

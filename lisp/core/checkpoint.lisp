@@ -288,8 +288,9 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
           (process)
           ((typep obstacle 'sb-thread:mutex)
            (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by ~A, which was ~
-                   compiling, interning symbols or defining a class. A save is possible once this work has ended."
-                  seconds (title (sb-thread:mutex-owner obstacle))))
+                   ~:[compiling or defining a class~;interning symbols or changing packages~]. A save is possible once ~
+                   this work has ended."
+                  seconds (title (sb-thread:mutex-owner obstacle)) (eq obstacle sb-impl::*package-graph-lock*)))
           ((eq obstacle :c-lock)
            (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by a thread in C code ~
                    that held a lock of malloc, stdio or the loader. A save is possible once no thread holds such a lock."

@@ -266,8 +266,10 @@ variable redirected."
                    (default-target-p variable)))
               (t
                (setf (standard-variable-reported variable) stream)
-               (push-notice "~A stays set to another stream. To reset the variable: (setf ~:*~(~A~) ~(~S~))"
-                            symbol (standard-variable-target variable))))))))
+               (push-notice "~A stays set to another stream, ~
+                             ~:[so answers may not show its output~;so input is read from there~]. ~
+                             To reset the variable: (setf ~2:*~(~A~) ~*~(~S~))"
+                            symbol (eq '*standard-input* symbol) (standard-variable-target variable))))))))
 
 (defun push-values (values)
   "Push VALUES, the values of the last form that was evaluated. If a method that prints them defines something, push the form,

@@ -88,8 +88,8 @@ such a collection needs room to copy everything that the session keeps."
             do (collect-generations oldest)))))
 
 (defun megabytes (bytes)
-  "Return BYTES in megabytes of a million bytes, rounded up."
-  (ceiling bytes 1000000))
+  "Return BYTES in megabytes of 1024 * 1024 bytes, as in the option --heap, rounded up."
+  (ceiling bytes (* 1024 1024)))
 
 (defglobal **ending-threads** '()
   "The threads that END-THREADS-FOR-HEAP has interrupted. These threads may still be unwinding, or their garbage may still

@@ -88,7 +88,7 @@ cleanup forms use up this room, too, this function is called again."
            (event *job-id* (event-code :error) 0 (format nil "SB-KERNEL::~:@(~A~)-STACK-EXHAUSTED" name))
            (event *job-id* (event-code :error-text) 0
                   (format nil "The ~(~A~) stack was exhausted again while the first exhaustion was being handled: ~
-                               handlers must not use much stack." name)))))))
+                               handlers and cleanup forms must not use much stack." name)))))))
 
 ;;; Interrupting an evaluation
 (declaim (type (unsigned-byte 64) **job-ended-for-heap**))

@@ -39,10 +39,15 @@ have created its group yet."
   (sb-unix:unix-kill group 9)
   (sb-unix:unix-killpg group 9))
 
-(defun shared-output-p (options)
-  "Return true when OPTIONS, keyword arguments of RUN-PROGRAM, make the program share stdout or stderr of this process."
-  (loop for (key value) on options by #'cddr
-          thereis (and (member key '(:output :error)) (eq value t))))
+(defun shared-outputs (options)
+  "Return a list of :OUTPUT, :ERROR or both: the keywords by which OPTIONS, keyword arguments of RUN-PROGRAM, make the program
+share stdout or stderr of this process."
+  (loop for output in '(:output :error)
+        ;; If a keyword occurs twice, as in calls by UIOP, the first occurrence counts.
+        when (loop for (key value) on options by #'cddr
+                   when (eq key output)
+                     return (eq value t))
+          collect output))
 
 (defun spawn-in-group (spawn program arguments stdin &rest more)
   "Start PROGRAM with SPAWN, SBCL's function, and record the program's process group. SBCL makes a process group
@@ -64,8 +69,9 @@ ARGUMENTS, STDIN and MORE are SPAWN's further arguments."
 (defun notify-shared-output (options)
   "Notify the user, once per evaluation, that the output of a program is not captured. OPTIONS are the keyword arguments of
 RUN-PROGRAM. Do nothing if the program does not share this process's output."
-  (when (and *evaluation* (shared-output-p options)
-             (not (shiftf (evaluation-output-warning-given *evaluation*) t)))
-    (push-notice "Output of a program run with :output t or :error t is not captured: it goes to this process's own ~
-                  output, in the server to stderr. To capture the output, pass *standard-output* ~
-                  instead of t.")))
+  (let ((shared (and *evaluation* (shared-outputs options))))
+    (when (and shared (not (shiftf (evaluation-output-warning-given *evaluation*) t)))
+      (push-notice "Output of a program run with ~{~(~S~) t~^ and ~} is not captured: it goes to this process's own output, ~
+                    in the server to stderr. To capture the output, pass *standard-output* instead of t (or of UIOP's ~
+                    :interactive)."
+                   shared))))

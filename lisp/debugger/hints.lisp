@@ -113,13 +113,12 @@ are no such symbols, or if SYMBOL is not a symbol."
     (simple-error
      (let ((name (redefined-structure condition)))
        (when name
-         (format nil "Existing instances of ~A, and code compiled for them, use the old definition, with the slots ~A.~@
-                      The restart CONTINUE installs the new definition: these instances and this code become invalid.~@
-                      The restart RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible."
-                 (symbol-text name)
-                 (with-server-syntax (:length nil)
-                   (prin1-to-string (mapcar #'sb-kernel:dsd-name
-                                            (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
+         (let ((slots (mapcar #'sb-kernel:dsd-name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))
+           (format nil "Existing instances of ~A, and code compiled for them, use the old definition, with ~
+                        ~[no slots~:;the slot~:*~P ~{~A~^, ~}~].~@
+                        The restart CONTINUE installs the new definition: these instances and this code become invalid.~@
+                        The restart RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible."
+                   (symbol-text name) (length slots) (mapcar #'symbol-text slots))))))))
 
 (defun file-hint (condition)
   "Return a hint that names the file, line and form in which CONDITION was signalled while a file was being compiled or
@@ -140,7 +139,7 @@ CONDITION reports the position itself, or if no form of the code is being read."
         (format nil "~:[The reader stopped at line ~D, column ~D of the code, in the form that begins at ~
                      line ~D, column ~D.~;~
                      The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
-                     probably a closing parenthesis, quote or |# is missing.~]"
+                     probably a closing parenthesis, double quote, | or |# is missing.~]"
                 (and (typep condition 'end-of-file)
                      (eq *form-stream* (ignore-errors (stream-error-stream condition))))
                 line column start-line start-column)))))

@@ -221,8 +221,8 @@ something, notify the user that these definitions are not restored."
     (unwind-protect (funcall function)
       (announce-definitions)
       (when (plusp (evaluation-change-count *evaluation*))
-        (push-notice "If the image is lost, only a checkpoint or another evaluation restores the definitions that this code ~
-                      made."))
+        (push-notice "If the image is lost, the definitions that this code made are restored only from a checkpoint. To keep ~
+                      them without a checkpoint, evaluate them again."))
       (when (evaluation-threads *evaluation*)
         (notify-running-threads)))))
 
@@ -281,17 +281,18 @@ input. Return NIL if the function fails or returns no proper list."
             nil)))))))
 
 (defun refuse-arguments (restart minimum maximum count)
-  "Refuse to invoke RESTART with COUNT arguments. RESTART takes MINIMUM to MAXIMUM arguments. If MAXIMUM is
-NIL, the number has no upper limit."
-  (refuse "The restart ~A takes ~A~A~A."
+  "Refuse to invoke RESTART with the COUNT arguments that the client gave. RESTART takes MINIMUM to MAXIMUM arguments. If
+MAXIMUM is NIL, the number has no upper limit."
+  (refuse "The restart ~A takes ~A~A."
           (restart-name restart)
           (cond ((eql maximum 0) "no values")
                 ((eql minimum maximum) (format nil "~D value~:P" minimum))
                 (maximum (format nil "~:[~D to ~D~;up to ~*~D~] value~:P" (zerop minimum) minimum maximum))
                 ((zerop minimum) "values")
                 (t (format nil "at least ~D value~:P" minimum)))
-          (if (zerop count) "" (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
-          (if (eql maximum 0) "" ". Pass the restart's arguments as Lisp expressions")))
+          (cond ((plusp count) (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
+                ((eql maximum 0) "")
+                (t (format nil ": pass ~:[them as Lisp expressions~;it as a Lisp expression~]" (eql maximum 1))))))
 
 (defun restart-arguments (restart text)
   "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT
@@ -299,18 +300,19 @@ or, if TEXT has no expressions, the list that the interactive function of RESTAR
 valid, push the reason."
   (multiple-value-bind (minimum maximum) (argument-count-range (sb-kernel::restart-function restart))
     (multiple-value-bind (arguments success) (evaluate-arguments text)
-      (cond ((not success)
-             (return-from restart-arguments (values '() nil)))
-            ((and (null arguments) (sb-kernel::restart-interactive-function restart))
-             (let ((found (interactive-arguments restart)))
-               (unless found
-                 (return-from restart-arguments
-                   (values '() (refuse-arguments restart minimum maximum 0))))
-               (setf arguments (first found)))))
-      (let ((count (length arguments)))
-        (values arguments
-                (or (<= minimum count (or maximum count))
-                    (refuse-arguments restart minimum maximum count)))))))
+      (let ((given (length arguments)))
+        (cond ((not success)
+               (return-from restart-arguments (values '() nil)))
+              ((and (null arguments) (sb-kernel::restart-interactive-function restart))
+               (let ((found (interactive-arguments restart)))
+                 (unless found
+                   (return-from restart-arguments
+                     (values '() (refuse-arguments restart minimum maximum 0))))
+                 (setf arguments (first found)))))
+        (let ((count (length arguments)))
+          (values arguments
+                  (or (<= minimum count (or maximum count))
+                      (refuse-arguments restart minimum maximum given))))))))
 
 (defun assertion-place-count (restart)
   "If RESTART is the CONTINUE restart of a failed ASSERT, return the number of places for which it asks new values; else
@@ -382,9 +384,9 @@ another restart, or abort the evaluation.")))))))))))
 (defun find-held-frame (number)
   "Return frame NUMBER of the held evaluation. Refuse if there is no such frame."
   (or (cdr (assoc number *held-frames*))
-      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D~:[~;; the middle of this deep stack was not ~
-               captured~]."
-              number (or (car (car (last *held-frames*))) 0) (assoc number *held-frames* :test #'<))))
+      (refuse "There is no frame ~D~:[: the held evaluation has no frames~;. Frames are numbered from 0 to ~:*~D~]~
+               ~:[~;; the middle of this deep stack was not captured~]."
+              number (car (car (last *held-frames*))) (assoc number *held-frames* :test #'<))))
 
 (defun frame-locals-command (job)
   "Push the local variables of several frames, beginning with the frame whose number is JOB's argument. JOB's flags

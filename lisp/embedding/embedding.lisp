@@ -478,7 +478,9 @@ later calls of the function signal an error."
                         (lambda (buffer)
                           (loop for shape in shapes
                                 do (put-object buffer (pop arguments) shape))))
-          (fail-missing-function "a local function")))))
+          (fail-program-call 'rust:host-error
+                             '("a local function"
+                               "its closure is in the program that saved this image, and this program does not have it"))))))
 
 ;;; Operations on objects that the program refers to by handle
 

@@ -40,9 +40,9 @@ thread that it runs in, and the threads that it made."
   (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
     (when (plusp count)
       (event *job-id* (event-code :notice) 0
-             (format nil "The reset could not end ~D evaluation~:P that did not respond to interrupts. To end every ~
-                          evaluation, restart the server."
-                     count))))
+             (format nil "The reset could not end ~D evaluation~:P that did not respond to interrupts. To end ~
+                          ~:[them~;it~], restart the server."
+                     count (= count 1)))))
   (reset-variable-values)
   (install-standard-streams)
   t)

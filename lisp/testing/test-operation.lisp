@@ -210,7 +210,8 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
                                         (funcall (framework-groups framework)
                                                  (lambda (group)
                                                    (and (same-p group)
-                                                        (or (null home) (eq home (symbol-home group)))))))
+                                                        (or (null home) (eq home (symbol-home group)))
+                                                        (setf found t)))))
                                 :from-end t)))
                      (when all
                        (setf found t)

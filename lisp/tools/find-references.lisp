@@ -553,9 +553,10 @@ or on a direct instance of that class."
                               (let ((generic (sb-mop:method-generic-function method)))
                                 (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
                             limit
-                            (format nil "~A has no methods, and no method specialises on it.~:[~; Not searched: other ~
-                                         code that names the class. The relation `references` finds some of that code.~]"
-                                    (printed-name symbol) class))))
+                            (format nil "~:[No method specialises on ~A~;~A has no methods~:[~;, and no method specialises ~
+                                         on it~]~].~:[~; Not searched: other code that names the class. The relation ~
+                                         `references` finds some of that code.~]"
+                                    (typep generic 'generic-function) (printed-name symbol) class class))))
 
 (defun class-eql-specializers (class)
   "Return the EQL specializers whose objects are direct instances of CLASS."

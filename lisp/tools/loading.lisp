@@ -215,9 +215,11 @@ the new load. BOUND lists the variables that had values before the new load."
          (others (nthcdr +max-stale-names+ kept)))
     (loop for (name . form) in kept
           repeat +max-stale-names+
-          do (push-notice "~A keeps its value: its DEFVAR or DEFGLOBAL in ~A has changed, but neither reassigns a bound ~
-                           variable. To assign the new value, in the file's package: (setf ~:*~:*~A ~*~A)."
-                          (symbol-text name) (shown-path namestring)
+          do (push-notice "~A keeps its value: its ~A in ~A has changed, but ~2:*~A does not reassign a bound variable. ~
+                           To assign the new value, in the file's package: (setf ~2:*~A ~2*~A)."
+                          (symbol-text name)
+                          (if (eq :global (sb-int:info :variable :kind name)) "DEFGLOBAL" "DEFVAR")
+                          (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
                             (if (or (> (length line) +max-shown-line-length+)
                                     ;; On a single line, a comment would hide the rest of the form.
@@ -451,7 +453,9 @@ be fetched."
              (with-server-syntax ()
                (format nil "To fetch the system, evaluate (load ~S), which loads OCICL, and then load the system again."
                        (sb-ext:native-namestring ocicl))))
-            (t "The system cannot be fetched, because neither Quicklisp nor OCICL is installed for this user.")))))
+            (t
+             (format nil "Check the system's name and the directory of its .asd file. The system cannot be fetched, because ~
+                          neither Quicklisp nor OCICL is installed for this user."))))))
 
 (defun missing-system-hint (condition)
   "Return a hint for CONDITION, an ASDF:MISSING-COMPONENT condition, that says where the system was searched and how to fetch

@@ -191,13 +191,12 @@ large, return FORM itself, and true as the second value."
   "Maximum number of characters of an expansion that are printed.")
 
 (defun printed-source (form)
-  "Return FORM printed as source, and true if the text is incomplete."
+  "Return FORM printed as source. The second value is NIL if the text is complete, :ENOUGH if it was cut at
++MAX-EXPANSION-LENGTH+ characters, or the condition that ended the printing."
   (multiple-value-bind (form circular) (rename-uninterned-symbols form)
     (with-server-syntax (:length nil :level nil)
       (let ((*print-pretty* t) (*print-case* :downcase) (*print-right-margin* 100) (*print-circle* circular))
-        (multiple-value-bind (text result)
-            (bounded-text +max-expansion-length+ (lambda (stream) (prin1 form stream)))
-          (values text (and result t)))))))
+        (bounded-text +max-expansion-length+ (lambda (stream) (prin1 form stream)))))))
 
 (defconstant +max-piece-length+ 8000
   "Maximum number of characters of a text in one record.")
@@ -286,7 +285,11 @@ reading TEXT interns symbols in it."
             (multiple-value-bind (printed cut) (printed-source expansion)
               (push-expansion printed)
               (when cut
-                (push-record "note" :text "Only the beginning is shown: the expansion is too long or cannot be printed.")))
+                (push-record "note" :text (if (eq cut :enough)
+                                              (format nil "Only the first ~D characters of the expansion are shown."
+                                                      +max-expansion-length+)
+                                              (format nil "The expansion cannot be printed completely: printing failed with ~A."
+                                                      (type-name-text (class-name-of cut)))))))
             (when more
               (push-record "note" :text "Only the first form was expanded."))))))))
 

@@ -105,6 +105,8 @@ fn syntax_errors_and_unknown_packages_are_reported() {
         ("(. a)", "1:2: a dot with nothing before it in its list"),
         ("(a ')", "1:4: ' with nothing after it"),
         ("(a #+sbcl)", "1:4: a feature expression with nothing after it"),
+        ("(a #+)", "1:4: #+ with nothing after it"),
+        ("(a #\n b)", "1:4: # at the end of a line cannot be read"),
         ("(a #+(sbcl) b)", "1:6: a list in a feature expression must begin with AND, OR or NOT"),
         ("(a . )", "1:4: a dot with nothing after it in its list"),
         ("(a\n #?b #?c)", "2:2: note: SBCL has no reader macro #?: define it before this form is read"),

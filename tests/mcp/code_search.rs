@@ -178,8 +178,8 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
         (
             "odd",
             "methods",
-            "ODD has no methods, and no method specialises on it. Not searched: other code that names the class. \
-             The relation `references` finds some of that code.",
+            "No method specialises on ODD. Not searched: other code that names the class. The relation `references` \
+             finds some of that code.",
         ),
     ] {
         assert_eq!(references(&mut server, name, relation)[0], expected);

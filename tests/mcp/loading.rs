@@ -327,8 +327,8 @@ fn missing_file_or_system_is_reported_with_the_requiring_system() {
     assert!(text.starts_with(expected), "{text}");
     assert!(
         before_backtrace(&text).ends_with(
-            "\nThe system cannot be fetched, because neither Quicklisp nor OCICL is installed for \
-            this user."
+            "\nCheck the system's name and the directory of its .asd file. The system cannot be fetched, because neither \
+             Quicklisp nor OCICL is installed for this user."
         ),
         "{text}"
     );
@@ -535,7 +535,7 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
     project.write("app/a.lisp", after).write("app/b.lisp", "(in-package :app)\n(defun moved () 2)");
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
-APP::*LIMIT* keeps its value: its DEFVAR or DEFGLOBAL in app/a.lisp has changed, but neither reassigns a bound \
+APP::*LIMIT* keeps its value: its DEFVAR in app/a.lisp has changed, but DEFVAR does not reassign a bound \
                     variable. To assign the new value, in the file's package: (setf APP::*LIMIT* (* 2                    10)).
 The image still has definitions that app/a.lisp no longer contains: function APP::GONE, function APP::OLD-NAME, macro \
                     APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.

@@ -12,9 +12,13 @@ use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
 
-const NOTICE: &str = "[notice]\nOutput of a program run with :output t or :error t is not captured: it goes to this process's \
-                      own output, in the server to stderr. To capture the output, pass *standard-output* instead of \
-                      t.\n\n";
+/// Returns the notice in the answer to an evaluation that ran a program with `option`, `:output` or `:error`, set to T.
+fn notice(option: &str) -> String {
+    format!(
+        "[notice]\nOutput of a program run with {option} t is not captured: it goes to this process's own output, in the \
+         server to stderr. To capture the output, pass *standard-output* instead of t (or of UIOP's :interactive).\n\n"
+    )
+}
 
 /// Returns the running processes with this command line.
 fn running(command_line: &str) -> Vec<String> {
@@ -127,10 +131,16 @@ fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
     let mut server = mode.ready();
     let echo =
         |options: &str| format!("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/echo\" '(\"hello\") {options}))");
-    for options in [":output t", ":error t", ":output nil :error t", ":search nil :output t :wait t"] {
+    for (option, options) in [
+        (":output", ":output t"),
+        (":error", ":error t"),
+        (":error", ":output nil :error t"),
+        (":output", ":search nil :output t :wait t"),
+        (":output t and :error", ":output t :error t"),
+    ] {
         // The notice comes once per evaluation.
         let code = format!("(progn {0} {0})", echo(options));
-        assert_eq!(server.evaluate(&code), format!("{NOTICE}=> 0"), "{options}");
+        assert_eq!(server.evaluate(&code), format!("{}=> 0", notice(option)), "{options}");
     }
     for options in ["", ":output nil", ":output :stream", ":error :output"] {
         assert_eq!(server.evaluate(&echo(options)), "=> 0", "{options}");
@@ -149,7 +159,7 @@ fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
     "#); }
     assert_eq!(
         server.evaluate("(uiop:run-program '(\"/bin/echo\" \"hello\") :output :interactive)"),
-        format!("{NOTICE}=> NIL\n=> NIL\n=> 0")
+        format!("{}=> NIL\n=> NIL\n=> 0", notice(":output"))
     );
     let report = evaluate_err(&mut server, "(sb-ext:run-program \"/bin/echo\" '() :output)");
     assert!(report.starts_with("[ERROR] SB-INT:SIMPLE-PROGRAM-ERROR\nodd number of &KEY arguments\n"), "{report}");

@@ -43,8 +43,8 @@ fn run_tests_reload_names_stale_definitions_and_defvars() {
         let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
         let text = text.replace(&format!("target/tmp/{}/", project.directory.file_name().unwrap().display()), "");
         let expected = format!(
-            "[notice]\n{more}DEMO::*LIMIT* keeps its value: its DEFVAR or DEFGLOBAL in src/demo.lisp has changed, but neither \
-             reassigns a bound variable. To assign the new value, in the file's package: (setf DEMO::*LIMIT* 2).\nThe image still \
+            "[notice]\n{more}DEMO::*LIMIT* keeps its value: its DEFVAR in src/demo.lisp has changed, but DEFVAR \
+             does not reassign a bound variable. To assign the new value, in the file's package: (setf DEMO::*LIMIT* 2).\nThe image still \
              has definitions that src/demo.lisp no longer contains: function DEMO::OLD.\n\n=> all pass  1 passed, "
         );
         assert!(text.starts_with(&expected), "{text}");

@@ -414,8 +414,11 @@ fn condition_with_a_failing_report_does_not_end_other_tests() {
 fn suite_without_tests_is_an_error() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
     let Some(project) = fiveam(tests) else { return };
-    let text = call_err(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    let mut server = project.server();
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("Nothing ran: there are no tests of the system demo"), "{text}");
+    let text = call_err(&mut server, "run-tests", json!({"name": "demo-tests::demo"}));
+    assert!(text.contains("Nothing ran: the suite demo-tests::demo contains no tests."), "{text}");
 }
 
 #[test]
