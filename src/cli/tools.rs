@@ -20,6 +20,9 @@ use crate::rpc::attach;
 /// Server options that may bring further packages into the image when it boots.
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
+/// The pattern of the advice after a TIMEOUT.
+const LARGER_TIMEOUT_ADVICE: &str = "pass a larger `timeout`( to the call that begins the evaluation)?(, or raise the \
+    default with configure-limits)?\\.";
 /// Patterns of advice that names tools, each with its replacement for a reader at a shell.
 const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
     (r" \(E[0-9]+: get-backtrace shows all\)", ""),
@@ -27,7 +30,7 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 10] = [
     (r" \(get-backtrace shows (them|it)\)", ""),
     (r" \(run-tests with `name` shows one\)", ""),
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
-    ("pass a larger `timeout`(, or raise the default with configure-limits)?\\.", "pass a larger --timeout."),
+    (LARGER_TIMEOUT_ADVICE, "pass a larger --timeout."),
     (r"or name their system \(`system`\)\.", "or name their system."),
     (r"; reset-session ends (all threads|them|it)\.", "."),
     (r" reset-session starts a new image\.", ""),
@@ -53,10 +56,7 @@ const ADVICE_AT_PROMPT: [(&str, &str); 14] = [
     (r"For a new session, use the tool reset-session\.", "For a new session, use :reset."),
     (r"reset-session (ends (?:all threads|them|it)|starts a new image)\.", ":reset $1."),
     (r"or name their system \(`system`\)\.", "or name their system."),
-    (
-        "pass a larger `timeout`(, or raise the default with configure-limits)?\\.",
-        "start the REPL with a larger --timeout.",
-    ),
+    (LARGER_TIMEOUT_ADVICE, "start the REPL with a larger --timeout."),
     (r"\(The checkpoint tool also saves values\.\)", "(:checkpoint also saves values.)"),
     (r"abort the evaluation \(abort-evaluation\)", "abort the evaluation (:abort)"),
     (r#"that fails with on-error "debug" is held"#, "that fails at the prompt is held"),
@@ -337,8 +337,11 @@ mod tests {
         let text = "Join or end some threads first; reset-session ends all threads.";
         assert_eq!(reword_for_repl(text), "Join or end some threads first; :reset ends all threads.");
         assert_eq!(reword_for_shell(text, true), "Join or end some threads first.");
-        let text = "For more time, pass a larger `timeout`, or raise the default with configure-limits.";
-        assert_eq!(reword_for_repl(text), "For more time, start the REPL with a larger --timeout.");
+        for call in ["", " to the call that begins the evaluation"] {
+            let text =
+                format!("For more time, pass a larger `timeout`{call}, or raise the default with configure-limits.");
+            assert_eq!(reword_for_repl(&text), "For more time, start the REPL with a larger --timeout.");
+        }
     }
 
     #[test]
