@@ -222,11 +222,12 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// Returns the first clause of the message, which says what happened. Later clauses may give advice or describe the
-    /// state of the image.
+    /// Returns the first clause of the message, which says what happened, for an evaluation that did not end. Later clauses
+    /// may give advice, describe the state of the image, or say that the evaluation ended.
     pub(crate) fn first_clause(&self) -> &str {
         let text = &*self.message.text;
-        let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
+        let marks = ["; ", ". ", " and was interrupted", ", so the evaluation was stopped"];
+        let end = marks.iter().filter_map(|mark| text.find(mark)).min();
         text[..end.unwrap_or(text.len())].trim_end_matches('.')
     }
 
