@@ -786,9 +786,12 @@ pub struct Definitions {
     /// Forms that defined something in a lost image and could not be restored, each with the reason.
     #[serde(default)]
     pub unrestored: Vec<String>,
-    /// True if only definitions of one kind or in one package were requested.
+    /// True if only definitions of one kind were requested.
     #[serde(default)]
-    pub is_filtered: bool,
+    pub of_one_kind: bool,
+    /// True if only definitions in one package were requested.
+    #[serde(default)]
+    pub in_one_package: bool,
 }
 
 /// One role of a symbol: the symbol may name a function, a variable, a class and so on.
