@@ -40,9 +40,11 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     },
     ResultKind {
         name: CANCELLED,
-        cause: "The client cancelled the call, `abort-evaluation` ended the evaluation, or a reset or a restored checkpoint \
-                replaced the image meanwhile.",
-        afterwards: "Unless the image was replaced, it is kept, with the changes that the evaluation had already made.",
+        cause: "The client cancelled the call, or `abort-evaluation`, a reset or the restore of a checkpoint ended the \
+                evaluation.",
+        afterwards: "After a reset or restore, the changes that the evaluation had already made are gone. Otherwise, the \
+                     image is kept, with these changes; if the evaluation could not be interrupted within 2 seconds, the \
+                     same applies as after `TIMEOUT`.",
         remedy: "Call again if you still need the result.",
     },
     ResultKind {

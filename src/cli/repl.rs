@@ -539,7 +539,7 @@ impl Repl {
             }
             if lines.is_empty() {
                 lines.push(
-                    "No local variables: the frame has none, or its code lacks debug information, as SBCL's own."
+                    "No local variables: the frame has none, or its code lacks debug information, as SBCL's own code does."
                         .to_owned(),
                 );
             }

@@ -189,6 +189,11 @@ impl FreshRun {
         });
         scratch.remove();
         let written = writer.and_then(|writer| writer.join().map_or(Ok(()), |(written, _)| written));
+        // If the child has died before it read the request, its exit status, which is reported below, says more.
+        let written = written.or_else(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Ok(()),
+            _ => Err(error),
+        });
         written.and(read).map_err(|error| failed("could not communicate with the server", &error))?;
         serde_json::from_slice(&output).map_err(|_| {
             let how = match status {

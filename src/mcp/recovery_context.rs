@@ -242,8 +242,8 @@ impl RecoveryContext {
     /// of a batch can do so: each new image runs the whole batch again.
     pub(super) fn replacement_obstacle(&self, job: u64) -> Option<String> {
         self.has_batch_replaced_image(job).then(|| {
-            "Nothing was reset or restored: another call of the same batch has already replaced the image. Send this \
-             call outside the batch."
+            "This call has reset or restored nothing, because another call of the same batch has already reset or restored \
+             the session. Send this call outside the batch."
                 .to_owned()
         })
     }
@@ -260,7 +260,7 @@ impl RecoveryContext {
             return self.messages_for(Audience::current())?.restore.clone();
         }
         let replaced = || {
-            let text = "Another call replaced the image after this restore. To return to the checkpoint, restore the \
+            let text = "The image was replaced again after this restore. To return to the checkpoint, restore the \
                 checkpoint again.";
             Err(text.to_owned())
         };

@@ -222,11 +222,12 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// Returns the first clause of the message, which says what happened. Later clauses may give advice or describe the
-    /// state of the image.
+    /// Returns the first clause of the message, which says what happened, for an evaluation that did not end. Later clauses
+    /// may give advice, describe the state of the image, or say that the evaluation ended.
     pub(crate) fn first_clause(&self) -> &str {
         let text = &*self.message.text;
-        let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
+        let marks = ["; ", ". ", " and was interrupted", ", so the evaluation was stopped"];
+        let end = marks.iter().filter_map(|mark| text.find(mark)).min();
         text[..end.unwrap_or(text.len())].trim_end_matches('.')
     }
 
@@ -785,9 +786,12 @@ pub struct Definitions {
     /// Forms that defined something in a lost image and could not be restored, each with the reason.
     #[serde(default)]
     pub unrestored: Vec<String>,
-    /// True if only definitions of one kind or in one package were requested.
+    /// True if only definitions of one kind were requested.
     #[serde(default)]
-    pub is_filtered: bool,
+    pub of_one_kind: bool,
+    /// True if only definitions in one package were requested.
+    #[serde(default)]
+    pub in_one_package: bool,
 }
 
 /// One role of a symbol: the symbol may name a function, a variable, a class and so on.

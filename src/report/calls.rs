@@ -6,12 +6,16 @@ use super::escape::{escape_markers, escape_output};
 use super::load::count_text;
 use super::{evaluation, fitted};
 use crate::outcome::{CallEnd, CallTree, Outcome, Profile, ProfileSummary, TracedCall};
+use crate::tool_names;
 
 /// Maximum length of a line of the profile, in characters.
 const MAX_LINE: usize = 500;
 
 /// Largest `limit` of trace-calls.
 pub(crate) const MAX_RECORDED_CALLS: u64 = 5_000;
+
+/// Largest `limit` of profile.
+pub(crate) const MAX_PROFILED_FUNCTIONS: u64 = 500;
 
 /// Minimum length of the line of a call, in characters.
 const MIN_LINE: usize = 20;
@@ -49,6 +53,7 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     let mut thread = None;
     let mut shown = 0;
     let room = calls_room(max);
+    let has_inner_calls = calls.iter().any(|call| call.depth > 0);
     for call in calls {
         let mut lines = String::new();
         if call.thread != thread {
@@ -62,14 +67,19 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         head.push_str(&lines);
         shown += 1;
     }
+    let fewer = if trace.functions > 1 { "trace fewer functions" } else { "" };
     let more = trace.recorded.saturating_sub(shown);
     if more > 0 {
-        _ = write!(head, "\n... recorded calls that do not fit here: {more}; reduce `depth`, or trace fewer functions");
+        let depth = if has_inner_calls { "reduce `depth`" } else { "" };
+        let room = tool_names::if_usable(&["configure-limits"], "raise max-answer (configure-limits)");
+        let advice = join_advice([depth, fewer, room]);
+        _ = write!(head, "\n... recorded calls that do not fit here: {more}{advice}");
     }
     if trace.omitted > 0 {
         // At the largest limit, there is no larger limit to pass.
-        let larger = if trace.recorded < MAX_RECORDED_CALLS { "pass a larger `limit`, or " } else { "" };
-        _ = write!(head, "\n... calls beyond `limit`, not recorded: {}; {larger}trace fewer functions", trace.omitted);
+        let larger = if trace.recorded < MAX_RECORDED_CALLS { "pass a larger `limit`" } else { "" };
+        let advice = join_advice([larger, fewer, ""]);
+        _ = write!(head, "\n... calls beyond `limit`, not recorded: {}{advice}", trace.omitted);
     }
     if trace.stopped {
         head.push_str(
@@ -78,6 +88,16 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         );
     }
     append_report(head, outcome, max)
+}
+
+/// Returns the alternatives that are not empty as the end of a line: `; pass a larger limit, or trace fewer functions`.
+fn join_advice(alternatives: [&str; 3]) -> String {
+    let alternatives: Vec<_> = alternatives.into_iter().filter(|alternative| !alternative.is_empty()).collect();
+    match &alternatives[..] {
+        [] => String::new(),
+        [one] => format!("; {one}"),
+        [first @ .., last] => format!("; {}, or {last}", first.join(", ")),
+    }
 }
 
 fn push_call(target: &mut String, call: &TracedCall) {
@@ -106,7 +126,7 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let Some(Profile { summary, functions }) = Profile::of(&outcome.records) else {
         return append_report(String::new(), outcome, max);
     };
-    let ProfileSummary { samples, threads, .. } = summary;
+    let ProfileSummary { mode, samples, threads, .. } = summary;
     #[allow(clippy::cast_precision_loss, reason = "the value is rounded anyway")]
     let percent = |count: u64| 100.0 * count as f64 / (*samples).max(1) as f64;
     #[allow(clippy::cast_precision_loss, reason = "the value is rounded anyway")]
@@ -114,15 +134,18 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let plural = if *threads == 1 { "" } else { "s" };
     let mut head = format!("Samples {samples} over {seconds:.1} s, {threads} thread{plural}");
     if *samples == 0 {
-        head.push_str(
-            "\nNo samples: the code used too little processor time (mode cpu), ended too soon (mode time) or allocated \
-             too little (mode alloc). Let the code run longer, for example in a loop.",
-        );
+        let reason = match mode.as_str() {
+            "alloc" => "allocated too little memory",
+            "time" => "ended too soon",
+            _ => "used too little processor time",
+        };
+        _ = write!(head, "\nNo samples: the code {reason}. Let the code run longer, for example in a loop.");
         return append_report(head, outcome, max);
     }
     head.push_str("\nself%  total%  calls   function");
     let room = max / 3 * 2;
     let mut shown = 0;
+    let listed = functions.len() as u64;
     for function in functions {
         let name = escape_markers(&function.name).replace('\n', "\\n");
         let mut line = format!("\n{:5.1}  {:6.1}      -   {name}", percent(function.own), percent(function.total));
@@ -139,6 +162,15 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let more = summary.functions.saturating_sub(shown);
     if more > 0 {
         _ = write!(head, "\n... {}", count_text(more, "more function"));
+        if shown < listed {
+            head.push_str(tool_names::if_usable(
+                &["configure-limits"],
+                "; raise max-answer (configure-limits) to see more",
+            ));
+        } else if summary.functions <= MAX_PROFILED_FUNCTIONS {
+            let rest = if more == 1 { "it" } else { "them all" };
+            _ = write!(head, "; pass limit {} to see {rest}", summary.functions);
+        }
     }
     append_report(head, outcome, max)
 }

@@ -71,7 +71,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
     text.push_str("\n\nAvailable Restarts:");
     push_restarts(&mut text, error);
     let shown = error.frames.len().min(PREVIEW_FRAMES);
-    _ = write!(text, "\n\nBacktrace (top {shown} frames):");
+    _ = write!(text, "\n\nBacktrace (top {}):", count_text(shown as u64, "frame"));
     for frame in error.frames.iter().take(PREVIEW_FRAMES) {
         _ = write!(text, "\n  {}: {}", frame.number, call_text(frame));
     }
@@ -256,7 +256,12 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
         );
     }
     if !shown.is_empty() && shown.iter().all(|frame| frame.locals.is_empty()) {
-        text += "\nNo local variables: the frames have none, or their code lacks debug information, as SBCL's own.";
+        let (frames_have, code_lacks) =
+            if shown.len() == 1 { ("frame has", "its code lacks") } else { ("frames have", "their code lacks") };
+        _ = write!(
+            text,
+            "\nNo local variables: the {frames_have} none, or {code_lacks} debug information, as SBCL's own code does."
+        );
     }
     if length(&text) <= max {
         return text;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::evaluation::values_text;
 use super::fit::{length, page_marker};
+use super::load::count_text;
 use super::{escape_markers, escape_output, omission_marker};
 use crate::outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress, byte_offset};
 
@@ -74,9 +75,9 @@ pub fn evaluation_status(status: &EvaluationStatus) -> String {
     let shown = &line[..byte_offset(line, MAX_CODE)];
     let more = if shown.len() < status.code.trim().len() { " …" } else { "" };
     _ = write!(text, "\n{}{more}", escape_markers(shown));
-    _ = write!(text, "\nOutput{}: {} characters", if over { "" } else { " so far" }, status.printed);
+    _ = write!(text, "\nOutput{}: {}", if over { "" } else { " so far" }, count_text(status.printed, "character"));
     if let Some(Ok(values)) = outcome.map(|outcome| &outcome.result) {
-        _ = write!(text, "\nValues: {} characters", length(&values_text(values)));
+        _ = write!(text, "\nValues: {}", count_text(length(&values_text(values)) as u64, "character"));
     }
     text
 }
@@ -150,7 +151,8 @@ pub fn evaluation_page(page: &Page) -> String {
         return format!("Evaluation {evaluation}, {name}: none.");
     }
     if end <= *from {
-        return format!("Evaluation {evaluation}, {name}: no characters from {from} on; the total is {total}.");
+        let lost = if *omitted > 0 { format!(", and {omitted} more were not kept") } else { String::new() };
+        return format!("Evaluation {evaluation}, {name}: no characters from {from} on; the total is {total}{lost}.");
     }
     let shown = if *part == EvaluationPart::Values { text.clone() } else { escape_output(text) };
     let mut answer = format!("Evaluation {evaluation}, {name}, characters {from} to {} of {total}:\n{shown}", end - 1);

@@ -20,10 +20,6 @@ pub fn reset(notices: &[String]) -> String {
     sections.0
 }
 
-/// The text of list-definitions if a filter leaves no definitions. Without a filter, there may be some.
-const NO_MATCHING_DEFINITIONS: &str =
-    "No definition in this session matches the filter. Omit `type` and `package` to list all definitions.";
-
 /// Largest limit of list-definitions that is suggested to see all definitions.
 const MAX_SUGGESTED_LIMIT: u64 = 10_000;
 /// Maximum number of unrestored forms that are shown.
@@ -61,7 +57,7 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
             if size > room {
                 let more = group.len() - index;
                 let fit = if more == 1 { "does not fit" } else { "do not fit" };
-                _ = write!(target, "\n... {more} more {fit} here. {}", narrowing_hint());
+                _ = write!(target, "\n... {more} more {fit} here.{}", narrowing_hint(definitions, false));
                 break;
             }
             room -= size;
@@ -81,15 +77,36 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
     }
     match sections.0 {
         text if !text.is_empty() => text,
-        _ if definitions.is_filtered => NO_MATCHING_DEFINITIONS.to_owned(),
-        _ => "No definitions in this session.".to_owned(),
+        _ => {
+            let filters = match (definitions.of_one_kind, definitions.in_one_package) {
+                (false, false) => return "No definitions in this session.".to_owned(),
+                (true, false) => "`type`",
+                (false, true) => "`package`",
+                (true, true) => "`type` and `package`",
+            };
+            // Without a filter, there may be some.
+            format!("No definition in this session matches the filter. Omit {filters} to list all definitions.")
+        }
     }
 }
 
-/// Returns advice on how to see definitions that do not fit.
-fn narrowing_hint() -> String {
-    let room = tool_names::if_usable(&["configure-limits"], ", or raise max-answer (configure-limits)");
-    format!("Narrow the list by `type` or `package`{room}.")
+/// Returns advice, after a blank, on how to see definitions that do not fit. `beyond_limit` is true for definitions beyond
+/// the requested limit.
+fn narrowing_hint(definitions: &Definitions, beyond_limit: bool) -> String {
+    let narrower = match (definitions.of_one_kind, definitions.in_one_package) {
+        (false, false) => "Narrow the list by `type` or `package`",
+        (true, false) => "Narrow the list by `package`",
+        (false, true) => "Narrow the list by `type`",
+        (true, true) => "",
+    };
+    let room = tool_names::if_usable(&["configure-limits"], "raise max-answer (configure-limits)");
+    let limit = if beyond_limit { " and `limit`" } else { "" };
+    match (narrower.is_empty(), room.is_empty()) {
+        (true, true) => String::new(),
+        (true, false) => format!(" To see more, {room}{limit}."),
+        (false, true) => format!(" {narrower}."),
+        (false, false) => format!(" {narrower}, or {room}{limit}."),
+    }
 }
 
 fn definition_line(definition: &Definition) -> String {
@@ -121,7 +138,7 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max:
             let rest = if more == 1 { "it" } else { "them all" };
             _ = write!(target, "... {more} more; pass limit {all} to see {rest}.");
         } else {
-            _ = write!(target, "... {more} more. {}", narrowing_hint());
+            _ = write!(target, "... {more} more.{}", narrowing_hint(definitions, true));
         }
     }
 }

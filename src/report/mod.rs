@@ -21,7 +21,7 @@ use std::fmt::Write as _;
 use crate::outcome::{Clipped, ErrorRecord, FrameRecord};
 
 #[cfg(feature = "mcp")]
-pub(crate) use calls::{MAX_RECORDED_CALLS, calls, max_calls_shown, profile};
+pub(crate) use calls::{MAX_PROFILED_FUNCTIONS, MAX_RECORDED_CALLS, calls, max_calls_shown, profile};
 pub(crate) use errors::signalled_error;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]

@@ -156,7 +156,8 @@ impl Inner {
         scheduler.abandon_thread(&running);
         let job = self.job(JobKind::Abandon { target: running.id, lane: running.lane }, "", "");
         scheduler.push(Lane::Control, Request::new(&self.own_connection, job, None, RequestBody::Control));
-        let end = running.interrupt_reason().map_or(JobEnd::Failed, JobEnd::Abandoned);
+        let why = running.stuck_reason();
+        let end = running.interrupt_reason().map_or(JobEnd::Failed, |reason| JobEnd::Abandoned(reason, why));
         let settled = running.take_error_queries();
         answers.push(self.finish(scheduler, running, end));
         answers.extend(settled);

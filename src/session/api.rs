@@ -391,9 +391,10 @@ impl Session {
             "",
             query.package.as_deref().unwrap_or(""),
         );
-        let is_filtered = only.is_some() || query.package.as_ref().is_some_and(|package| !package.is_empty());
+        let of_one_kind = only.is_some();
+        let in_one_package = query.package.as_ref().is_some_and(|package| !package.is_empty());
         let reply = move |found: Result<Definitions, InspectError>| {
-            reply(found.map(|definitions| Definitions { is_filtered, ..definitions }));
+            reply(found.map(|definitions| Definitions { of_one_kind, in_one_package, ..definitions }));
         };
         self.inspect(job, Inspection::Definitions(InspectionBuilder::default(), Box::new(reply)))
     }

@@ -17,9 +17,26 @@ use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
 
-/// The message of the error for local variables that could not be printed in time.
-const LOCALS_UNPRINTED: &str =
-    "The local variables could not be printed: one of the session's print methods might not terminate.";
+/// Returns the error for local variables that could not be printed. `end` is the way in which the request's job ended.
+fn locals_error(end: JobEnd) -> HoldError {
+    let reason = match end {
+        JobEnd::Withdrawn
+        | JobEnd::Interrupted(InterruptReason::Cancel)
+        | JobEnd::Abandoned(InterruptReason::Cancel, _) => return HoldError::Cancelled,
+        JobEnd::Interrupted(InterruptReason::Timeout) | JobEnd::Abandoned(InterruptReason::Timeout, _) => {
+            "The local variables could not be printed in time: one of the session's print methods might not terminate. \
+             Redefine that method."
+        }
+        JobEnd::Interrupted(InterruptReason::Heap) | JobEnd::Abandoned(InterruptReason::Heap, _) => {
+            "The local variables could not be printed: the heap was nearly used up, so the printing was stopped."
+        }
+        JobEnd::Succeeded | JobEnd::Failed => {
+            "The local variables could not be printed: one of the session's print methods ended the printing, for \
+             instance by abort-thread or throw. Redefine that method."
+        }
+    };
+    HoldError::Refused(reason.to_owned())
+}
 
 impl Inner {
     /// Reports to the observer which evaluations are in the background now.
@@ -89,7 +106,7 @@ impl Inner {
         let mut outcome = builder.finish(end);
         outcome.held = held;
         let over =
-            matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(InterruptReason::Cancel))
+            matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(..) | JobEnd::Interrupted(InterruptReason::Cancel))
                 || held;
         if let Some(post_processing) = post_processing.filter(|_| !over) {
             return post_processing.begin(scheduler, (job, is_background, end), earlier, outcome, reply);
@@ -160,8 +177,7 @@ impl Inner {
                 match (refused, end) {
                     (Some(error), _) => Err(error),
                     (None, JobEnd::Succeeded) => Ok(builder.locals()),
-                    (None, JobEnd::Withdrawn) => Err(HoldError::Cancelled),
-                    (None, _) => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+                    (None, end) => Err(locals_error(end)),
                 },
             ),
             HeldRequest::Release(Some(reply)) => bind_reply(

@@ -67,9 +67,12 @@ impl Session {
             (_, []) => return Err(HoldError::NothingHeld { last: None }),
             (None, [one]) => *one,
             (Some(id), all) if all.contains(&id) => id,
-            (_, all) => {
-                let all: Vec<_> = all.iter().map(u64::to_string).collect();
-                return refused(format!("Name one of the held evaluations to take over: {}.", all.join(", ")));
+            (id, all) => {
+                let all = all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+                return refused(match id {
+                    Some(id) => format!("Evaluation {id} is not held. Held evaluations: {all}."),
+                    None => format!("Several evaluations are held: name one of them to take over ({all})."),
+                });
             }
         };
         if !scheduler.cannot_hold(connection.id) {

@@ -11,7 +11,7 @@ use super::events::JobEnd;
 use super::post_processing::FinishingEvaluation;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use crate::image::heap::HeapUsage;
-use crate::image::interruption::{InterruptionAction, REACTION_TIME, StuckReason};
+use crate::image::interruption::{InterruptionAction, REACTION_TIME};
 use crate::image::{self, InterruptReason, JobKind, Lane};
 use crate::outcome::Clipped;
 
@@ -232,7 +232,7 @@ impl Inner {
         // The next image answers these queries. Dropping the queries here would send answers.
         std::mem::forget(std::mem::take(&mut running.error_queries));
         let end = running.interrupt_reason().map_or(JobEnd::Failed, JobEnd::Interrupted);
-        let why = if running.interruption.is_unwinding() { StuckReason::Unwinding } else { StuckReason::Unresponsive };
+        let why = running.stuck_reason();
         let is_background = running.is_background();
         match running.activity {
             Activity::Evaluate(EvaluationActivity { mut builder, reply, .. }) if is_background => {

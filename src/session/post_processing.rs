@@ -108,14 +108,18 @@ impl BoundPostProcessing {
             let fallback = session.clone();
             let done = move || {
                 let result = panics::catch(|| work(outcome)).unwrap_or_else(|| {
-                    let reason = "Processing the result panicked in the server; the server's stderr has the details.";
+                    let reason = "Processing the result panicked in the server: please report this bug, with the message of \
+                        the panic on the server's stderr.";
                     Err(reason.to_owned())
                 });
                 session.inner.end_post_processing(job, result);
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
             if let Err(error) = thread {
-                let reason = format!("A thread to process the result could not be started: {error}.");
+                let reason = format!(
+                    "The evaluation itself ended, but a thread to process its result could not be started: {error}. Try \
+                     again later."
+                );
                 fallback.inner.end_post_processing(job, Err(reason));
             }
         })

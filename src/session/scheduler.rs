@@ -24,7 +24,7 @@ use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
 use super::{AnswerFn, Reply, bind_reply};
 use crate::error::{HoldEnd, InspectError};
-use crate::image::interruption::{Interruption, REACTION_TIME};
+use crate::image::interruption::{Interruption, REACTION_TIME, StuckReason};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 use crate::outcome::{ErrorRecord, Outcome};
@@ -360,6 +360,11 @@ impl RunningJob {
     /// Returns the reason why the job was interrupted; `None` for a job that was not interrupted.
     pub(super) fn interrupt_reason(&self) -> Option<InterruptReason> {
         self.interruption.reason()
+    }
+
+    /// Returns the reason why the job, which was interrupted, has not ended.
+    pub(super) fn stuck_reason(&self) -> StuckReason {
+        if self.interruption.is_unwinding() { StuckReason::Unwinding } else { StuckReason::Unresponsive }
     }
 }
 

@@ -171,6 +171,10 @@ fn truncated_lists_count_the_omitted_entries_and_say_how_to_narrow_down(mode: Mo
     );
     let text = call_ok(&mut server, "list-definitions", json!({}));
     assert!(text.contains("\n\n... 904 more. Narrow the list by `type` or `package`, or raise max-answer"), "{text}");
+    let text = call_ok(&mut server, "list-definitions", json!({"type": "functions"}));
+    assert!(text.contains(" more. Narrow the list by `package`, or raise max-answer"), "{text}");
+    let text = call_ok(&mut server, "list-definitions", json!({"type": "functions", "package": "cl-user"}));
+    assert!(text.ends_with(" more. To see more, raise max-answer (configure-limits) and `limit`."), "{text}");
     let text = call_ok(&mut server, "list-definitions", json!({"limit": 2000}));
     assert!(length(&text) <= DEFAULT_MAX_ANSWER && length(&text) > DEFAULT_MAX_ANSWER - 2_000, "{}", length(&text));
     for part in [

@@ -324,7 +324,7 @@ pub(crate) fn settled(line: &str) -> String {
             // A profile.
             (r"^Samples [0-9]+", "Samples"),
             (r"^ *[0-9]+\.[0-9](?-u:\b)", "number"),
-            (r"^\.\.\. [0-9]+ more functions?", "more functions"),
+            (r"^\.\.\. [0-9]+ more functions?(; pass limit [0-9]+ to see (it|them all))?", "more functions"),
             (r"(?-u:\b)[0-9]+\.[0-9](?-u:\b)", "number"),
             (r"  +", "  "),
             (r"(?-u:\b)(process|pid) [0-9]+", "process"),

@@ -507,7 +507,10 @@ pub(crate) fn call_ok(server: &mut Server, tool: &str, arguments: Value) -> Stri
 
 /// The answer for a frame without local variables.
 pub(crate) const NO_LOCALS: &str =
-    "No local variables: the frames have none, or their code lacks debug information, as SBCL's own.";
+    "No local variables: the frame has none, or its code lacks debug information, as SBCL's own code does.";
+/// The answer for other numbers of frames without local variables.
+pub(crate) const NO_LOCALS_IN_FRAMES: &str =
+    "No local variables: the frames have none, or their code lacks debug information, as SBCL's own code does.";
 
 /// Returns the local variables of a frame of the held evaluation, one per line, and the notes after them.
 #[track_caller]

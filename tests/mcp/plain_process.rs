@@ -63,6 +63,11 @@ fn stuck_evaluation_is_abandoned_and_other_requests_still_work(#[case] code: &st
     let mut server = plain();
     let (text, is_error) = evaluate_stuck(&mut server, code);
     assert!(is_error && text.contains("TIMEOUT") && text.contains("thread was abandoned"), "{text}");
+    let reason = match code.starts_with("(unwind-protect ") {
+        true => "and could not finish unwinding, because cleanup forms keep running",
+        false => "and did not respond to an interrupt (",
+    };
+    assert!(text.contains(reason), "{text}");
     let (text, _) = server.call_tool("describe-last-error", json!({}));
     assert!(text.contains("TIMEOUT"), "{text}");
     for (code, value) in [

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::client::{NO_LOCALS, Server, outcome};
+use crate::client::{NO_LOCALS, NO_LOCALS_IN_FRAMES, Server, outcome};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use sbcl::report::{escape_markers, escape_output};
@@ -249,7 +249,7 @@ fn backtrace(content: &Value) -> String {
         _ = write!(text, "\n{more} more frame{s}; pass max-frames {total} to see {all}.");
     }
     if live && frames.iter().all(|frame| items(frame, "locals").is_empty()) {
-        _ = write!(text, "\n{NO_LOCALS}");
+        _ = write!(text, "\n{}", if frames.len() == 1 { NO_LOCALS } else { NO_LOCALS_IN_FRAMES });
     }
     text
 }

@@ -90,7 +90,7 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     9 calls to the traced function:
       (FACT 1) => 1
       (FACT 1) => 1
-    ... calls beyond `limit`, not recorded: 7; pass a larger `limit`, or trace fewer functions
+    ... calls beyond `limit`, not recorded: 7; pass a larger `limit`
 
     => NIL
     ");
@@ -101,8 +101,8 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     let lines = text.lines().filter(|line| *line == "  (FACT 1) => 1").count();
     assert!((200..=400).contains(&lines), "{lines} {text}");
     let rest = format!(
-        "\n... recorded calls that do not fit here: {}; reduce `depth`, or trace fewer functions\n\
-         ... calls beyond `limit`, not recorded: 1; pass a larger `limit`, or trace fewer functions\n\n=> NIL",
+        "\n... recorded calls that do not fit here: {}; raise max-answer (configure-limits)\n\
+         ... calls beyond `limit`, not recorded: 1; pass a larger `limit`\n\n=> NIL",
         4999 - lines
     );
     assert!(text.ends_with(&rest), "{text}");
@@ -481,7 +481,9 @@ fn profile_names_functions_places_and_threads() {
     for mode in ["cpu", "time"] {
         let text = call_ok(&mut server, "profile", json!({"code": threads, "mode": mode, "limit": 2}));
         assert!(text.lines().next().unwrap().ends_with("2 threads"), "{text}");
-        assert!(text.contains("BURN  evaluation") && text.contains("more functions\n\n=> 1"), "{text}");
+        let (_, rest) = text.rsplit_once("\n... ").unwrap_or_else(|| panic!("{text}"));
+        assert!(text.contains("BURN  evaluation") && rest.contains(" more function"), "{text}");
+        assert!(rest.contains("; pass limit ") && rest.ends_with("\n\n=> 1"), "{text}");
     }
     let text = call_ok(&mut server, "profile", json!({"code": "(waste)", "mode": "alloc"}));
     assert!(text.contains("   WASTE  evaluation 1, line ") && text.ends_with("=> 10000"), "{text}");

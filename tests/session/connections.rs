@@ -201,6 +201,8 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     let second = hold(&third, "(error \"b\")").evaluation;
     let refusal = person.take_over(None).unwrap_err().to_string();
     assert!(refusal.contains(&format!("{first}, {second}")), "{refusal}");
+    let refusal = person.take_over(Some(999)).unwrap_err().to_string();
+    assert_eq!(refusal, format!("Evaluation 999 is not held. Held evaluations: {first}, {second}."));
     person.take_over(Some(second)).unwrap();
     assert!(person.take_over(Some(first)).unwrap_err().to_string().contains("already holds an evaluation"));
     third.disconnect();

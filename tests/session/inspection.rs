@@ -5,8 +5,7 @@ use sbcl::outcome::{DefinitionKind, SymbolDescription};
 use sbcl::report::{self, DefinitionFilter};
 
 const NONE: &str = "No definitions in this session.";
-const NO_MATCH: &str =
-    "No definition in this session matches the filter. Omit `type` and `package` to list all definitions.";
+const NO_MATCH: &str = "No definition in this session matches the filter. Omit `type` to list all definitions.";
 
 fn of_kind(lisp: &TestSession, kind: DefinitionKind) -> Vec<String> {
     let definitions = lisp.definitions().expect("definitions can be listed");

@@ -14,6 +14,7 @@ use super::{
     Call, CallHandler, CallPolicy, CallRefusal, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with, reply_with,
 };
 use crate::schema::json;
+use crate::tool_names;
 use crate::{EvaluationStatus, HoldError, Progress, Session};
 
 /// Maximum time that a call waits for the end of the evaluation that it interrupts.
@@ -63,10 +64,15 @@ impl ToolSpec for AbortEvaluation {
         match status.progress {
             Progress::Over(..) => reply_with(status),
             Progress::Held(_) if call.session().held_evaluation() == Some(id) => abort_held(),
-            Progress::Held(_) => Err(Fault::Refusal(format!(
-                "Evaluation {id} is held for another client: only that client can resume or abort the \
-                 evaluation, unless a REPL takes it over (:take)."
-            ))),
+            Progress::Held(_) => {
+                // Clients on streams of an embedding program share the image, but no REPL can attach to it.
+                let take_over =
+                    if call.context.options.attachable { ", unless a REPL takes it over (:take)" } else { "" };
+                Err(Fault::Refusal(format!(
+                    "Evaluation {id} is held for another client: only that client can resume or abort the \
+                     evaluation{take_over}."
+                )))
+            }
             Progress::Queued | Progress::Running { .. } => handle_with(move |call| interrupt(call, id)),
         }
     }
@@ -88,11 +94,17 @@ fn abort_held() -> Result<CallHandler, Fault> {
 
 /// Returns the message of `error`, with advice if the client may have meant its newest evaluation, which has not ended.
 fn explain_nothing_held(session: &Session, error: &HoldError) -> String {
+    // Without tools for a held evaluation, no call can ask to hold one, so advice on how to do so would mislead.
+    let held = if tool_names::is_listed(tool_names::ANY_DEBUGGER_TOOL) {
+        error.to_string()
+    } else {
+        "No evaluation is held.".to_owned()
+    };
     match session.evaluation(None) {
         Ok(EvaluationStatus { id, progress: Progress::Queued | Progress::Running { .. }, .. }) => {
-            format!("{error} To end evaluation {id}, which has not ended, pass its `id`.")
+            format!("{held} To end evaluation {id}, which has not ended, pass its `id`.")
         }
-        _ => error.to_string(),
+        _ => held,
     }
 }
 

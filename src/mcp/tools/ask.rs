@@ -204,7 +204,7 @@ fn restart_question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     let restarts = EnumSchema::builder(restarts.collect()).title("Restart").build();
     let values = StringSchema::new()
         .title("Values")
-        .description("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.");
+        .description("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`. Empty if it takes none.");
     let schema = ElicitationSchema::builder()
         .required_enum_schema("restart", restarts)
         .property("values", rmcp::model::PrimitiveSchemaDefinition::String(values))

@@ -445,7 +445,11 @@ fn unknown_tool_message(name: &str, all: &[Tool]) -> String {
         .collect();
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
-    let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
+    let near = match &near[..] {
+        [] => String::new(),
+        [one] => format!(" Did you mean {one}?"),
+        [first @ .., last] => format!(" Did you mean {} or {last}?", first.join(", ")),
+    };
     format!("There is no tool {}.{near} Tools: {}.", quoted_excerpt(name), all.join(", "))
 }
 

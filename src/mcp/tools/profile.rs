@@ -15,10 +15,11 @@ use super::background::{self, Job, Wait};
 use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::os::files;
 use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
+use crate::report::{self, MAX_PROFILED_FUNCTIONS};
 use crate::schema::{self, json};
 use crate::session::Operation;
 use crate::session::PostProcessing;
-use crate::{Evaluation, Outcome, report};
+use crate::{Evaluation, Outcome};
 
 /// The tool profile.
 pub(super) struct ProfileCode;
@@ -33,7 +34,7 @@ pub(super) struct Arguments {
     mode: Mode,
     /// Maximum number of functions.
     #[serde(default, alias = "top")]
-    limit: Count<500, 20>,
+    limit: Count<MAX_PROFILED_FUNCTIONS, 20>,
     /// File for a flame graph (SVG).
     save_to: Option<Text>,
     /// Package to read the code in.

@@ -121,7 +121,9 @@ impl ToolSet {
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
             Some(unknown) => {
                 let reason = unknown_tool_message(unknown, &known);
-                Err(format!("{reason} The words `all` and `core` name sets of tools, and each word stands alone."))
+                Err(format!(
+                    "{reason} The words `all` and `core` name sets of tools, and cannot be combined with other names."
+                ))
             }
             None => Ok(Self::Named(names)),
         }

@@ -13,6 +13,7 @@ pub(crate) use text::{ClippedBuffer, escape_line_breaks, first_chars};
 
 use crate::error::InspectError;
 use crate::image::InterruptReason;
+use crate::image::interruption::StuckReason;
 use crate::result_kind::HEAP_EXHAUSTED;
 use crate::session::INSPECTION_TIMEOUT;
 
@@ -26,7 +27,7 @@ pub(crate) enum JobEnd {
     /// The job was interrupted and did not succeed.
     Interrupted(InterruptReason),
     /// The job ignored its interruption. The job's client was answered, and the job may still run.
-    Abandoned(InterruptReason),
+    Abandoned(InterruptReason, StuckReason),
     /// The job was cancelled before it began, or was answered early because its image will be replaced.
     Withdrawn,
 }
@@ -37,13 +38,13 @@ impl JobEnd {
     pub(crate) fn inspection_error(self, reported: Option<(String, String)>) -> InspectError {
         let lisp = |(kind, message)| InspectError::Lisp { kind, message };
         match self {
-            Self::Interrupted(InterruptReason::Timeout) | Self::Abandoned(InterruptReason::Timeout) => {
+            Self::Interrupted(InterruptReason::Timeout) | Self::Abandoned(InterruptReason::Timeout, _) => {
                 InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())
             }
-            Self::Interrupted(InterruptReason::Cancel) | Self::Abandoned(InterruptReason::Cancel) | Self::Withdrawn => {
-                InspectError::Cancelled
-            }
-            Self::Interrupted(InterruptReason::Heap) | Self::Abandoned(InterruptReason::Heap) => {
+            Self::Interrupted(InterruptReason::Cancel)
+            | Self::Abandoned(InterruptReason::Cancel, _)
+            | Self::Withdrawn => InspectError::Cancelled,
+            Self::Interrupted(InterruptReason::Heap) | Self::Abandoned(InterruptReason::Heap, _) => {
                 lisp(reported.unwrap_or_else(|| {
                     (
                         HEAP_EXHAUSTED.to_owned(),

@@ -75,6 +75,8 @@ pub(crate) struct OutcomeBuilder {
     timing: Option<Timing>,
     code: Code,
     evaluation: u64,
+    /// True if the evaluation was held and resumed.
+    is_resumed: bool,
     /// The description of the current step, such as `the test FOO`, if the step has a time limit of its own.
     step: Option<String>,
     defined: Vec<DefiningForm>,
@@ -124,6 +126,7 @@ impl OutcomeBuilder {
     pub(crate) fn resumption_builder(&self) -> Self {
         let mut builder = Self::new(self.evaluation, self.code.text().clone(), self.limits, self.timeout);
         builder.audience = self.audience;
+        builder.is_resumed = true;
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed_chars();
         if let Some(signalled) = &self.signalled {
@@ -411,11 +414,11 @@ impl OutcomeBuilder {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
                 // An abandoned evaluation may have reported only part of an error.
-                let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(_)));
+                let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(..)));
                 let error =
                     error.unwrap_or_else(|| ErrorBuilder::new(unreported_error_kind(end).to_owned(), &self.limits));
                 let is_load = self.records.reports_load();
-                let advice = || more_time_advice(self.audience, is_load);
+                let advice = || more_time_advice(self.audience, is_load, self.is_resumed);
                 let message = || default_message(&error.kind, end, self.timeout, advice, self.step.as_deref());
                 let message = error.has_no_message().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
@@ -472,10 +475,10 @@ fn defining_form(code: &Code, start: u64, description: &str) -> Option<(Defining
 /// Returns the kind of an error that Lisp has not reported.
 fn unreported_error_kind(end: JobEnd) -> &'static str {
     match end {
-        JobEnd::Interrupted(InterruptReason::Timeout) | JobEnd::Abandoned(InterruptReason::Timeout) => TIMEOUT,
-        JobEnd::Interrupted(InterruptReason::Heap) | JobEnd::Abandoned(InterruptReason::Heap) => HEAP_EXHAUSTED,
+        JobEnd::Interrupted(InterruptReason::Timeout) | JobEnd::Abandoned(InterruptReason::Timeout, _) => TIMEOUT,
+        JobEnd::Interrupted(InterruptReason::Heap) | JobEnd::Abandoned(InterruptReason::Heap, _) => HEAP_EXHAUSTED,
         JobEnd::Interrupted(InterruptReason::Cancel)
-        | JobEnd::Abandoned(InterruptReason::Cancel)
+        | JobEnd::Abandoned(InterruptReason::Cancel, _)
         | JobEnd::Withdrawn => CANCELLED,
         JobEnd::Succeeded | JobEnd::Failed => THREAD_TERMINATED,
     }
@@ -491,7 +494,7 @@ fn default_message(
     step: Option<&str>,
 ) -> String {
     match (kind, end, timeout) {
-        (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
+        (_, JobEnd::Abandoned(reason, why), _) => abandoned_message(reason, why, timeout),
         (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => format!(
             "{} and was interrupted; changes it had already made remain. For more time, {}.",
             timeout_clause(timeout),
@@ -516,7 +519,7 @@ fn default_message(
 }
 
 /// Returns the message of an abandoned evaluation.
-fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> String {
+fn abandoned_message(reason: InterruptReason, why: StuckReason, timeout: Option<Duration>) -> String {
     let what = match (reason, timeout) {
         (InterruptReason::Timeout, Some(timeout)) => timeout_clause(timeout),
         (InterruptReason::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
@@ -526,18 +529,21 @@ fn abandoned_message(reason: InterruptReason, timeout: Option<Duration>) -> Stri
     format!(
         "{what}, and {}. The evaluation's thread was abandoned: the thread may keep running and making changes until \
          it ends by itself.",
-        StuckReason::Unresponsive.predicate()
+        why.predicate().trim_end_matches(',')
     )
 }
 
-/// Returns advice on how to get a longer time limit. `is_load` is true for a load.
-fn more_time_advice(audience: Audience, is_load: bool) -> String {
+/// Returns advice on how to get a longer time limit. `is_load` is true for a load, and `is_resumed` for an evaluation that was
+/// held and resumed.
+fn more_time_advice(audience: Audience, is_load: bool, is_resumed: bool) -> String {
     match audience {
         Audience::Agent => {
+            // The tools that resume an evaluation have no time limit of their own: the evaluation keeps its limit.
+            let call = if is_resumed { " to the call that begins the evaluation" } else { "" };
             // The default limit of a load is not the session's limit.
             let has_default = !is_load && tool_names::is_listed("configure-limits");
             let raise = if has_default { ", or raise the default with configure-limits" } else { "" };
-            format!("pass a larger `timeout`{raise}")
+            format!("pass a larger `timeout`{call}{raise}")
         }
         Audience::Shell | Audience::AttachedShell => "pass a larger --timeout".to_owned(),
         Audience::Repl => "start the REPL with a larger --timeout".to_owned(),

@@ -33,6 +33,9 @@ fn timed_out_evaluation_is_held_and_continue_resumes_in_place(mode: Mode) {
     // CONTINUE renews the time limit.
     let again = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
     assert!(again.contains("time limit of 0.3 seconds") && again.ends_with(DEBUGGER_SECTION_END), "{again}");
+    // invoke-restart has no argument `timeout`.
+    assert!(report.contains("pass a larger `timeout`, or raise the default"), "{report}");
+    assert!(again.contains("pass a larger `timeout` to the call that begins the evaluation, or raise"), "{again}");
     assert!(in_frame(&mut server, frame_of(&again, "(WAIT :HERE)"), "(setf *stop* t)").ends_with("=> T"));
     assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> (:WAITED (:HERE 2))");
     assert_eq!(last_error(&mut server), NO_ERROR);
