@@ -372,7 +372,8 @@ impl Inflight {
             Destination::Line(call) => self.output.answer(*call, answer),
             Destination::Batch(batch) => {
                 let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
-                let answer = if fits { answer } else { encode_error(&request.id, too_large_error()) };
+                let too_large = || encode_error(&request.id, too_large_error("Put fewer requests in a batch"));
+                let answer = if fits { answer } else { too_large() };
                 table.add_answer(batch, &answer);
                 // `take` has freed the id, but the client must not use the id again before the batch is answered.
                 table.ids.insert(request.id.clone(), number);
@@ -525,7 +526,7 @@ impl Inflight {
 fn encode<R: Serialize>(id: &impl Serialize, body: ResponseBody<R>) -> EncodedLine {
     match EncodedLine::new(&Response { jsonrpc: "2.0", id, body }) {
         Ok(answer) if answer.len() <= MAX_ANSWER => answer,
-        Ok(_) => encode_error(id, too_large_error()),
+        Ok(_) => encode_error(id, too_large_error("Ask for less")),
         Err(error) => {
             encode_error(id, ErrorData::internal_error(format!("the answer cannot be encoded as JSON: {error}"), None))
         }
@@ -536,20 +537,19 @@ fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
     EncodedLine::new(&Response::failed(id, error)).expect("an id and an error can be encoded as JSON")
 }
 
-/// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes.
-fn too_large_error() -> ErrorData {
-    let reason = format!(
-        "the request was executed, but its answer was dropped: the limit is {} MiB. Ask for less, or put \
-         fewer requests in a batch",
-        MAX_ANSWER >> 20
-    );
+/// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes, or an answer with which batches would exceed this
+/// limit. `advice` is a sentence without a full stop.
+fn too_large_error(advice: &str) -> ErrorData {
+    let limit = MAX_ANSWER >> 20;
+    let reason = format!("the request was executed, but its answer was dropped: the limit is {limit} MiB. {advice}");
     ErrorData::internal_error(reason, None)
 }
 
-/// Returns the error that replaces an answer to a client with too many unread bytes.
+/// Returns the error that replaces an answer to a client with too many unread bytes. The request may have been refused.
 pub(crate) fn unread_error() -> ErrorData {
     let reason = format!(
-        "the request was executed, but its answer was dropped: the client has not read {} MiB of earlier answers",
+        "the answer was dropped, because the client has not read {} MiB of earlier answers; the request may have been \
+         executed. Read the earlier answers before you send more requests",
         MAX_UNREAD >> 20
     );
     ErrorData::internal_error(reason, None)
