@@ -189,7 +189,8 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to
     // this memory.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
-        findings.problem("file size", &format!("at most {} per file", format_bytes(limit)), "ulimit -f unlimited");
+        let found = format!("at most {} per file; needed: {}", format_bytes(limit), format_bytes(MIN_FILE_SIZE));
+        findings.problem("file size", &found, "raise the limit (ulimit -f)");
     }
 }
 

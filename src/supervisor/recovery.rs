@@ -197,7 +197,7 @@ impl RecoveryRecord {
             if let Err(error) = log::write_checkpoint_forms(&path, &content) {
                 tracing::warn!(
                     "the definitions in a checkpoint cannot be written to {}: {error}; if the checkpoint is restored, these \
-                     definitions are lost once the checkpoint can no longer be booted",
+                     definitions may be lost once the checkpoint can no longer be booted",
                     path.display()
                 );
             }
