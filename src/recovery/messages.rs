@@ -216,6 +216,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
             let since = match total {
                 0 => ". Nothing has been defined since then.".to_owned(),
                 1 if report.replayed == 1 => " and the one defining form since then.".to_owned(),
+                1 => ". The one defining form since then was not restored:".to_owned(),
                 _ if report.replayed == total => format!(" and all {total} defining forms since then."),
                 _ => format!(" and {} of {total} defining forms since then. Not restored:", report.replayed),
             };
@@ -227,6 +228,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
         None => match total {
             0 => "There were no definitions to restore.".to_owned(),
             1 if report.replayed == 1 => "Restored: the one defining form.".to_owned(),
+            1 => "The one defining form was not restored:".to_owned(),
             _ if report.replayed == total => format!("Restored: all {total} defining forms."),
             _ => format!("Restored: {} of {total} defining forms. Not restored:", report.replayed),
         },
