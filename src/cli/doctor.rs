@@ -135,7 +135,7 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
         None => findings.note(
             "PATH",
             "sbcl-mcp is not on the PATH",
-            "use the binary's full path in the client's configuration",
+            "use this program's full path in the client's configuration",
         ),
     }
     match &config.core_dir {

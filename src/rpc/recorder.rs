@@ -146,7 +146,7 @@ impl Recorder {
                 state.file = Some(file);
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot write to the recording; the rest of the session is not recorded")
+                tracing::warn!(%error, "cannot write to the recording; the rest of the session is not recorded");
             }
         }
     }
