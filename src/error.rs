@@ -36,7 +36,7 @@ impl LimitError {
 }
 
 /// Formats a number of bytes in the command line's notation, with the largest unit that divides the number: `128M`.
-fn format_size(bytes: u64) -> String {
+pub(crate) fn format_size(bytes: u64) -> String {
     match bytes.trailing_zeros() {
         30..64 => format!("{}G", bytes >> 30),
         20..30 => format!("{}M", bytes >> 20),
@@ -64,7 +64,7 @@ pub enum BootError {
     /// The system's limit for this process leaves no room for heap and stacks.
     #[error(
         "SBCL needs {} MiB of address space for its heap and stacks, but this process is limited to {} MiB: reduce the \
-         options heap and control-stack, or raise the limit (ulimit -v)", needed >> 20, limit >> 20
+         options heap and control-stack, or raise the limit (ulimit -v)", needed.div_ceil(1 << 20), limit >> 20
     )]
     AddressSpace {
         /// The needed address space in bytes.

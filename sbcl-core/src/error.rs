@@ -29,7 +29,7 @@ pub enum Error {
     /// The prebuilt directory cannot be used: its path is not absolute, or it lacks a file.
     #[error(
         "{variable} is {directory:?}, but {problem}. {variable} must be the absolute path of a directory that \
-         holds {library} and sbcl.core. Unset {variable} to build SBCL {version} from source",
+         holds {files}. Unset {variable} to build SBCL {version} from source",
         variable = settings::PREBUILT,
         version = pin::VERSION
     )]
@@ -38,8 +38,8 @@ pub enum Error {
         directory: PathBuf,
         /// The problem with the directory.
         problem: String,
-        /// The library's file name on this platform.
-        library: &'static str,
+        /// The names of the files that the directory must hold, as a phrase: the library, and the core if it is needed.
+        files: String,
     },
 
     /// SBCL for the requested platform cannot be built on this machine. SBCL's build runs the new SBCL, so the build needs a
@@ -66,13 +66,12 @@ pub enum Error {
     },
 
     /// The C compiler is installed but does not work.
-    #[error(
-        "the C compiler `{compiler}` cannot report its version or cannot build a program that includes <stdio.h>:\n\
-         {output}\n{help}"
-    )]
+    #[error("the C compiler `{compiler}` {problem}:\n{output}\n{help}")]
     BrokenCompiler {
         /// The compiler's command.
         compiler: String,
+        /// The failure, worded to follow the compiler's command.
+        problem: String,
         /// The compiler's output.
         output: String,
         /// The commands that install a complete compiler, one for each operating system.
@@ -130,13 +129,13 @@ pub enum Error {
     },
 
     /// A program that a step runs failed or could not be started.
-    #[error("{step} failed ({status}). The end of the output:\n{output}\nThe full output is in {}", log.display())]
+    #[error("{step} failed ({status}).{}\nThe full output is in {}", end_of_output(output), log.display())]
     Step {
         /// The name of the step, such as `saving the core`.
         step: String,
         /// The program's exit status, or the reason why it could not be started.
         status: String,
-        /// The last lines of the program's output.
+        /// The last lines of the program's output; empty if there was none.
         output: String,
         /// The file with all of the output.
         log: PathBuf,
@@ -163,6 +162,11 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
+}
+
+/// Returns the part of a message that shows the last lines of a program's output; empty without output.
+fn end_of_output(output: &str) -> String {
+    if output.is_empty() { String::new() } else { format!(" The end of the output:\n{output}") }
 }
 
 /// An extension of I/O results, which adds the failed action and its path to an error.

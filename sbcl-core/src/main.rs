@@ -55,7 +55,8 @@ impl Options {
                 }
                 None => None,
             };
-            let target = target.ok_or_else(|| format!("{argument:?} is unknown or lacks its value; {USAGE}"))?;
+            let problem = if argument == "--target" { "needs a value" } else { "is unknown" };
+            let target = target.ok_or_else(|| format!("{argument:?} {problem}; {USAGE}"))?;
             options.target = Platform::from_target(&target).ok_or_else(|| {
                 format!("{target:?} is not a supported target: write, for example, aarch64-unknown-linux-gnu")
             })?;

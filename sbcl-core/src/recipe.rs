@@ -132,7 +132,9 @@ impl Recipe {
         } else {
             return Ok(built);
         };
-        Err(Error::Prebuilt { directory: directory.to_owned(), problem, library: self.target.library_name() })
+        let core = if self.wants_core { format!(" and {}", core::FILE_NAME) } else { String::new() };
+        let files = format!("{}{core}", self.target.library_name());
+        Err(Error::Prebuilt { directory: directory.to_owned(), problem, files })
     }
 
     /// Returns the first prebuilt file that is missing.

@@ -84,7 +84,7 @@ impl Toolchain {
     pub(crate) fn identity(&self) -> Result<String, Error> {
         let ask = |option: &str| {
             process::run_with_timeout(COMPILER_TEST_TIMEOUT, self.compiler_command().arg(option))
-                .map_err(|output| self.broken_compiler_error(output))
+                .map_err(|output| self.broken_compiler_error(&format!("fails with the option {option}"), output))
         };
         Ok(format!("{:?} {} {}", self.compiler, ask("--version")?, ask("-dumpmachine")?))
     }
@@ -123,7 +123,7 @@ impl Toolchain {
         let mut command = self.compiler_command();
         command.arg(&source).arg("-o").arg(&probe);
         process::run_with_timeout(COMPILER_TEST_TIMEOUT, &mut command)
-            .map_err(|output| self.broken_compiler_error(output))?;
+            .map_err(|output| self.broken_compiler_error("cannot build a program that includes <stdio.h>", output))?;
         Ok(probe)
     }
 
@@ -134,9 +134,11 @@ impl Toolchain {
             .map_err(|output| Error::BrokenEmulator { target: self.platform.to_string(), output })
     }
 
-    fn broken_compiler_error(&self, output: String) -> Error {
+    /// Returns the error of a compiler that does not work. `problem` is worded to follow the compiler's command.
+    fn broken_compiler_error(&self, problem: &str, output: String) -> Error {
         Error::BrokenCompiler {
             compiler: self.compiler.join(" "),
+            problem: problem.to_owned(),
             output,
             help: install_help(&[&self.compiler_tool()]),
         }

@@ -240,6 +240,7 @@ fn prebuilt_directory_needs_both_library_and_core() {
     assert!(message.contains("SBCL_MCP_PREBUILT"), "{message}");
     let library = ready.join(Platform::host().library_name());
     assert!(message.contains(&format!("{} does not exist", library.display())), "{message}");
+    assert!(message.contains(&format!("holds {} and sbcl.core.", Platform::host().library_name())), "{message}");
 
     std::fs::create_dir(&ready).unwrap();
     std::fs::write(&library, "").unwrap();

@@ -136,7 +136,7 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
         None => findings.note(
             "PATH",
             "sbcl-mcp is not on the PATH",
-            "use the binary's full path in the client's configuration",
+            "use this program's full path in the client's configuration",
         ),
     }
     match &config.core_dir {
@@ -190,7 +190,8 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to
     // this memory.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
-        findings.problem("file size", &format!("at most {} per file", format_bytes(limit)), "ulimit -f unlimited");
+        let found = format!("at most {} per file; needed: {}", format_bytes(limit), format_bytes(MIN_FILE_SIZE));
+        findings.problem("file size", &found, "raise the limit (ulimit -f)");
     }
 }
 
@@ -240,12 +241,10 @@ fn check_memory(findings: &mut Findings, heap: u64) {
         _ = write!(found, "; limited to {} by the control group", format_bytes(limit));
     }
     let room = limit.unwrap_or(total);
-    if available.min(room) < LOW_MEMORY {
-        findings.note(
-            "memory",
-            &found,
-            "end other programs, or raise the control group's limit if there is one: large systems need more memory",
-        );
+    if room < LOW_MEMORY && limit.is_some() {
+        findings.note("memory", &found, "raise the control group's memory limit: large Lisp systems need more memory");
+    } else if available.min(room) < LOW_MEMORY {
+        findings.note("memory", &found, "end other programs: large Lisp systems need more memory");
     } else if room < heap / 2 {
         // The server stops an evaluation that nearly fills the heap, but the kernel would kill the process first.
         let remedy = format!(
@@ -312,16 +311,24 @@ fn check_directories(findings: &mut Findings) {
         }
     }
     let home = std::env::home_dir().filter(|home| !home.as_os_str().is_empty());
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| Path::new(&value).is_absolute());
     match &home {
         Some(home) if home.is_dir() => findings.fine("home", &home.display().to_string()),
-        other => findings.note(
-            "home",
-            &other
+        other => {
+            let found = other
                 .as_ref()
-                .map_or("HOME is not set".to_owned(), |home| format!("{} is not a directory", home.display())),
-            "set HOME to an existing directory, or set XDG_CACHE_HOME and XDG_STATE_HOME: otherwise compiled files are \
-             temporary, and --session needs a path",
-        ),
+                .map_or("HOME is not set".to_owned(), |home| format!("{} is not a directory", home.display()));
+            if is_set(environment::CACHE_HOME) && is_set(environment::STATE_HOME) {
+                findings.fine("home", &format!("{found}; XDG_CACHE_HOME and XDG_STATE_HOME replace it"));
+            } else {
+                findings.note(
+                    "home",
+                    &found,
+                    "set HOME to an existing directory, or set XDG_CACHE_HOME and XDG_STATE_HOME: otherwise compiled \
+                     files are temporary, and --session needs a path",
+                );
+            }
+        }
     }
     let state = state_directory();
     match state.as_deref().map(|directory| (directory, probe_directory(directory))) {
@@ -431,7 +438,7 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
             findings.note(
                 "ASDF",
                 &found,
-                "set HOME or XDG_CACHE_HOME to keep compiled files from one session to the next",
+                "to keep compiled files from one session to the next, set HOME or XDG_CACHE_HOME to a permanent directory",
             );
         }
         Ok(()) => findings.fine("ASDF", &found),

@@ -351,7 +351,7 @@ impl Repl {
                 let arguments =
                     COMMANDS.iter().find(|command| command.name == name).map_or("", |known| known.arguments);
                 self.failed = true;
-                self.print(TextStyle::Failure, &format!("; {name} needs {arguments}.\n"))?;
+                self.print(TextStyle::Failure, &format!("; Usage: {name} {arguments}\n"))?;
             }
             ":frame" | ":locals" | ":bt" | ":take" if !rest.is_empty() && number.is_err() => {
                 self.failed = true;

@@ -356,8 +356,10 @@ fn difference(recorded: &Value, now: &Value) -> String {
         for line in lines.iter().take(MAX_DIFF_LINES) {
             _ = writeln!(difference, "  {mark} {line}");
         }
-        if lines.len() > MAX_DIFF_LINES {
-            _ = writeln!(difference, "  {mark} ... {} more lines", lines.len() - MAX_DIFF_LINES);
+        match lines.len().saturating_sub(MAX_DIFF_LINES) {
+            0 => {}
+            1 => _ = writeln!(difference, "  {mark} ... 1 more line"),
+            more => _ = writeln!(difference, "  {mark} ... {more} more lines"),
         }
     }
     difference

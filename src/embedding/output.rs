@@ -183,9 +183,10 @@ impl OutputQueue {
             panics::catch(|| write_chunk(&mut streams, &chunk));
             if lost > 0 {
                 panics::catch(|| {
+                    let bytes = if lost == 1 { "byte" } else { "bytes" };
                     tracing::warn!(
-                        "{lost} bytes printed by interrupted calls were lost: the stream accepted no output for too \
-                         long"
+                        "output of interrupted calls was lost ({lost} {bytes}), because the stream accepted no output \
+                         for too long"
                     );
                 });
             }

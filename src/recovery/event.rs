@@ -127,7 +127,7 @@ impl SessionEvent {
 
 /// The error for an event that does not fit into a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the event takes {bytes} bytes; the limit is {MAX_EVENT} bytes")]
+#[error("the report takes {bytes} bytes; the limit is {MAX_EVENT} bytes")]
 pub(crate) struct EventTooLarge {
     bytes: usize,
 }
@@ -264,7 +264,7 @@ mod tests {
         }
         let message = "x".repeat(MAX_EVENT);
         let event = WorkerEvent::Changed(SessionEvent::Handshake { call: 1, message });
-        assert!(event.encode().unwrap_err().to_string().starts_with("the event takes 8"));
+        assert!(event.encode().unwrap_err().to_string().starts_with("the report takes 8"));
         assert!(WorkerEvent::decode(b"{\"changed\":{\"limits\":null}}").is_err());
     }
 }

@@ -95,8 +95,9 @@ pub(crate) fn load(directory: &Path) -> Result<LoadedLog, String> {
 /// # Errors
 /// Returns the errors of [`load`].
 pub(crate) fn load_with_initial_state(directory: &Path, initial: RecoveryState) -> Result<LoadedLog, String> {
-    match files::open(&directory.join(LOG_FILE)) {
-        Ok(file) => fold_lines(BufReader::new(file), initial),
+    let path = directory.join(LOG_FILE);
+    match files::open(&path) {
+        Ok(file) => fold_lines(BufReader::new(file), &path, initial),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Ok(LoadedLog { state: initial, ..LoadedLog::default() })
         }
@@ -138,12 +139,12 @@ pub(crate) fn has_readable_log(directory: &Path) -> bool {
 /// cannot be read or is incomplete.
 pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
     let file = files::open(path).ok()?.take(MAX_FORMS_BYTES);
-    let loaded = fold_lines(BufReader::new(file), RecoveryState::default()).ok()?;
+    let loaded = fold_lines(BufReader::new(file), path, RecoveryState::default()).ok()?;
     loaded.has_snapshot.then_some(loaded.state)
 }
 
-/// Folds the lines of a log into `initial`. A snapshot line replaces the state so far.
-fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLog, String> {
+/// Folds the lines of `file`, the log or `.forms` file at `path`, into `initial`. A snapshot line replaces the state so far.
+fn fold_lines(mut file: impl BufRead, path: &Path, initial: RecoveryState) -> Result<LoadedLog, String> {
     let mut loaded = LoadedLog { state: initial, ..LoadedLog::default() };
     let mut line = Vec::new();
     loop {
@@ -156,8 +157,10 @@ fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLo
         if let Ok(FirstLine { snapshot }) = serde_json::from_slice(&line)
             && snapshot.format > FORMAT_VERSION
         {
-            let build = snapshot.build;
-            return Err(format!("its log was written by a newer sbcl-mcp ({build}); use that version or a newer one"));
+            let version = snapshot.build.split(' ').next().unwrap_or_default();
+            return Err(format!(
+                "its log was written by a newer sbcl-mcp ({version}); use that version or a newer one"
+            ));
         }
         match serde_json::from_slice(&line) {
             Ok(LogLine::Snapshot { state, .. }) => {
@@ -173,7 +176,7 @@ fn fold_lines(mut file: impl BufRead, initial: RecoveryState) -> Result<LoadedLo
                 // An incomplete or empty line is no error: a full disk or a crash of the machine leaves such lines.
                 Err(_) if line.last() != Some(&b'\n') || line.trim_ascii().is_empty() => {}
                 Err(error) => {
-                    tracing::warn!(%error, "skipped an unreadable line of a session's log or checkpoint");
+                    tracing::warn!(%error, "skipped an unreadable line of {}", path.display());
                     loaded.unreadable += 1;
                 }
             },
@@ -268,7 +271,7 @@ impl RecoveryLog {
 
     /// Discards the compaction in progress, which failed with `error`. The log stays as it was.
     fn discard_compaction(&mut self, error: &io::Error) {
-        tracing::warn!("the session's log {} cannot be compacted: {error}", self.path.display());
+        tracing::warn!("the session's log {} cannot be compacted, and continues to grow: {error}", self.path.display());
         self.compaction = None;
         let _ = std::fs::remove_file(draft_path(&self.path));
     }

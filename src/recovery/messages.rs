@@ -129,23 +129,28 @@ fn continued_message(session: &ContinuedSession, state: &RecoveryState, report: 
 
 /// Returns `text` as one line. A line of more than [`MAX_SHOWN_CHARS`] characters is cut, and an ellipsis is appended.
 pub(crate) fn shortened(text: &str) -> String {
+    shortened_to(text, MAX_SHOWN_CHARS)
+}
+
+/// Returns `text` as one line. A line of more than `max` characters is cut, and an ellipsis is appended.
+pub(crate) fn shortened_to(text: &str, max: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(MAX_SHOWN_CHARS) {
+    match line.char_indices().nth(max) {
         Some((cut, _)) => format!("{}…", &line[..cut]),
         None => line,
     }
 }
 
-/// Returns the outcome of an evaluation whose image a reset has replaced.
+/// Returns the outcome of a call whose image a reset has replaced. The call need not be an evaluation: it may be a save.
 pub(crate) fn outcome_after_reset() -> Outcome {
-    failed_outcome(CANCELLED, "A reset replaced the image and ended the evaluation.".to_owned())
+    failed_outcome(CANCELLED, "A reset replaced the image and ended this call.".to_owned())
 }
 
 /// Returns the outcome of a call that had begun when another call of its batch replaced the image. The answers to a batch are
 /// sent together, so the call may have ended.
 pub(crate) fn outcome_lost_with_batch() -> Outcome {
-    let text = "Another call of the same batch replaced the image. The evaluation had begun; if it had ended, its result is \
-        lost.";
+    let text =
+        "Another call of the same batch replaced the image. This call had begun; if it had ended, its result is lost.";
     failed_outcome(CANCELLED, text.to_owned())
 }
 
@@ -155,7 +160,7 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: boo
     let Some(crash) = &state.crash else {
         let is_restore = state.replacement.as_ref().is_some_and(|replacement| replacement.restore.is_some());
         let by = if is_restore { "Restoring a checkpoint" } else { "A reset" };
-        return failed_outcome(CANCELLED, format!("{by} replaced the image and ended the evaluation."));
+        return failed_outcome(CANCELLED, format!("{by} replaced the image and ended this call."));
     };
     let restored = describe_restored(state, report, crash);
     let outcome = crash.outcome.as_deref().filter(|_| is_foreground);
@@ -218,6 +223,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
             let since = match total {
                 0 => ". Nothing has been defined since then.".to_owned(),
                 1 if report.replayed == 1 => " and the one defining form since then.".to_owned(),
+                1 => ". The one defining form since then was not restored:".to_owned(),
                 _ if report.replayed == total => format!(" and all {total} defining forms since then."),
                 _ => format!(" and {} of {total} defining forms since then. Not restored:", report.replayed),
             };
@@ -229,6 +235,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
         None => match total {
             0 => "There were no definitions to restore.".to_owned(),
             1 if report.replayed == 1 => "Restored: the one defining form.".to_owned(),
+            1 => "The one defining form was not restored:".to_owned(),
             _ if report.replayed == total => format!("Restored: all {total} defining forms."),
             _ => format!("Restored: {} of {total} defining forms. Not restored:", report.replayed),
         },

@@ -55,8 +55,14 @@ impl Suspicion {
 
 impl ReplayPolicy {
     /// Records that an image was lost before its replay had ended, and decides about the next replay. `replaying` is the
-    /// index of the definition that was being replayed; `None` if the replay had not reached a form.
-    pub(crate) fn decide_after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> ReplayDecision {
+    /// index of the definition that was being replayed; `None` if the replay had not reached a form. `cause` is the cause of
+    /// the loss, as the rest of a sentence about the image.
+    pub(crate) fn decide_after_crash(
+        &mut self,
+        replaying: Option<usize>,
+        suspicion: Suspicion,
+        cause: &str,
+    ) -> ReplayDecision {
         let before = self.suspect.filter(|suspect| suspect.replaying == replaying).map_or(0, |suspect| suspect.losses);
         let losses = before + 1;
         if losses < suspicion.max_losses(replaying) {
@@ -68,7 +74,7 @@ impl ReplayPolicy {
         let Some(index) = replaying else { return ReplayDecision::PreviousCheckpoint };
         let reason = match suspicion {
             Suspicion::Possible => format!("the image was killed {losses} times while this form was replayed"),
-            Suspicion::Certain | Suspicion::Likely => "the form crashes or blocks the image".to_owned(),
+            Suspicion::Certain | Suspicion::Likely => format!("while this form was replayed, the image {cause}"),
         };
         ReplayDecision::Skip { index, reason }
     }
@@ -97,7 +103,7 @@ mod tests {
             let mut losses = 0;
             while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
                 losses += 1;
-                match policy.decide_after_crash(Some(index), suspicion) {
+                match policy.decide_after_crash(Some(index), suspicion, "died") {
                     // Losses without progress count for the restart policy, which ends the server after too many
                     // losses.
                     ReplayDecision::Retry { progress } => prop_assert!(progress),
@@ -122,7 +128,7 @@ mod tests {
             let mut policy = ReplayPolicy::default();
             let mut in_a_row: Option<(Option<usize>, u32)> = None;
             for (replaying, suspicion) in losses {
-                let step = policy.decide_after_crash(replaying, suspicion);
+                let step = policy.decide_after_crash(replaying, suspicion, "died");
                 let count = in_a_row.filter(|(known, _)| *known == replaying).map_or(0, |(_, count)| count) + 1;
                 let is_last = count >= suspicion.max_losses(replaying);
                 match step {

@@ -41,8 +41,8 @@ impl Reporter {
             Err(error) => {
                 let begin: String = format!("{event:?}").chars().take(100).collect();
                 tracing::error!(
-                    "a report cannot be sent to the supervisor ({error}), so the next image may lack a recent change: \
-                     {begin}"
+                    "a report cannot be sent to the supervisor: {error}. If the Lisp process dies, the new process may \
+                     lack a recent change, such as a definition. The report begins: {begin}"
                 );
             }
         }

@@ -510,7 +510,7 @@ impl RecoveryState {
         } else {
             // If the lost image was itself recovering from a crash, that crash is kept, since no client has seen it yet.
             report = self.crash.take().unwrap_or(report);
-            match self.replay.decide_after_crash(last.replaying, crash.suspicion) {
+            match self.replay.decide_after_crash(last.replaying, crash.suspicion, &crash.cause) {
                 ReplayDecision::Retry { progress: further } => progress = further,
                 ReplayDecision::Skip { index, reason } => {
                     let position = self.checkpoint_position();
@@ -814,7 +814,7 @@ mod tests {
         assert!(state.record_replay(&[(1, "it failed".to_owned())]));
         assert_eq!(codes(&state), ["(a)"]);
         let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
-        assert_eq!(unrestored, [("(b)", "the form crashes or blocks the image"), ("(c)", "it failed")]);
+        assert_eq!(unrestored, [("(b)", "while this form was replayed, the image died again"), ("(c)", "it failed")]);
     }
 
     #[test]

@@ -19,6 +19,19 @@ pub(crate) fn format_age(duration: jiff::SignedDuration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Describes the signal that killed a process, as in `signal 9 (SIGKILL: by a user, or by the system for lack of memory)`.
+pub(crate) fn describe_signal(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+    let hint = match name {
+        "SIGKILL" => ": by a user, or by the system for lack of memory",
+        "SIGABRT" => ": foreign code or SBCL itself aborted",
+        "SIGSEGV" | "SIGBUS" | "SIGILL" | "SIGFPE" => ": foreign code or corrupted memory",
+        "SIGXFSZ" => ": a file exceeded the limit of the file size (ulimit -f)",
+        _ => "",
+    };
+    format!("signal {signal} ({name}{hint})")
+}
+
 /// Returns a size as text in megabytes, rounded up.
 fn format_megabytes(bytes: u64) -> String {
     format!("{} MB", bytes.div_ceil(1 << 20))
@@ -63,9 +76,10 @@ pub(crate) fn session_list(all: &[SessionDescription]) -> String {
             .map_or_else(String::new, |at| format_age(jiff::Timestamp::now().duration_since(at)) + " ago, ");
         let defines = match &session.checkpoint {
             Some(checkpoint) if !checkpoint.defines.is_empty() => checkpoint.defines.clone(),
-            Some(_) => "no definitions".to_owned(),
-            None if session.forms == 1 => "1 defining form".to_owned(),
-            None => format!("{} defining forms", session.forms),
+            Some(_) if session.forms == 0 => "no definitions".to_owned(),
+            // If the server was killed, forms may have been evaluated after the checkpoint was saved.
+            _ if session.forms == 1 => "1 defining form".to_owned(),
+            _ => format!("{} defining forms", session.forms),
         };
         let content = match &session.obstacle {
             Some(reason) => format!("cannot be opened: {reason}"),

@@ -243,7 +243,11 @@ impl Listener {
         let _lock = lock_directory(&directory)?;
         match UnixStream::connect(&path) {
             Ok(_) => {
-                let reason = format!("a server {name:?} is already running ({}): choose another name", path.display());
+                let reason = format!(
+                    "a server {name:?} is already running ({}): end that server, or start this server with another \
+                     --session NAME",
+                    path.display()
+                );
                 return Err(io_error(io::ErrorKind::AddrInUse, reason));
             }
             // No server listens on this socket, so its server was killed and left the file.

@@ -210,11 +210,13 @@ impl Inflight {
             return Err(ErrorData::invalid_request(reason, None));
         }
         if table.requests.len() >= MAX_REQUESTS || !table.requests.is_empty() && table.bytes + bytes > MAX_BYTES {
-            let reason = format!(
-                "request limit reached ({} pending, {} MiB in all); try again when some requests are answered",
-                table.requests.len(),
-                table.bytes >> 20
-            );
+            let limit = if table.requests.len() >= MAX_REQUESTS {
+                format!("{} pending", table.requests.len())
+            } else {
+                format!("with this request, more than {} MiB would be pending", MAX_BYTES >> 20)
+            };
+            let reason =
+                format!("request limit reached ({limit}); send this request again when some requests are answered");
             return Err(ErrorData::internal_error(reason, None));
         }
         table.last_number += 1;
@@ -370,7 +372,8 @@ impl Inflight {
             Destination::Line(call) => self.output.answer(*call, answer),
             Destination::Batch(batch) => {
                 let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
-                let answer = if fits { answer } else { encode_error(&request.id, too_large_error()) };
+                let too_large = || encode_error(&request.id, too_large_error("Put fewer requests in a batch"));
+                let answer = if fits { answer } else { too_large() };
                 table.add_answer(batch, &answer);
                 // `take` has freed the id, but the client must not use the id again before the batch is answered.
                 table.ids.insert(request.id.clone(), number);
@@ -523,7 +526,7 @@ impl Inflight {
 fn encode<R: Serialize>(id: &impl Serialize, body: ResponseBody<R>) -> EncodedLine {
     match EncodedLine::new(&Response { jsonrpc: "2.0", id, body }) {
         Ok(answer) if answer.len() <= MAX_ANSWER => answer,
-        Ok(_) => encode_error(id, too_large_error()),
+        Ok(_) => encode_error(id, too_large_error("Ask for less")),
         Err(error) => {
             encode_error(id, ErrorData::internal_error(format!("the answer cannot be encoded as JSON: {error}"), None))
         }
@@ -534,20 +537,19 @@ fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
     EncodedLine::new(&Response::failed(id, error)).expect("an id and an error can be encoded as JSON")
 }
 
-/// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes.
-fn too_large_error() -> ErrorData {
-    let reason = format!(
-        "the request was executed, but its answer was dropped: the limit is {} MiB. Ask for less, or put \
-         fewer requests in a batch",
-        MAX_ANSWER >> 20
-    );
+/// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes, or an answer with which batches would exceed this
+/// limit. `advice` is a sentence without a full stop.
+fn too_large_error(advice: &str) -> ErrorData {
+    let limit = MAX_ANSWER >> 20;
+    let reason = format!("the request was executed, but its answer was dropped: the limit is {limit} MiB. {advice}");
     ErrorData::internal_error(reason, None)
 }
 
-/// Returns the error that replaces an answer to a client with too many unread bytes.
+/// Returns the error that replaces an answer to a client with too many unread bytes. The request may have been refused.
 pub(crate) fn unread_error() -> ErrorData {
     let reason = format!(
-        "the request was executed, but its answer was dropped: the client has not read {} MiB of earlier answers",
+        "the answer was dropped, because the client has not read {} MiB of earlier answers; the request may have been \
+         executed. Read the earlier answers before you send more requests",
         MAX_UNREAD >> 20
     );
     ErrorData::internal_error(reason, None)
@@ -841,11 +843,12 @@ mod tests {
     fn requests_over_the_count_and_size_limits_are_refused() {
         let client = Client::new();
         let big = client.inflight.admit(RequestId::Number(-1), 1, None, MAX_BYTES + 1).unwrap();
-        assert!(client.admit(-2).is_err());
+        let refused = client.admit(-2).unwrap_err();
+        assert!(refused.message.contains("more than 128 MiB"), "{refused:?}");
         assert!(big.leave_unanswered());
         let taken: Vec<_> = (0..MAX_REQUESTS).map(|id| client.admit(id as i64).unwrap()).collect();
         let refused = client.admit(-3).unwrap_err();
-        assert!(refused.message.contains("(10000 pending, "), "{refused:?}");
+        assert!(refused.message.contains("(10000 pending)"), "{refused:?}");
         assert!(taken.into_iter().all(Responder::leave_unanswered));
         assert!(client.admit(-3).unwrap().leave_unanswered());
         assert_eq!(client.end(), Vec::<Value>::new());

@@ -135,9 +135,9 @@ impl Recorder {
         let bytes = encode(&RecordingEntry { at, ..record });
         let length = bytes.len() as u64;
         if length + FINAL_NOTE_BYTES > state.bytes_left {
-            let note = Some("the recording is full; the session continues unrecorded".to_owned());
+            let note = Some("the recording is full; the rest of the session is not recorded".to_owned());
             let _ = file.write_all(&encode(&RecordingEntry { at, note, ..RecordingEntry::default() }));
-            tracing::warn!("the recording is full; the session continues unrecorded");
+            tracing::warn!("the recording is full; the rest of the session is not recorded");
             return;
         }
         match file.write_all(&bytes) {
@@ -145,7 +145,9 @@ impl Recorder {
                 state.bytes_left -= length;
                 state.file = Some(file);
             }
-            Err(error) => tracing::warn!(%error, "cannot write to the recording; the session continues unrecorded"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot write to the recording; the rest of the session is not recorded");
+            }
         }
     }
 }
@@ -184,7 +186,7 @@ mod tests {
         let records: Vec<RecordingEntry> =
             file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let (last, lines) = records.split_last().unwrap();
-        assert_eq!(last.note.as_deref(), Some("the recording is full; the session continues unrecorded"));
+        assert_eq!(last.note.as_deref(), Some("the recording is full; the rest of the session is not recorded"));
         assert!(
             lines.len() > 10
                 && lines.iter().enumerate().all(|(number, record)| {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::SupervisorOptions;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
+use crate::error::format_size;
 use crate::recovery::checkpoint::store::{self, Checkpoint, Checkpoints};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::log::{self, LoadedLog, RecoveryLog};
@@ -84,9 +85,9 @@ impl RecoveryRecord {
             }
         });
         if let Some(heap) = other_heap {
-            let heap = heap >> 20;
+            let heap = format_size(heap);
             return Err(format!(
-                "The session {:?} was saved with another heap size: start the server with --heap {heap}M.",
+                "The session {:?} was saved with another heap size: start the server with --heap {heap}.",
                 session.name
             ));
         }
@@ -194,8 +195,13 @@ impl RecoveryRecord {
         {
             // Without this file the checkpoint can still be restored, but the recovery state may then lack the definitions
             // that the checkpoint contains.
-            if let Err(error) = log::write_checkpoint_forms(&self.checkpoints.forms_path(file), &content) {
-                tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
+            let path = self.checkpoints.forms_path(file);
+            if let Err(error) = log::write_checkpoint_forms(&path, &content) {
+                tracing::warn!(
+                    "the definitions in a checkpoint cannot be written to {}: {error}; if the checkpoint is restored, these \
+                     definitions may be lost once the checkpoint can no longer be booted",
+                    path.display()
+                );
             }
         }
         if let SessionEvent::Saved(checkpoint) = &event

@@ -17,6 +17,7 @@ use crate::recovery::checkpoint::store::this_program;
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
 use crate::recovery::status_page::WorkerStatus;
+use crate::recovery::text;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::set_nonblocking;
 use crate::rpc::frame::{FrameKind, MAX_LINE_PAYLOAD, MalformedFrame, parse};
@@ -212,14 +213,7 @@ impl AsFd for WorkerProcess {
 /// Describes the end of a worker process, as the predicate of a sentence about the Lisp image.
 pub(super) fn describe_exit(status: WaitStatus) -> String {
     if let Some(signal) = status.terminating_signal() {
-        let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
-        let hint = match name {
-            "SIGKILL" => ": by a user, or by the system for lack of memory",
-            "SIGABRT" => ": foreign code or SBCL itself aborted",
-            "SIGSEGV" | "SIGBUS" | "SIGILL" | "SIGFPE" => ": foreign code or corrupted memory",
-            _ => "",
-        };
-        return format!("was killed by signal {signal} ({name}{hint})");
+        return format!("was killed by {}", text::describe_signal(signal));
     }
     match status.exit_status() {
         Some(heap::EXIT_IMAGE_LOST) => {

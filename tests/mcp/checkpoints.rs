@@ -435,7 +435,8 @@ fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
         signal(child, "-KILL");
     }
     let (text, is_error) = server.outcome(id);
-    assert!(is_error && text == "Nothing was saved: the saving process was killed by signal 9.", "{text}");
+    let reason = "the saving process was killed by signal 9 (SIGKILL: by a user, or by the system for lack of memory)";
+    assert!(is_error && text == format!("Nothing was saved: {reason}."), "{text}");
     assert_eq!(list(&mut server).lines().count(), 1);
     // A save hook that exits makes only the save fail.
     server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sb-ext:exit :code 0 :abort t))))");

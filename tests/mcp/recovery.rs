@@ -1097,7 +1097,7 @@ fn uninterruptible_form_in_a_restore_is_skipped_after_its_time() {
     kill_worker(&server);
     let text = server.evaluate("(f)");
     assert!(
-        text.contains("Restored: 1 of 2 defining forms") && text.contains("the form crashes or blocks the image"),
+        text.contains("Restored: 1 of 2 defining forms") && text.contains("(while this form was replayed, the image "),
         "{text}"
     );
     assert!(text.ends_with("=> 7"), "{text}");

@@ -18,6 +18,7 @@ use crate::recovery::event::SessionEvent;
 use crate::recovery::persistent::{ERRORS_FILE, NOT_SAVED, SAVE_MARKER_FILE};
 use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{StatusField, StatusPage};
+use crate::result_kind::HEAP_EXHAUSTED;
 use crate::session::Operation;
 use crate::tool_names;
 use crate::{InspectError, JobId, Session};
@@ -80,6 +81,14 @@ fn refusal(error: &InspectError, audience: Audience) -> String {
         }
         InspectError::Cancelled => {
             "Nothing was saved: the session was reset or restored before the save had begun.".to_owned()
+        }
+        InspectError::Lisp { kind, .. } if kind == HEAP_EXHAUSTED => {
+            "Nothing was saved: the heap was nearly used up, so the save was stopped. Remove references to large \
+             objects, and save again."
+                .to_owned()
+        }
+        InspectError::ThreadTerminated => {
+            "Nothing was saved: code of the session ended the thread that was to save. Save again.".to_owned()
         }
         error => format!("Nothing was saved: {error}"),
     }

@@ -25,6 +25,7 @@ use crate::image::fingerprint::Fingerprint;
 use crate::os::files;
 use crate::os::processes::wait_for_child;
 use crate::recovery::persistent::lock::{HolderState, LOCK_FILE, Lock};
+use crate::recovery::text;
 
 /// The number of automatic checkpoints that a persistent session keeps when its server ends: the last checkpoint, and
 /// its predecessor in case the last checkpoint does not boot.
@@ -618,7 +619,9 @@ impl Draft {
         let status = ended.ok_or("the saving process no longer exists")?;
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
-                (_, Some(signal)) => format!("was killed by signal {signal}"),
+                // The saving process sets an alarm for the same time as the time limit here.
+                (_, Some(libc::SIGALRM)) => return Err(save_timeout_message()),
+                (_, Some(signal)) => format!("was killed by {}", text::describe_signal(signal)),
                 (status, _) => format!("exited with status {}; the server's stderr may say why", status.unwrap_or(-1)),
             };
             return Err(format!("the saving process {how}"));

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use crate::os::files;
 use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME_CHARS};
 use crate::recovery::log::{self, LoadedLog};
-use crate::recovery::messages::shortened;
+use crate::recovery::messages::shortened_to;
 use lock::Lock;
 
 /// The name of the file with the status page of a session's last worker.
@@ -30,6 +30,9 @@ const MAX_ERRORS_BYTES: u64 = 16 << 20;
 /// The name of an empty file that exists from the beginning of the save at the end of a server until the session is saved.
 /// On a full disk, this file can be created although the [`ERRORS_FILE`] file cannot be written.
 pub(crate) const SAVE_MARKER_FILE: &str = "save.incomplete";
+/// Maximum number of characters that a message shows of the reason why the session was not saved. The reason may contain a
+/// path, and ends with the advice.
+const MAX_REASON_CHARS: usize = 1_000;
 /// The beginning of the line in the [`ERRORS_FILE`] file that says why the session was not saved.
 pub(crate) const NOT_SAVED: &str = "The session was not saved: ";
 
@@ -50,12 +53,18 @@ impl PersistentSession {
     pub(crate) fn named(name: &OsStr) -> Result<Self, String> {
         let text = name.to_string_lossy();
         if name.as_bytes().contains(&b'/') {
-            let directory = std::path::absolute(name).map_err(|error| format!("{text}: {error}"))?;
+            let directory = std::path::absolute(name).map_err(|error| {
+                format!("The current directory, to which {text:?} is relative, is unknown: {error}.")
+            })?;
             return Ok(Self { name: text.into_owned(), directory });
         }
         let is_plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
         match name.to_str().filter(|name| is_plain(name) && name.chars().count() <= MAX_NAME_CHARS) {
-            Some(name) => Ok(Self { name: name.to_owned(), directory: sessions_directory()?.join(name) }),
+            Some(name) => {
+                let advice =
+                    "Set XDG_STATE_HOME to an absolute path, or name the session by a path that contains a slash.";
+                Ok(Self { name: name.to_owned(), directory: sessions_directory(advice)?.join(name) })
+            }
             None => Err(format!(
                 "{text:?} is not a valid session name: use 1 to {MAX_NAME_CHARS} printable characters without a leading \
                  dot, or a path that contains a slash."
@@ -68,7 +77,7 @@ impl PersistentSession {
     /// # Errors
     /// Returns the reason as a sentence if this user has no directory for sessions, or if the directory cannot be read.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
-        let directory = sessions_directory()?;
+        let directory = sessions_directory("Set XDG_STATE_HOME to an absolute path.")?;
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -121,10 +130,8 @@ impl PersistentSession {
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
         }
-        Err(format!(
-            "The directory {} is not empty and holds no session: choose another directory.",
-            self.directory.display()
-        ))
+        let other = if self.name.contains('/') { "choose another directory" } else { "choose another session name" };
+        Err(format!("The directory {} is not empty and holds no session: {other}.", self.directory.display()))
     }
 
     /// Returns the paths of the files in the directory.
@@ -154,7 +161,11 @@ impl PersistentSession {
         let text = self.read_errors().unwrap_or_default();
         let _ = fs::remove_file(self.errors_file());
         let is_incomplete = fs::remove_file(self.directory.join(SAVE_MARKER_FILE)).is_ok();
-        let reason = text.lines().rev().find_map(|line| line.strip_prefix(NOT_SAVED)).map(shortened);
+        let reason = text
+            .lines()
+            .rev()
+            .find_map(|line| line.strip_prefix(NOT_SAVED))
+            .map(|reason| shortened_to(reason, MAX_REASON_CHARS));
         let unknown =
             || "the save did not complete; the disk may be full, or the saving process was killed.".to_owned();
         let reason = reason.or_else(|| is_incomplete.then(unknown))?;
@@ -317,12 +328,13 @@ pub(crate) struct SessionDescription {
     pub(crate) holder: Option<lock::Holder>,
 }
 
-/// Returns this user's directory for sessions. If there is none, returns an error message as a sentence.
-fn sessions_directory() -> Result<PathBuf, String> {
+/// Returns this user's directory for sessions. If there is none, returns an error message that ends with `advice`.
+fn sessions_directory(advice: &str) -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {
-        "There is no directory for sessions: XDG_STATE_HOME is not set to an absolute path, and there is no home \
-         directory. Set XDG_STATE_HOME, or name the session by a path that contains a slash."
-            .to_owned()
+        format!(
+            "There is no directory for sessions: XDG_STATE_HOME is not set to an absolute path, and there is no home \
+             directory. {advice}"
+        )
     })
 }
