@@ -1710,6 +1710,50 @@ fn thread_local_destructors_and_wakers_at_thread_end_delay_no_call() {
     );
 }
 
+/// Evaluates `code`, which calls a host function that ends the process. On the thread of that function, a thread-local
+/// destructor calls Lisp.
+fn exit_in_a_host_function(code: &str) {
+    thread_local!(static KEPT: std::cell::RefCell<Option<CallOnDrop>> = const { std::cell::RefCell::new(None) });
+    fn call_lisp(lisp: &Lisp) {
+        let limited = lisp.with_timeout(SOON);
+        assert_eq!(lisp.eval::<i64>("(host:twice 21)").unwrap(), 42);
+        assert_eq!(limited.eval::<i64>("(host:twice 21)").unwrap(), 42);
+        assert_eq!(lisp.enter(|cx| cx.local_function(|| 7)?.call::<i64>(())).unwrap(), 7);
+    }
+    let lisp = boot();
+    lisp.define("host:twice", "Return twice N.", |n: i64| 2 * n).unwrap();
+    let inner = lisp.clone();
+    let exit = move || -> i64 {
+        let kept = inner.clone();
+        // The destructor is registered before the first nested call, which uses the library's thread locals.
+        KEPT.set(Some(CallOnDrop(Some(Box::new(move || call_lisp(&kept))))));
+        call_lisp(&inner);
+        std::process::exit(0)
+    };
+    lisp.define("host:exit", "End the process.", exit).unwrap();
+    let ended = lisp.eval::<()>(code);
+    panic!("the process continues: {ended:?}");
+}
+
+fn exit_on_a_thread_of_the_program() {
+    exit_in_a_host_function("(host:exit)");
+}
+
+fn exit_on_a_thread_that_lisp_started() {
+    exit_in_a_host_function("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:exit))))");
+}
+
+#[test]
+fn thread_local_destructors_may_call_lisp_when_a_host_function_ends_the_process() {
+    run_probes(
+        "thread_local_destructors_may_call_lisp_when_a_host_function_ends_the_process",
+        &[
+            ("exit_on_a_thread_of_the_program", exit_on_a_thread_of_the_program),
+            ("exit_on_a_thread_that_lisp_started", exit_on_a_thread_that_lisp_started),
+        ],
+    );
+}
+
 #[test]
 fn interrupt_handle_ends_a_call_nested_in_another_call() {
     run_probes(
