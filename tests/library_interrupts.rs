@@ -15,6 +15,7 @@ use sbcl::{
     Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Restart, Serde, Shape,
     Symbol, TimeLimit, Value, keyword,
 };
+use serde::de::IgnoredAny;
 
 /// The environment variable that names the probe that a child runs.
 const PROBE: &str = "SBCL_TEST_PROBE";
@@ -1802,6 +1803,48 @@ fn time_limits_in_foreign_code_leave_no_lock_held() {
             ("limits_in_probe_file", limits_in_probe_file),
             ("limits_in_directory", limits_in_directory),
             ("limits_in_glob", limits_in_glob),
+        ],
+    );
+}
+
+/// A list of 80 conses that share structure: written out, it has 2^40 elements.
+const SHARED: &str = "(let ((node nil)) (dotimes (level 40 node) (setf node (list node node))))";
+
+/// Checks that a time limit ends the evaluation of `code`, which writes an object that is too large for a message, before the
+/// message has reached its maximum size.
+fn check_limit_of_large_message(lisp: &Lisp, code: &str) {
+    let start = Instant::now();
+    let large = lisp.eval::<Serde<IgnoredAny>>(code).map(drop).unwrap_err().to_string();
+    assert!(large.contains("too large to be converted"), "{large}");
+    let unlimited = start.elapsed();
+    let limited = lisp.with_timeout(unlimited / 10);
+    let ends_early = || {
+        let start = Instant::now();
+        assert!(is_timeout(&limited.eval::<Serde<IgnoredAny>>(code)));
+        start.elapsed() < unlimited / 2
+    };
+    // On a busy machine, an interruption may be late.
+    assert!((0..5).any(|_| ends_early()), "{unlimited:?}");
+    still_works(lisp);
+}
+
+fn limit_while_values_are_written() {
+    check_limit_of_large_message(&boot(), SHARED);
+}
+
+fn limit_while_arguments_are_written() {
+    let lisp = boot();
+    lisp.define("host:take", "Take an object.", |_: Serde<IgnoredAny>| ()).unwrap();
+    check_limit_of_large_message(&lisp, &format!("(host:take {SHARED})"));
+}
+
+#[test]
+fn time_limit_applies_while_values_and_arguments_are_written() {
+    run_probes(
+        "time_limit_applies_while_values_and_arguments_are_written",
+        &[
+            ("limit_while_values_are_written", limit_while_values_are_written),
+            ("limit_while_arguments_are_written", limit_while_arguments_are_written),
         ],
     );
 }
