@@ -1807,6 +1807,31 @@ fn time_limits_in_foreign_code_leave_no_lock_held() {
     );
 }
 
+/// Code that tries to replace the handlers of the signals that SBCL itself needs.
+fn replaced_signal_handlers() {
+    let lisp = boot();
+    for signal in ["SIGURG", "SIGALRM"] {
+        for handler in [":default", ":ignore", "(lambda (&rest arguments) arguments)"] {
+            let replace = format!("(sb-sys:enable-interrupt sb-unix:{signal} {handler})");
+            let refused = lisp.eval::<()>(&replace).unwrap_err().to_string();
+            assert!(refused.contains(signal) && refused.contains("use another signal"), "{refused}");
+        }
+    }
+    lisp.eval::<()>("(sb-sys:enable-interrupt sb-unix:sigint :default)").unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    assert!(is_timeout(&soon(move || limited.eval::<()>("(loop)"))));
+    let timer = "(handler-case (sb-ext:with-timeout 0.1 (loop)) (sb-ext:timeout () 7))";
+    assert_eq!(lisp.eval::<i64>(timer).unwrap(), 7);
+}
+
+#[test]
+fn lisp_code_cannot_replace_the_handlers_of_interruptions_and_timers() {
+    run_probes(
+        "lisp_code_cannot_replace_the_handlers_of_interruptions_and_timers",
+        &[("replaced_signal_handlers", replaced_signal_handlers)],
+    );
+}
+
 /// A list of 80 conses that share structure: written out, it has 2^40 elements.
 const SHARED: &str = "(let ((node nil)) (dotimes (level 40 node) (setf node (list node node))))";
 
