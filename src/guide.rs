@@ -380,6 +380,7 @@ pub mod what_ends_the_process {
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
     //! | endless recursion in Rust on a thread of the program, on aarch64 | SIGSEGV ends the process without Rust's message about the overflow, and the program's own handler does not run: on this processor, SBCL's handlers use no alternate signal stack (`sigaltstack`) |
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called, but the program that this image is part of continues." |
+    //! | `(sb-sys:enable-interrupt …)` for SIGURG or SIGALRM | an error in Lisp: SBCL needs its own handlers of these signals |
     //! | `(sb-ext:save-lisp-and-die …)` | an error in Lisp: [`Lisp::save`](crate::Lisp::save) saves the image |
     //! | `abort` in C code, SIGKILL | the process ends |
     //! | code ends one of the program's Lisp threads, for example with `abort-thread` | another thread replaces the ended thread; if no thread can be started, the thread continues |

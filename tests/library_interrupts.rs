@@ -15,6 +15,7 @@ use sbcl::{
     Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Restart, Serde, Shape,
     Symbol, TimeLimit, Value, keyword,
 };
+use serde::de::IgnoredAny;
 
 /// The environment variable that names the probe that a child runs.
 const PROBE: &str = "SBCL_TEST_PROBE";
@@ -1710,6 +1711,50 @@ fn thread_local_destructors_and_wakers_at_thread_end_delay_no_call() {
     );
 }
 
+/// Evaluates `code`, which calls a host function that ends the process. On the thread of that function, a thread-local
+/// destructor calls Lisp.
+fn exit_in_a_host_function(code: &str) {
+    thread_local!(static KEPT: std::cell::RefCell<Option<CallOnDrop>> = const { std::cell::RefCell::new(None) });
+    fn call_lisp(lisp: &Lisp) {
+        let limited = lisp.with_timeout(SOON);
+        assert_eq!(lisp.eval::<i64>("(host:twice 21)").unwrap(), 42);
+        assert_eq!(limited.eval::<i64>("(host:twice 21)").unwrap(), 42);
+        assert_eq!(lisp.enter(|cx| cx.local_function(|| 7)?.call::<i64>(())).unwrap(), 7);
+    }
+    let lisp = boot();
+    lisp.define("host:twice", "Return twice N.", |n: i64| 2 * n).unwrap();
+    let inner = lisp.clone();
+    let exit = move || -> i64 {
+        let kept = inner.clone();
+        // The destructor is registered before the first nested call, which uses the library's thread locals.
+        KEPT.set(Some(CallOnDrop(Some(Box::new(move || call_lisp(&kept))))));
+        call_lisp(&inner);
+        std::process::exit(0)
+    };
+    lisp.define("host:exit", "End the process.", exit).unwrap();
+    let ended = lisp.eval::<()>(code);
+    panic!("the process continues: {ended:?}");
+}
+
+fn exit_on_a_thread_of_the_program() {
+    exit_in_a_host_function("(host:exit)");
+}
+
+fn exit_on_a_thread_that_lisp_started() {
+    exit_in_a_host_function("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:exit))))");
+}
+
+#[test]
+fn thread_local_destructors_may_call_lisp_when_a_host_function_ends_the_process() {
+    run_probes(
+        "thread_local_destructors_may_call_lisp_when_a_host_function_ends_the_process",
+        &[
+            ("exit_on_a_thread_of_the_program", exit_on_a_thread_of_the_program),
+            ("exit_on_a_thread_that_lisp_started", exit_on_a_thread_that_lisp_started),
+        ],
+    );
+}
+
 #[test]
 fn interrupt_handle_ends_a_call_nested_in_another_call() {
     run_probes(
@@ -1758,6 +1803,73 @@ fn time_limits_in_foreign_code_leave_no_lock_held() {
             ("limits_in_probe_file", limits_in_probe_file),
             ("limits_in_directory", limits_in_directory),
             ("limits_in_glob", limits_in_glob),
+        ],
+    );
+}
+
+/// Code that tries to replace the handlers of the signals that SBCL itself needs.
+fn replaced_signal_handlers() {
+    let lisp = boot();
+    for signal in ["SIGURG", "SIGALRM"] {
+        for handler in [":default", ":ignore", "(lambda (&rest arguments) arguments)"] {
+            let replace = format!("(sb-sys:enable-interrupt sb-unix:{signal} {handler})");
+            let refused = lisp.eval::<()>(&replace).unwrap_err().to_string();
+            assert!(refused.contains(signal) && refused.contains("use another signal"), "{refused}");
+        }
+    }
+    lisp.eval::<()>("(sb-sys:enable-interrupt sb-unix:sigint :default)").unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    assert!(is_timeout(&soon(move || limited.eval::<()>("(loop)"))));
+    let timer = "(handler-case (sb-ext:with-timeout 0.1 (loop)) (sb-ext:timeout () 7))";
+    assert_eq!(lisp.eval::<i64>(timer).unwrap(), 7);
+}
+
+#[test]
+fn lisp_code_cannot_replace_the_handlers_of_interruptions_and_timers() {
+    run_probes(
+        "lisp_code_cannot_replace_the_handlers_of_interruptions_and_timers",
+        &[("replaced_signal_handlers", replaced_signal_handlers)],
+    );
+}
+
+/// A list of 80 conses that share structure: written out, it has 2^40 elements.
+const SHARED: &str = "(let ((node nil)) (dotimes (level 40 node) (setf node (list node node))))";
+
+/// Checks that a time limit ends the evaluation of `code`, which writes an object that is too large for a message, before the
+/// message has reached its maximum size.
+fn check_limit_of_large_message(lisp: &Lisp, code: &str) {
+    let start = Instant::now();
+    let large = lisp.eval::<Serde<IgnoredAny>>(code).map(drop).unwrap_err().to_string();
+    assert!(large.contains("too large to be converted"), "{large}");
+    let unlimited = start.elapsed();
+    let limited = lisp.with_timeout(unlimited / 10);
+    let ends_early = || {
+        let start = Instant::now();
+        assert!(is_timeout(&limited.eval::<Serde<IgnoredAny>>(code)));
+        start.elapsed() < unlimited / 2
+    };
+    // On a busy machine, an interruption may be late.
+    assert!((0..5).any(|_| ends_early()), "{unlimited:?}");
+    still_works(lisp);
+}
+
+fn limit_while_values_are_written() {
+    check_limit_of_large_message(&boot(), SHARED);
+}
+
+fn limit_while_arguments_are_written() {
+    let lisp = boot();
+    lisp.define("host:take", "Take an object.", |_: Serde<IgnoredAny>| ()).unwrap();
+    check_limit_of_large_message(&lisp, &format!("(host:take {SHARED})"));
+}
+
+#[test]
+fn time_limit_applies_while_values_and_arguments_are_written() {
+    run_probes(
+        "time_limit_applies_while_values_and_arguments_are_written",
+        &[
+            ("limit_while_values_are_written", limit_while_values_are_written),
+            ("limit_while_arguments_are_written", limit_while_arguments_are_written),
         ],
     );
 }

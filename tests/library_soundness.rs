@@ -1012,6 +1012,26 @@ fn failed_message_keeps_no_objects_alive() {
 }
 
 #[test]
+fn interrupted_message_keeps_no_objects_alive() {
+    let lisp = lisp();
+    lisp.define("soundness:take", "Take an object.", |_: Serde<serde::de::IgnoredAny>| ()).expect("it is defined");
+    // A handle to 1.6 MB, and a list that shares structure: written out, it has 2^40 elements.
+    let object = "(let ((vector (make-array 200000)) (node nil))
+                    (dotimes (level 40) (setf node (list node node)))
+                    (list (lambda () vector) node))";
+    let limited = lisp.with_timeout(Duration::from_millis(50));
+    let before = eval_after_collection(BYTES);
+    for _ in 0..20 {
+        for code in [object, &format!("(soundness:take {object})")] {
+            let result = limited.eval::<Serde<serde::de::IgnoredAny>>(code);
+            assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
+        }
+    }
+    let kept = eval_after_collection(BYTES) - before;
+    assert!(kept < 10_000_000, "{kept} bytes");
+}
+
+#[test]
 fn dropped_values_are_collected_while_all_threads_sleep() {
     let lisp = lisp();
     let (sender, collected) = mpsc::channel();

@@ -358,6 +358,17 @@ count as the file's, because SBCL does not make them every time."
 
 ;;; Threads, the heap, programs, the user's home
 
+;; Without SBCL's own handlers of these signals, no thread could be interrupted, and a timer could end the process.
+(define-patch sb-sys:enable-interrupt *
+  (lambda (enable signal &rest arguments)
+    (multiple-value-bind (name use)
+        (case signal
+          (#.sb-unix:sigurg (values "SIGURG" "to interrupt threads"))
+          (#.sb-unix:sigalrm (values "SIGALRM" "for timers")))
+      (when (and name (host-started-p))
+        (error "The handler of ~A cannot be replaced, because SBCL needs the signal ~A: use another signal." name use)))
+    (apply (the function enable) signal arguments)))
+
 (define-patch sb-thread::run-interruption ()
   #'run-interruption-unless-nested)
 

@@ -315,10 +315,6 @@ function that was called in place of the debugger. After a storage condition, th
 
 ;;; From Lisp to the program
 
-(defvar *caller-interruptible* nil
-  "True when the code that called the program may be interrupted. If the program then calls Lisp, that Lisp code may be
-interrupted, too.")
-
 (declaim (inline call-program-function exchange-messages))
 (defun call-program-function (function buffer reply)
   "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that FUNCTION returns. REPLY
@@ -566,8 +562,8 @@ the condition and return SBCL_CALL_FAILED."
                     (check-stack-room)
                     ;; An interrupted release would leak handles that the program no longer uses.
                     (if (and *caller-interruptible* (/= function +release-entry+))
-                        ;; Interrupts are off again while the values are written: an interruption could write a message into
-                        ;; the same buffer.
+                        ;; Interrupts are off again while the values are written (see ALLOW-INTERRUPTION): an interruption could
+                        ;; write a message into the same buffer.
                         (let ((*allow-with-interrupts* t))
                           (with-interrupts (call-with-message (handle-object function) address end)))
                         (call-with-message (handle-object function) address end)))))))))
@@ -590,6 +586,8 @@ so that the program must return."
          (let ((status (stopping-unwind (call-and-write-reply function shape address
                                                               (+ address (* 8 (ldb (byte 48 0) count))))
                            ((frame-pointer-here))
+                         ;; An interruption may have unwound the code that wrote a message.
+                         (discard-unfinished-message *message-buffer*)
                          (declared-number "SBCL_CALL_UNWINDING")))
                (buffer *message-buffer*)
                (reply (int-sap reply)))

@@ -245,31 +245,71 @@ that it is not printed."
   (call-reporting-warnings (lambda () (load (sb-ext:parse-native-namestring name))))
   (values))
 
-;;; Functions by name
+;;; Names as programs spell them
 
-(defun symbol-named (text &optional intern)
-  "Return the symbol that TEXT names. TEXT is spelled as in source text: in any case, or between vertical bars. If TEXT has
-no package prefix, look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; otherwise signal an error."
-  (multiple-value-bind (name colon) (read-name text)
-    (let ((package (cond ((null colon) *package*)
-                         ((zerop colon) (find-package "KEYWORD"))
-                         (t (find-package-or-suggest (subseq text 0 colon))))))
-      (if intern
-          (intern name package)
-          (multiple-value-bind (symbol status) (find-symbol name package)
-            (if status
-                symbol
-                (error 'sb-kernel:simple-package-error
-                       :package package
-                       :format-control "There is no symbol ~A in package ~A."
-                       :format-arguments (list name (package-name package)))))))))
+(defun parse-symbol (text)
+  "Return the name of the symbol that TEXT spells as in source text: in any case, or between vertical bars. Also return the
+package prefix, which is the empty string for a keyword, or NIL if TEXT has no prefix. Signal an error if TEXT does not spell
+a symbol."
+  (flet ((fail ()
+           (error "~S does not spell a symbol: write NAME or PACKAGE:NAME, with vertical bars around spaces, parentheses and ~
+                   other characters that cannot be part of a name, as in |a b|."
+                  text)))
+    (let* ((colon (nth-value 1 (read-name text)))
+           ;; The name begins after one or two colons.
+           (start (if colon (position #\: text :start colon :test #'char/=) 0)))
+      (unless (and start
+                   (plusp (length text))
+                   ;; The reader takes # at the start for reader syntax, as in #:NAME.
+                   (char/= #\# (char text 0))
+                   (<= start (+ 2 (or colon 0)))
+                   (eql (length text) (catch 'scan-failed (token-end text 0))))
+        (fail))
+      (multiple-value-bind (name second-colon) (read-name (subseq text start))
+        (when second-colon
+          (fail))
+        (values name (and colon (subseq text 0 colon)))))))
+
+(defun prefix-package (prefix)
+  "Return the package that PREFIX, the second value of PARSE-SYMBOL, designates, or NIL if there is no such package."
+  (cond ((null prefix) *package*)
+        ((string= prefix "") (find-package "KEYWORD"))
+        (t (find-package-leniently prefix))))
+
+(defun symbol-named (text)
+  "Return the symbol that TEXT spells (see PARSE-SYMBOL). If TEXT has no package prefix, look in *PACKAGE*. Signal an error if
+there is no such symbol."
+  (multiple-value-bind (name prefix) (parse-symbol text)
+    (let ((package (or (prefix-package prefix) (find-package-or-suggest prefix))))
+      (multiple-value-bind (symbol status) (find-symbol name package)
+        (if status
+            symbol
+            (error 'sb-kernel:simple-package-error
+                   :package package
+                   :format-control "There is no symbol ~A in package ~A."
+                   :format-arguments (list name (package-name package))))))))
+
+(defun split-function-name (text)
+  "Return the part of TEXT, the text of a function name, that spells a symbol. Return T as the second value if the function
+name is a list (SETF symbol)."
+  (flet ((trim (text)
+           (string-trim '(#\Space #\Newline #\Tab) text)))
+    (let* ((text (trim text))
+           (last (1- (length text))))
+      (if (and (eql 5 (mismatch "(setf" text :test #'char-equal))
+               (< 5 last)
+               (whitespace-p (char text 5))
+               (char= #\) (char text last)))
+          (values (trim (subseq text 6 last)) t)
+          (values text nil)))))
 
 (defun parse-function-name (text)
   "Return the function name that TEXT spells: a symbol, or a list (SETF symbol)."
-  (let ((text (string-trim '(#\Space #\Newline #\Tab) text)))
-    (if (eql 6 (mismatch "(setf " text :test #'char-equal))
-        (list 'setf (symbol-named (string-trim " )" (subseq text 6))))
-        (symbol-named text))))
+  (multiple-value-bind (symbol-text setf) (split-function-name text)
+    (let ((symbol (symbol-named symbol-text)))
+      (if setf (list 'setf symbol) symbol))))
+
+;;; Functions by name
 
 (defun find-named-function (text)
   "Return a function designator for the function that TEXT names. Calls through the designator follow redefinitions of
@@ -300,28 +340,53 @@ form (SETF symbol), return a function that calls the function with this name. Re
 
 ;;; Functions that the program defines
 
-(defun read-lambda-list (text package)
+(defun larger-tree-p (tree limit)
+  "Return true when TREE has more than LIMIT conses. A tree that contains itself has no end."
+  (declare (type fixnum limit))
+  (labels ((walk (tree)
+             (loop while (consp tree)
+                   do (when (minusp (decf limit))
+                        (return-from larger-tree-p t))
+                      (walk (pop tree)))))
+    (walk tree)
+    nil))
+
+(defun read-single-form (text package)
+  "Return the only form in TEXT, read in PACKAGE. Signal an error if TEXT has another form, or the form contains itself."
+  (let ((form (with-standard-io-syntax
+                (let ((*package* package)
+                      (*read-eval* nil))
+                  (with-input-from-string (stream text)
+                    (prog1 (read stream)
+                      (unless (eq stream (read stream nil stream))
+                        (error "more text follows the closing parenthesis."))))))))
+    ;; A character of TEXT makes at most two conses: 'X is (QUOTE X).
+    (when (larger-tree-p form (* 2 (length text)))
+      (error "it contains itself. Write it without #n= and #n#."))
+    form))
+
+(defun read-lambda-list (text package name)
   "Return the lambda list in TEXT with its variables interned in PACKAGE. A symbol that is not a variable is replaced by
-the symbol of COMMON-LISP with the same name, if there is one."
-  (let ((lambda-list (with-standard-io-syntax
-                       (let ((*package* package)
-                             (*read-eval* nil))
-                         (read-from-string text))))
-        (variables '()))
-    (labels ((standard (symbol)
-               (or (find-symbol (symbol-name symbol) "COMMON-LISP") symbol))
-             (resolve (form)
-               (cond ((consp form) (cons (resolve (car form)) (resolve (cdr form))))
-                     ((or (null form) (not (symbolp form)) (member form variables)) form)
-                     (t (standard form))))
-             (parameter (parameter)
-               (cond ((consp parameter)
-                      (push (if (consp (first parameter)) (second (first parameter)) (first parameter)) variables)
-                      (cons (first parameter) (resolve (rest parameter))))
-                     ((eql #\& (char (symbol-name parameter) 0)) (standard parameter))
-                     (t (push parameter variables)
-                        parameter))))
-      (mapcar #'parameter lambda-list))))
+the symbol of COMMON-LISP with the same name, if there is one. NAME, the name of the function, is for error messages."
+  (handler-bind ((error (lambda (failure)
+                          ;; Print FAILURE now: it may refer to a stream with dynamic extent.
+                          (error "~A cannot be defined: ~A is not a lambda list: ~A" name text (princ-to-string failure)))))
+    (let ((lambda-list (read-single-form text package))
+          (variables '()))
+      (labels ((standard (symbol)
+                 (or (find-symbol (symbol-name symbol) "COMMON-LISP") symbol))
+               (resolve (form)
+                 (cond ((consp form) (cons (resolve (car form)) (resolve (cdr form))))
+                       ((or (null form) (not (symbolp form)) (member form variables)) form)
+                       (t (standard form))))
+               (parameter (parameter)
+                 (cond ((consp parameter)
+                        (push (if (consp (first parameter)) (second (first parameter)) (first parameter)) variables)
+                        (cons (first parameter) (resolve (rest parameter))))
+                       ((eql 0 (position #\& (symbol-name parameter))) (standard parameter))
+                       (t (push parameter variables)
+                          parameter))))
+        (mapcar #'parameter lambda-list)))))
 
 (defun parameter-variables (lambda-list)
   "Return the variables of LAMBDA-LIST's parameters, in order."
@@ -337,8 +402,8 @@ Lisp calls."
   (number nil :type (or null (unsigned-byte 62)))
   (function #'identity :type function))
 
-(defglobal **program-functions** (make-hash-table :test 'eq :synchronized t)
-  "A table from symbols to the newest PROGRAM-FUNCTION of each symbol.")
+(defglobal **program-functions** (make-hash-table :test 'equal :synchronized t)
+  "A table from function names to the newest PROGRAM-FUNCTION of each name.")
 
 (defglobal **boot-token** nil
   "An object that identifies this boot of the image.")
@@ -357,44 +422,46 @@ may belong to other functions. Set a new **BOOT-TOKEN**, so that local functions
   (setf **boot-token** (list nil)))
 
 (defun define-program-function (number name lambda-list documentation shapes)
-  "Define a Lisp function that calls the program's function NUMBER. NAME, a string, spells the symbol that names the Lisp
-function. LAMBDA-LIST is a string with the lambda list, and DOCUMENTATION is the documentation string. SHAPES is a list with
-a shape (see PUT-OBJECT) for each variable of the lambda list. Create the package that NAME mentions if it does not exist,
-and export the symbol unless its package is COMMON-LISP-USER. Notify the program when the function is defined."
-  (let* ((colon (nth-value 1 (read-name name)))
-         (package (cond ((null colon) *package*)
-                        ((zerop colon) (find-package "KEYWORD"))
-                        (t (or (find-package-leniently (subseq name 0 colon))
-                               (make-package (read-name (subseq name 0 colon)) :use '())))))
-         (lambda-list (read-lambda-list lambda-list package))
-         (variables (parameter-variables lambda-list))
-         (symbol (symbol-named name t))
-         (cell (make-program-function :number number)))
-    (unless (= (length variables) (length shapes))
-      (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
-             (length shapes)))
-    (setf (program-function-function cell)
-          (compile-program-function symbol lambda-list documentation cell variables shapes name))
-    (unless (eq package (find-package "COMMON-LISP-USER"))
-      (export symbol package))
-    ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
-    (check-stack-room 16384 16384)
-    ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
-    ;; would wait forever.
-    (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
-      (without-interrupts
-        (sb-ext:with-locked-hash-table (**program-functions**)
-          (let ((before (gethash symbol **program-functions**)))
-            (setf (fdefinition symbol) (program-function-function cell)
-                  (gethash symbol **program-functions**) cell)
-            (call-program +program-defined+
-                          (lambda (buffer)
-                            (put-integer buffer number)
-                            (put-integer buffer (or (and before (program-function-number before)) 0))))
-            (when before
-              (setf (program-function-number before) nil))))))
-    (setf (documentation symbol 'function) documentation)
-    nil))
+  "Define a Lisp function that calls the program's function NUMBER. NAME, a string, spells the name of the Lisp function: a
+symbol, or a list (SETF symbol). LAMBDA-LIST is a string with the lambda list, and DOCUMENTATION is the documentation string.
+SHAPES is a list with a shape (see PUT-OBJECT) for each variable of the lambda list. Create the package that NAME mentions if
+it does not exist, and export the symbol unless its package is COMMON-LISP-USER. Notify the program when the function is
+defined."
+  (multiple-value-bind (symbol-text setf) (split-function-name name)
+    (multiple-value-bind (bare-name prefix) (parse-symbol symbol-text)
+      (let* ((package (or (prefix-package prefix) (make-package (read-name prefix) :use '())))
+             (symbol (intern bare-name package))
+             (function-name (if setf (list 'setf symbol) symbol))
+             ;; A keyword cannot be a variable, and a locked package accepts no new symbols.
+             (variable-package (if (or (keywordp symbol) (sb-ext:package-locked-p package)) **user-package** package))
+             (lambda-list (read-lambda-list lambda-list variable-package name))
+             (variables (parameter-variables lambda-list))
+             (cell (make-program-function :number number)))
+        (unless (= (length variables) (length shapes))
+          (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
+                 (length shapes)))
+        (setf (program-function-function cell)
+              (compile-program-function function-name lambda-list documentation cell variables shapes name))
+        (unless (eq package **user-package**)
+          (export symbol package))
+        ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
+        (check-stack-room 16384 16384)
+        ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
+        ;; would wait forever.
+        (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
+          (without-interrupts
+            (sb-ext:with-locked-hash-table (**program-functions**)
+              (let ((before (gethash function-name **program-functions**)))
+                (setf (fdefinition function-name) (program-function-function cell)
+                      (gethash function-name **program-functions**) cell)
+                (call-program +program-defined+
+                              (lambda (buffer)
+                                (put-integer buffer number)
+                                (put-integer buffer (or (and before (program-function-number before)) 0))))
+                (when before
+                  (setf (program-function-number before) nil))))))
+        (setf (documentation function-name 'function) documentation)
+        nil))))
 
 (defun add-supplied-p-variables (lambda-list)
   "Return LAMBDA-LIST with a supplied-p variable for each optional and keyword parameter, and a list of forms. Each form
@@ -423,17 +490,17 @@ evaluates to a list; the concatenation of these lists contains the arguments wit
                    (t parameter))))
       (values (mapcar #'parameter lambda-list) (reverse forms)))))
 
-(defun call-newest-definition (cell symbol name arguments)
-  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. The program no longer has the function of
-CELL, a definition of SYMBOL. If no newer definition exists, signal an error that mentions NAME."
-  (let ((newest (gethash symbol **program-functions**)))
+(defun call-newest-definition (cell function-name name arguments)
+  "Call the newest definition of the program's function FUNCTION-NAME with ARGUMENTS. The program no longer has the function
+of CELL, a definition of FUNCTION-NAME. If no newer definition exists, signal an error that mentions NAME."
+  (let ((newest (gethash function-name **program-functions**)))
     (if (or (null newest) (eq newest cell))
         (fail-missing-function name)
         (apply (program-function-function newest) arguments))))
 
-(defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
-  "Return a function for SYMBOL, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number is
-in CELL, a PROGRAM-FUNCTION. The returned function sends the values of VARIABLES, each in its shape from SHAPES. NAME is
+(defun compile-program-function (function-name lambda-list documentation cell variables shapes name)
+  "Return a function called FUNCTION-NAME, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number
+is in CELL, a PROGRAM-FUNCTION. The returned function sends the values of VARIABLES, each in its shape from SHAPES. NAME is
 for the error message if the program no longer has the function."
   (multiple-value-bind (full-lambda-list arguments) (add-supplied-p-variables lambda-list)
     (multiple-value-bind (function warnings failure)
@@ -441,11 +508,11 @@ for the error message if the program no longer has the function."
                        (sb-ext:compiler-note #'muffle-warning))
           (let ((*error-output* (make-broadcast-stream)))
             (compile nil
-                     `(sb-int:named-lambda ,symbol ,full-lambda-list
+                     `(sb-int:named-lambda ,function-name ,full-lambda-list
                         ,documentation
                         (declare (optimize speed (debug 1) (safety 1)))
                         (flet ((call-newest ()
-                                 (call-newest-definition ',cell ',symbol ,name (append ,@arguments))))
+                                 (call-newest-definition ',cell ',function-name ,name (append ,@arguments))))
                           (declare (dynamic-extent #'call-newest))
                           (let ((number (program-function-number ',cell)))
                             (if number

@@ -95,6 +95,10 @@ number of words written, and HANDLES the number of handles in the current messag
   "The buffer in which this thread writes its next message to the host's program. NIL if the thread has no buffer, or while
 its buffer holds an unfinished message: a call of the program then acquires another buffer.")
 
+(defvar *caller-interruptible* nil
+  "True when the code that called the program may be interrupted. If the program then calls Lisp, that Lisp code may be
+interrupted, too.")
+
 (defglobal **free-message-buffers** '()
   "The message buffers that no thread uses.")
 
@@ -122,11 +126,15 @@ message and signal that the heap is exhausted."
         (resize-message-buffer buffer 512)
         buffer)))
 
+(defun discard-unfinished-message (buffer)
+  "Discard the message in BUFFER if it is unfinished and holds handles."
+  (unless (zerop (buffer-handles buffer))
+    (discard-message buffer)))
+
 (defun reset-message-buffer (buffer)
   "Discard the unfinished message in BUFFER, if there is one, and shrink BUFFER if its capacity is more than four times
 the size of its last message."
-  (unless (zerop (buffer-handles buffer))
-    (discard-message buffer))
+  (discard-unfinished-message buffer)
   (when (< (* 4 (buffer-fill buffer)) (buffer-capacity buffer))
     (resize-message-buffer buffer (min (buffer-capacity buffer) +kept-capacity+))))
 
@@ -376,6 +384,19 @@ handle."
      (put-object buffer (realpart number) 0)
      (put-object buffer (imagpart number) 0))))
 
+(defun run-pending-interruptions ()
+  "Run the interruptions that wait for this thread."
+  (let ((*allow-with-interrupts* t))
+    (with-interrupts nil)))
+
+(declaim (inline allow-interruption))
+(defun allow-interruption ()
+  "Between two objects of a message, run the interruptions that wait for this thread, if the code that sends the message may be
+interrupted. An interruption that calls the program needs a message buffer of its own, and so must wait while the message is
+written into *MESSAGE-BUFFER*. An interruption that unwinds leaves an unfinished message, which BEGIN-MESSAGE discards."
+  (when (and *interrupt-pending* *caller-interruptible* (null *message-buffer*))
+    (run-pending-interruptions)))
+
 (declaim (inline put-argument))
 (defun put-argument (buffer object shape)
   "Write OBJECT as PUT-OBJECT does, with fixnums handled inline."
@@ -398,6 +419,7 @@ characters are written in full whatever the shape."
      (put-word buffer (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
     (character (put-word buffer (token-word (tag-number :character) (char-code object))))
     (t
+     (allow-interruption)
      (cond ((eql shape +opaque+) (put-handle buffer object))
            ((numberp object) (put-number buffer object))
            ((symbolp object) (put-symbol buffer object))

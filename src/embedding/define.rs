@@ -83,6 +83,12 @@ thread_local! {
     static DEFINITION_CACHE: RefCell<DefinitionCache> = RefCell::default();
 }
 
+/// Initializes this thread's [`LOCAL_CLOSURES`] and [`DEFINITION_CACHE`], unless they are initialized. Returns false if they
+/// have been destroyed.
+pub(super) fn initialize_thread_locals() -> bool {
+    LOCAL_CLOSURES.try_with(|_| ()).is_ok() && DEFINITION_CACHE.try_with(|_| ()).is_ok()
+}
+
 /// A parameter of a host function. Lisp needs this description to pass arguments.
 #[derive(Debug, Clone, Copy)]
 #[doc(hidden)]

@@ -95,9 +95,16 @@ impl Cx {
     }
 
     /// Returns the context of the current thread if it is a Lisp thread that has called Rust.
+    ///
+    /// # Errors
+    /// Returns [`Error::CannotCall`] if the thread locals that calls use have been destroyed: a host function ends the
+    /// process, and an exit handler or a thread-local destructor calls Lisp.
     #[inline]
-    pub(super) fn current() -> Option<Self> {
-        CallContext::current().map(Self::new)
+    pub(super) fn current() -> Result<Option<Self>, Error> {
+        match CallContext::current() {
+            Some(_) if !pool::initialize_thread_locals() => Err(Error::CannotCall),
+            context => Ok(context.map(Self::new)),
+        }
     }
 
     /// Evaluates the forms in `code` and reads the values of the last form.

@@ -54,10 +54,11 @@ pub enum Error {
     ///
     /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in the wrong place: on
     /// another stack than the thread's own, as crates such as `stacker` provide; or in code that does not belong to the call
-    /// of Rust that lent the `Cx`, such as the `reply` of [`Session::submit`](crate::Session::submit).
+    /// of Rust that lent the `Cx`, such as the `reply` of [`Session::submit`](crate::Session::submit). Or a Rust function that
+    /// Lisp has called ends the process, and an exit handler calls Lisp on the thread of that function.
     #[error(
-        "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, the code runs on another stack, or \
-        the `Cx` was lent to other code"
+        "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, the code runs on another stack, \
+        the `Cx` was lent to other code, or the process is exiting"
     )]
     CannotCall,
     /// No Lisp thread is free: all are inside functions of the program, and no waiting call has begun for five seconds.

@@ -465,6 +465,7 @@ impl Lisp {
 
     /// Defines the Lisp function `name` as a Rust closure.
     ///
+    /// The name is written as for [`call`](Self::call); a function `(setf name)` receives the new value as its first argument.
     /// The name's package is created if it does not exist, and exports the name unless it is `COMMON-LISP-USER`. Lisp may
     /// call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
     /// collection nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
@@ -481,7 +482,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if Lisp does not allow the name to be defined.
+    /// Returns [`Error::Condition`] if `name` is not a name, or Lisp does not allow the name to be defined.
     pub fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,

@@ -291,6 +291,41 @@ thread_local! {
     static POOL_THREAD_NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
+/// A sentinel that is destroyed before the thread locals that calls use: thread locals are destroyed in the reverse order of
+/// their first use, and [`ThreadLocals::new`] uses all of them.
+struct ThreadLocals {
+    /// False if one of the thread locals had already been destroyed when the sentinel was made.
+    are_alive: bool,
+}
+
+thread_local! {
+    static THREAD_LOCALS: ThreadLocals = ThreadLocals::new();
+}
+
+impl ThreadLocals {
+    fn new() -> Self {
+        let are_alive = TASKS.try_with(|_| ()).is_ok()
+            && OPTIONS_STACK.try_with(|_| ()).is_ok()
+            && THREAD_ID.try_with(|_| ()).is_ok()
+            && define::initialize_thread_locals()
+            && program::initialize_thread_locals();
+        Self { are_alive }
+    }
+}
+
+impl Drop for ThreadLocals {
+    /// Does nothing: only for a type with a destructor does Rust record that a thread local has been destroyed.
+    fn drop(&mut self) {}
+}
+
+/// Initializes the thread locals that calls use, unless they are initialized. A thread that calls this function before it runs
+/// code of the program keeps them until the program's own thread locals have been destroyed. Returns false if they have been
+/// destroyed, because the thread or the process ends.
+#[inline]
+pub(super) fn initialize_thread_locals() -> bool {
+    THREAD_LOCALS.try_with(|locals| locals.are_alive).unwrap_or(false)
+}
+
 /// The identity of a Lisp thread that runs calls. Unlike a thread's number in the pool, an identity is never reused.
 struct ThreadId(u64);
 
@@ -352,7 +387,7 @@ fn pool() -> Result<&'static Arc<Pool>, Error> {
 /// Runs `work` on a Lisp thread: on the current thread if it is a Lisp thread that has called Rust, otherwise on a pool
 /// thread.
 pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
-    match Cx::current() {
+    match Cx::current()? {
         Some(cx) => cx.check_stack_room().and_then(|()| work(&cx)),
         None => run_request(&Options::none(), work),
     }
@@ -364,7 +399,7 @@ pub(super) fn run_with_options<R: Send>(
     options: &Arc<Options>,
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
-    match Cx::current() {
+    match Cx::current()? {
         Some(cx)
             if options.is_empty() && is_in_group(options.group) && current_package_and_handler() == (false, false) =>
         {
@@ -434,11 +469,12 @@ pub(super) fn call_result<R>(
 
 fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     let pool = pool()?;
+    let cx = Cx::current()?;
     let mut task = BlockingTask { work: Some(work), result: None, end: None };
     program::submit_and_wait(&mut task, |task| {
         let request = pool.new_request(options, task);
-        match Cx::current() {
-            Some(cx) => pool.perform_nested(&cx, request),
+        match &cx {
+            Some(cx) => pool.perform_nested(cx, request),
             None => pool.push_request(request),
         }
     });
@@ -929,6 +965,7 @@ impl Program for Pool {
             return false;
         }
         POOL_THREAD_NUMBER.set(Some(thread));
+        initialize_thread_locals();
         loop {
             // The code that ran at the end of the last request, such as a waker, may have forked.
             process::exit_if_forked();
@@ -957,6 +994,7 @@ impl Program for Pool {
         answer: &mut message::MessageWriter,
     ) -> CallStatus {
         let cx = Cx::new(*context);
+        initialize_thread_locals();
         let work = || {
             let mut writer = Writer(answer);
             match function {

@@ -129,6 +129,20 @@ fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String,
     Ok(rust_name(lisp, variants))
 }
 
+/// Describes a sequence of `count` objects.
+fn sequence_text(count: usize) -> String {
+    format!("a sequence of {}", object_count_text(count))
+}
+
+/// Describes the variant with the Lisp name `name` and `count` values.
+fn variant_text(name: &str, count: usize) -> String {
+    match count {
+        0 => format!("the variant :{name} without a value"),
+        1 => format!("the variant :{name} with one value"),
+        count => format!("the variant :{name} with {count} values"),
+    }
+}
+
 /// Visits the numbers of a vector. It is an error if a visit that succeeds leaves numbers.
 fn visit_numbers<'de, T: IntoDeserializer<'de, SerdeError>, V: Visitor<'de>>(
     numbers: impl Iterator<Item = T>,
@@ -145,11 +159,13 @@ struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 impl<'m> Deserializer<'_, 'm> {
     /// Calls `visit` with the next `count` objects, and then skips the objects that `visit` has not read, even if
     /// `visit` passed the [`Elements`] to `mem::forget`. It is an error if a visit that succeeds leaves objects.
+    /// `describe` describes an object that has a given number of objects, for the error.
     fn visit_elements<R>(
         self,
         count: usize,
         names: &'static [&'static str],
         keys: Option<SeenKeys<'m>>,
+        describe: impl Fn(usize) -> String,
         visit: impl for<'e> FnOnce(Elements<'e, 'm>) -> Result<R, SerdeError>,
     ) -> Result<R, SerdeError> {
         self.0.check_stack_room()?;
@@ -159,14 +175,13 @@ impl<'m> Deserializer<'_, 'm> {
             self.0.skip();
         }
         if left > 0 && result.is_ok() {
-            let expected = format!("a sequence of {}", object_count_text(count.saturating_sub(left)));
-            return Err(ConversionError::new(expected, format!("a sequence of {}", object_count_text(count))).into());
+            return Err(ConversionError::new(describe(count.saturating_sub(left)), describe(count)).into());
         }
         result
     }
 
     fn visit_sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
-        self.visit_elements(count, &[], None, |elements| visitor.visit_seq(elements))
+        self.visit_elements(count, &[], None, sequence_text, |elements| visitor.visit_seq(elements))
     }
 
     /// Visits the entries of a hash table.
@@ -176,7 +191,7 @@ impl<'m> Deserializer<'_, 'm> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.visit_elements(2 * count, names, None, |elements| visitor.visit_map(elements))
+        self.visit_elements(2 * count, names, None, sequence_text, |elements| visitor.visit_map(elements))
     }
 
     /// Visits the entries of a property list of `count` objects.
@@ -186,7 +201,9 @@ impl<'m> Deserializer<'_, 'm> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, SerdeError> {
-        self.visit_elements(count, names, Some(SeenKeys::default()), |elements| visitor.visit_map(elements))
+        self.visit_elements(count, names, Some(SeenKeys::default()), sequence_text, |elements| {
+            visitor.visit_map(elements)
+        })
     }
 
     /// Deserializes the object that begins with `token`, with a vector of octets as a sequence of integers.
@@ -344,7 +361,11 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         };
         let name = self.0.read::<Symbol>()?.name;
         let name = variant_name(&name, variants)?;
-        self.visit_elements(count - 1, &[], None, |values| visitor.visit_enum(VariantDeserializer { name, values }))
+        let lisp = lisp_name(&name).to_lowercase();
+        let describe = |values| variant_text(&lisp, values);
+        self.visit_elements(count - 1, &[], None, describe, |values| {
+            visitor.visit_enum(VariantDeserializer { name, values })
+        })
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {

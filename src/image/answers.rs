@@ -24,6 +24,11 @@ thread_local! {
     static RETAINED_ANSWERS: RefCell<Vec<RetainedAnswer>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Initializes this thread's [`RETAINED_ANSWERS`], unless they are initialized. Returns false if they have been destroyed.
+pub(super) fn initialize_thread_local() -> bool {
+    RETAINED_ANSWERS.try_with(|_| ()).is_ok()
+}
+
 /// Stores `message` until Lisp has read it, and returns the address and the length of the stored words. `being_read` is
 /// the number of this thread's answers that Lisp is still reading; all later answers are discarded.
 pub(super) fn store(being_read: u64, message: MessageWriter) -> sbcl_message {

@@ -430,6 +430,12 @@ fn with_call_context<R>(
     result
 }
 
+/// Initializes the thread local that holds this thread's answers to Lisp, unless it is initialized. Returns false if it has
+/// been destroyed.
+pub(crate) fn initialize_thread_locals() -> bool {
+    answers::initialize_thread_local()
+}
+
 /// Implements `sbcl_library.serve`.
 unsafe extern "C" fn serve(thread: u32) -> i32 {
     let masked = MaskedTrapsGuard::new();

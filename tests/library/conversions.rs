@@ -463,8 +463,12 @@ fn serde_refuses_objects_that_the_rust_type_has_no_room_for() {
         let code = format!("(map '(vector {kind}) (lambda (x) (coerce x '{kind})) '(1 2 3))");
         refused(lisp.eval::<sbcl::Serde<(f64, f64)>>(&code).map(drop));
     }
-    for code in ["'(:open 1)", "'(:circle 1 2)", "'(:box 1 2 3)"] {
-        refused(lisp.eval::<sbcl::Serde<Shape>>(code).map(drop));
+    for (code, error) in [
+        ("'(:open 1)", "expected the variant :open without a value, but found the variant :open with one value"),
+        ("'(:circle 1 2)", "expected the variant :circle with one value, but found the variant :circle with 2 values"),
+        ("'(:box 1 2 3)", "expected a sequence of 2 objects, but found a sequence of 3 objects"),
+    ] {
+        assert_eq!(lisp.eval::<sbcl::Serde<Shape>>(code).unwrap_err().to_string(), error);
     }
     // The last key has no value.
     refused(lisp.eval::<sbcl::Serde<Pair>>("'(:a 1 :b)").map(drop));

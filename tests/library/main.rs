@@ -626,9 +626,21 @@ fn call_within_a_call_of_another_handle_has_the_package_and_handler_of_its_own_h
 fn failed_define_keeps_the_previous_host_function() {
     let lisp = lisp();
     lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
-    for (lambda_list, why) in [("n &key &key", "lambda list"), ("(", "end of file"), ("n m", "2 parameters")] {
+    for (lambda_list, why) in [
+        ("n &key &key", "lambda list"),
+        ("(", "end of file"),
+        ("n m", "2 parameters"),
+        ("n)", "unmatched close parenthesis"),
+        ("(n) m", "more text follows"),
+        ("n . m", "lambda list"),
+        ("1", "lambda list"),
+        ("#1=(n . #1#)", "contains itself"),
+        ("(n . #1=(m . #1#))", "contains itself"),
+        ("&optional (n '#1=(m . #1#))", "contains itself"),
+    ] {
         let failed = lisp.define_as("host:kept", lambda_list, "Wrong.", |n: i64| -n).unwrap_err();
-        assert!(condition(failed).message().contains(why), "{lambda_list}");
+        let message = condition(failed).message().to_owned();
+        assert!(message.contains(why) && message.contains("host:kept"), "{lambda_list}: {message}");
         assert_eq!(lisp.eval::<i64>("(host:kept 1)").unwrap(), 2);
     }
     assert!(lisp.define("cl:car", "Locked.", || 1).is_err());
@@ -646,6 +658,41 @@ fn host_functions_whose_names_differ_in_case_are_distinct() {
         assert_eq!(lisp.call::<String>(name, ()).unwrap(), value);
         assert_eq!(lisp.eval::<String>(&format!("({name})")).unwrap(), value);
     }
+}
+
+#[test]
+fn define_refuses_text_that_is_not_a_function_name() {
+    let lisp = lisp();
+    let not_symbols = ["", " ", "a)", "(a", "a b", "'a", "host:", ":", "host:::a", "host:a:b", "host:|a", "#:a"];
+    for name in not_symbols.into_iter().chain(["(setf)", "(setf a b)", "(setf host:a))", "(cas host:a)"]) {
+        let message = condition(lisp.define(name, "Wrong.", || 1).unwrap_err()).message().to_owned();
+        assert!(message.contains("does not spell a symbol: write NAME or PACKAGE:NAME"), "{name:?}: {message}");
+    }
+    assert!(!lisp.eval::<bool>(r#"(or (find-package "(SETF HOST") (find-package "(CAS HOST"))"#).unwrap());
+}
+
+#[test]
+fn define_accepts_setf_functions_keywords_and_new_packages() {
+    let lisp = lisp();
+    let level = Arc::new(AtomicUsize::new(0));
+    let (set, get) = (level.clone(), level);
+    let set = move |new: usize, extra: Option<usize>| {
+        set.store(new + extra.unwrap_or(0), Ordering::SeqCst);
+        new
+    };
+    lisp.define("(setf levels:level)", "Set the level.", set).unwrap();
+    lisp.define(" levels:level ", "Return the level.", move |_: Option<usize>| get.load(Ordering::SeqCst)).unwrap();
+    assert_eq!(lisp.eval::<(i64, i64)>("(values (setf (levels:level) 3) (levels:level))").unwrap(), (3, 3));
+    assert_eq!(lisp.eval::<i64>("(incf (levels:level 10) 4)").unwrap(), 7);
+    assert_eq!(lisp.call::<i64>("levels:level", ()).unwrap(), 17);
+    assert_eq!(lisp.call::<i64>("(setf levels:level)", (5,)).unwrap(), 5);
+    assert_eq!(lisp.eval::<String>("(documentation '(setf levels:level) 'function)").unwrap(), "Set the level.");
+    // A redefinition takes effect, and does not change the function without SETF.
+    lisp.define("(SETF levels::level)", "Set nothing.", |new: usize| new).unwrap();
+    assert_eq!(lisp.eval::<(i64, i64)>("(values (setf (levels:level) 9) (levels:level))").unwrap(), (9, 5));
+
+    lisp.define(":level", "Return it.", |n: i64| n).unwrap();
+    assert_eq!(lisp.eval::<i64>("(:level 8)").unwrap(), 8);
 }
 
 #[test]
