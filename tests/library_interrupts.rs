@@ -1845,10 +1845,9 @@ fn check_limit_of_large_message(lisp: &Lisp, code: &str) {
     let limited = lisp.with_timeout(unlimited / 10);
     let ends_early = || {
         let start = Instant::now();
-        assert!(is_timeout(&limited.eval::<Serde<IgnoredAny>>(code)));
-        start.elapsed() < unlimited / 2
+        is_timeout(&limited.eval::<Serde<IgnoredAny>>(code)) && start.elapsed() < unlimited / 2
     };
-    // On a busy machine, an interruption may be late.
+    // On a busy machine, an interruption may be late, or the call without a limit may have been the slowest by far.
     assert!((0..5).any(|_| ends_early()), "{unlimited:?}");
     still_works(lisp);
 }

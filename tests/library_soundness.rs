@@ -1021,11 +1021,11 @@ fn interrupted_message_keeps_no_objects_alive() {
                     (list (lambda () vector) node))";
     let limited = lisp.with_timeout(Duration::from_millis(50));
     let before = eval_after_collection(BYTES);
-    for _ in 0..20 {
-        for code in [object, &format!("(soundness:take {object})")] {
-            let result = limited.eval::<Serde<serde::de::IgnoredAny>>(code);
-            assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
-        }
+    for code in [object, &format!("(soundness:take {object})")] {
+        let results: Vec<_> = (0..20).map(|_| limited.eval::<Serde<serde::de::IgnoredAny>>(code)).collect();
+        // On a busy machine, an interruption may come so late that the message has reached its maximum size.
+        assert!(results.iter().all(Result::is_err), "{results:?}");
+        assert!(results.iter().any(|result| matches!(result, Err(Error::Timeout { .. }))), "{results:?}");
     }
     let kept = eval_after_collection(BYTES) - before;
     assert!(kept < 10_000_000, "{kept} bytes");

@@ -599,7 +599,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such symbol.
+    /// Returns [`Error::Condition`] if a name does not spell a symbol, or there is no such symbol.
     pub fn with_bindings(&self, bindings: &[(&str, Value)]) -> Result<Self, Error> {
         let symbols: Vec<Symbol> = self.enter(|cx| {
             bindings.iter().map(|(name, _)| cx.call_entry(Entry::Symbol, |writer| name.write(writer))).collect()
