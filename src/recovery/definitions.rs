@@ -88,9 +88,13 @@ impl Definition {
         })
     }
 
-    /// Returns true when `before` reports that this form failed in the same evaluation.
+    /// Returns true when `before` reports that this form failed in the same evaluation. If the form failed while it was read,
+    /// `before` has only the beginning of the form.
     fn follows_failure_of(&self, before: &Self) -> bool {
-        before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
+        before.changes.role == FormRole::Failed
+            && (before.evaluation, before.local) == (self.evaluation, self.local)
+            && before.form.package == self.form.package
+            && self.form.code.starts_with(&before.form.code)
     }
 
     /// Returns the key by which repetitions of a form are recognized.
@@ -578,6 +582,25 @@ mod tests {
         add(format!("(defvar *w* {large})"), "=other\n+VARIABLE *W*");
         assert!(codes(&definitions).contains(&"(defpackage :p (:export #:a))"));
         assert!(definitions.dropped_forms(0).all(|form| form.form.code.starts_with("(defvar *v*")));
+    }
+
+    #[test]
+    fn resumed_form_replaces_its_failure_even_if_only_its_beginning_had_been_read() {
+        let mut definitions = Definitions::default();
+        let failed = |code: &str| Definition {
+            changes: Changes::parse("=failed\n+FUNCTION F".lines()),
+            ..definition(code.to_owned())
+        };
+        definitions.add(failed("(list #.(defun f () 1) #.(cerror"));
+        definitions.add(definition("(list #.(defun f () 1) #.(cerror \"go on\" \"x\"))".to_owned()));
+        assert_eq!(codes(&definitions), ["(list #.(defun f () 1) #.(cerror \"go on\" \"x\"))"]);
+        // Another evaluation or form replaces nothing.
+        definitions.add(failed("(g"));
+        definitions.add(Definition { evaluation: 2, ..definition("(g)".to_owned()) });
+        definitions.add(failed("(h"));
+        definitions.add(definition("(i)".to_owned()));
+        assert_eq!(codes(&definitions).len(), 5);
+        assert_eq!(definitions.bytes, bytes(&definitions));
     }
 
     #[test]
