@@ -1,6 +1,6 @@
 //! The definitions of a session: the forms that are replayed to give the next image the definitions of the lost image.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -88,9 +88,13 @@ impl Definition {
         })
     }
 
-    /// Returns true when `before` reports that this form failed in the same evaluation.
+    /// Returns true when `before` reports that this form failed in the same evaluation. If the form failed while it was read,
+    /// `before` has only the beginning of the form.
     fn follows_failure_of(&self, before: &Self) -> bool {
-        before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
+        before.changes.role == FormRole::Failed
+            && (before.evaluation, before.local) == (self.evaluation, self.local)
+            && before.form.package == self.form.package
+            && self.form.code.starts_with(&before.form.code)
     }
 
     /// Returns the key by which repetitions of a form are recognized.
@@ -300,28 +304,34 @@ impl Definitions {
     /// stays if a form after it stays and if, without the repetition, this form would be read with another definition of the
     /// package.
     fn keep_package_states(&self, keep: &mut [bool]) {
-        // For each package, the form that a replay of the definitions before `index` evaluates last.
-        let mut replayed: HashMap<&String, (&DefiningForm, bool)> = HashMap::new();
-        // For each package that such a replay leaves in another state, the index of the definition that is missing.
-        let mut missing: HashMap<&String, usize> = HashMap::new();
+        let is_same = |a: usize, b: usize| self.entries[a].1.key() == self.entries[b].1.key();
+        // For each package, the index of its last definition so far, and the index of its last definition so far that stays.
+        let (mut current, mut kept): (HashMap<&String, usize>, HashMap<&String, usize>) = Default::default();
+        // The packages that were defined after the last form that stays.
+        let mut changed: HashSet<&String> = HashSet::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
-            if !keep[index] {
-                for name in definition.packages() {
-                    if replayed.get(name) == Some(&definition.key()) {
-                        missing.remove(name);
-                    } else {
-                        missing.insert(name, index);
-                    }
-                }
+            if definition.replay_obstacle().is_some() {
                 continue;
             }
-            definition.packages().for_each(|name| _ = missing.remove(name));
-            let mut needed: Vec<usize> = missing.drain().map(|(_, at)| at).collect();
-            needed.sort_unstable();
-            for at in needed.into_iter().chain([index]) {
+            for name in definition.packages() {
+                current.insert(name, index);
+                changed.insert(name);
+            }
+            if !keep[index] {
+                continue;
+            }
+            let is_lost = |name: &&String| !kept.get(name).is_some_and(|at| is_same(*at, current[name]));
+            let mut needed: BTreeSet<usize> = changed.drain().filter(is_lost).map(|name| current[name]).collect();
+            needed.insert(index);
+            while let Some(at) = needed.pop_first() {
                 keep[at] = true;
-                let definition = &self.entries[at].1;
-                definition.packages().for_each(|name| _ = replayed.insert(name, definition.key()));
+                for name in self.entries[at].1.packages() {
+                    kept.insert(name, at);
+                    // A form may define several packages, of which later forms have defined some again.
+                    if !is_same(at, current[name]) {
+                        needed.insert(current[name]);
+                    }
+                }
             }
         }
     }
@@ -511,30 +521,44 @@ mod tests {
     }
 
     proptest! {
-        /// Each step either evaluates a definition of one of two packages, or another form.
+        /// Each step evaluates either a definition of one or both of two packages, or another form.
         #[test]
         fn compaction_keeps_the_package_definitions_with_which_forms_are_read(
-            steps in proptest::collection::vec((0..2_usize, 0..3_u8, any::<bool>()), 0..60)
+            steps in proptest::collection::vec((1..4_u8, 0..3_u8, any::<bool>()), 0..60)
         ) {
+            /// The states of the packages: the definition that each package has, if any.
+            #[derive(Debug, Clone, Default, PartialEq)]
+            struct Packages([Option<String>; 2]);
+            impl Packages {
+                /// Records the evaluation of `code`, whose second word is the set of the defined packages as a bit mask.
+                fn define(&mut self, code: &str) {
+                    let set: u8 = code.split(' ').nth(1).and_then(|set| set.parse().ok()).expect("a set");
+                    (0..2).filter(|package| (set >> package) & 1 != 0).for_each(|package| {
+                        self.0[package] = Some(code.to_owned());
+                    });
+                }
+            }
             let mut definitions = Definitions::default();
-            let (mut packages, mut before) = ([None; 2], Vec::new());
-            for (index, (package, variant, is_definition)) in steps.into_iter().enumerate() {
+            let (mut packages, mut before) = (Packages::default(), Vec::new());
+            for (index, (set, variant, is_definition)) in steps.into_iter().enumerate() {
                 if is_definition {
-                    packages[package] = Some(variant);
-                    let changes = Changes::parse(format!("=other\n+PACKAGE {package}").lines());
-                    let code = format!("(defpackage {package} {variant})");
+                    let code = format!("(defpackages {set} {variant})");
+                    packages.define(&code);
+                    let names = ["", "\n+PACKAGE 0", "\n+PACKAGE 1", "\n+PACKAGE 0\n+PACKAGE 1"];
+                    let changes = Changes::parse(format!("=other{}", names[usize::from(set)]).lines());
                     definitions.add(Definition { changes, ..definition(code) });
                 } else {
-                    before.push(packages);
+                    before.push(packages.clone());
                     definitions.add(definition(format!("(form {index})")));
                 }
             }
             definitions.compact();
-            let (mut packages, mut after) = ([None; 2], Vec::new());
+            let (mut packages, mut after) = (Packages::default(), Vec::new());
             for code in codes(&definitions) {
-                match code.strip_prefix("(defpackage ").map(str::as_bytes) {
-                    Some(numbers) => packages[usize::from(numbers[0] - b'0')] = Some(numbers[2] - b'0'),
-                    None => after.push(packages),
+                if code.starts_with("(defpackages ") {
+                    packages.define(code);
+                } else {
+                    after.push(packages.clone());
                 }
             }
             prop_assert_eq!(after, before);
@@ -558,6 +582,25 @@ mod tests {
         add(format!("(defvar *w* {large})"), "=other\n+VARIABLE *W*");
         assert!(codes(&definitions).contains(&"(defpackage :p (:export #:a))"));
         assert!(definitions.dropped_forms(0).all(|form| form.form.code.starts_with("(defvar *v*")));
+    }
+
+    #[test]
+    fn resumed_form_replaces_its_failure_even_if_only_its_beginning_had_been_read() {
+        let mut definitions = Definitions::default();
+        let failed = |code: &str| Definition {
+            changes: Changes::parse("=failed\n+FUNCTION F".lines()),
+            ..definition(code.to_owned())
+        };
+        definitions.add(failed("(list #.(defun f () 1) #.(cerror"));
+        definitions.add(definition("(list #.(defun f () 1) #.(cerror \"go on\" \"x\"))".to_owned()));
+        assert_eq!(codes(&definitions), ["(list #.(defun f () 1) #.(cerror \"go on\" \"x\"))"]);
+        // Another evaluation or form replaces nothing.
+        definitions.add(failed("(g"));
+        definitions.add(Definition { evaluation: 2, ..definition("(g)".to_owned()) });
+        definitions.add(failed("(h"));
+        definitions.add(definition("(i)".to_owned()));
+        assert_eq!(codes(&definitions).len(), 5);
+        assert_eq!(definitions.bytes, bytes(&definitions));
     }
 
     #[test]
