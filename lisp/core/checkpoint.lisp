@@ -442,7 +442,7 @@ kills the child when this process ends."
   (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
     (alien-funcall (extern-alien "_exit" (function void int)) 9)))
 
-(defconstant +session-fork-wait-seconds+ 10
+(defglobal **session-fork-wait-seconds** 10
   "The maximum number of seconds to wait until nothing blocks a fork of the session's image. The session evaluates
 nothing meanwhile.")
 
@@ -466,7 +466,7 @@ interrupted, kill the child."
          (stopped 0)
          (obstacle nil)
          (returned nil)
-         (seconds (if finisher +shutdown-fork-wait-seconds+ +session-fork-wait-seconds+)))
+         (seconds (if finisher +shutdown-fork-wait-seconds+ **session-fork-wait-seconds**)))
     (setf **checkpoint-name** name)
     (unwind-protect
          (progn

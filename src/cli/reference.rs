@@ -9,6 +9,7 @@ use clap::{Arg, Command};
 
 use super::manual::visible_command;
 use crate::ImageConfig;
+use crate::error::format_size;
 
 /// Values that are too large or too small for an option with a range. The parser's error message for such a value names
 /// the range.
@@ -109,14 +110,6 @@ fn accepted_values(command: &str, argument: &Arg) -> String {
         Some(range.replacen("..=", " to ", 1))
     };
     OUT_OF_RANGE.iter().find_map(refusal).unwrap_or_default()
-}
-
-/// Formats a size as the command line accepts it.
-fn format_size(bytes: u64) -> String {
-    match bytes {
-        ..0x4000_0000 => format!("{}M", bytes >> 20),
-        _ => format!("{}G", bytes >> 30),
-    }
 }
 
 /// Returns an argument as a user writes it, with the name of its value if `with_value`.

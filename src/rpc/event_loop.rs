@@ -453,7 +453,9 @@ mod tests {
         let client = TestClient::new();
         client.event_loop.begin_replacement();
         client.writer.shutdown(std::net::Shutdown::Write).unwrap();
+        let begin = Instant::now();
         while !client.event_loop.state.lock().has_input_ended {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the loop does not notice the end of its input");
             std::thread::yield_now();
         }
         assert!(!client.serving.is_finished());

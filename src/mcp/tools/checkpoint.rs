@@ -143,6 +143,8 @@ pub(super) struct Content {
     #[serde(skip_serializing_if = "Option::is_none")]
     damaged: Option<Vec<CheckpointSummary>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    foreign: Option<Vec<ForeignCheckpoint>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     saved: Option<CheckpointSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped_microseconds: Option<u64>,
@@ -171,6 +173,20 @@ struct CheckpointSummary {
     bytes: u64,
 }
 
+/// The description of a checkpoint that this server cannot restore, with the reason.
+#[derive(Serialize, JsonSchema)]
+struct ForeignCheckpoint {
+    #[serde(flatten)]
+    checkpoint: CheckpointSummary,
+    reason: String,
+}
+
+impl ForeignCheckpoint {
+    fn new(checkpoint: &store::Checkpoint) -> Self {
+        Self { checkpoint: CheckpointSummary::new(checkpoint), reason: checkpoint.foreign_reason() }
+    }
+}
+
 impl CheckpointSummary {
     fn new(checkpoint: &store::Checkpoint) -> Self {
         let store::Checkpoint { name, evaluation, saved, bytes, .. } = checkpoint;
@@ -195,9 +211,10 @@ impl ToolResult for CheckpointReply {
     fn structured_content(&self, _: usize) -> Value {
         let nothing = Content::default();
         json(&match self {
-            Self::List { intact, damaged, .. } => Content {
+            Self::List { intact, damaged, foreign } => Content {
                 checkpoints: Some(intact.iter().map(CheckpointSummary::new).collect()),
                 damaged: (!damaged.is_empty()).then(|| damaged.iter().map(CheckpointSummary::new).collect()),
+                foreign: (!foreign.is_empty()).then(|| foreign.iter().map(ForeignCheckpoint::new).collect()),
                 ..nothing
             },
             Self::Saved(saved) => Content {

@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpi
 use serde::{Deserialize, Serialize};
 
 use crate::build_id;
+use crate::error::format_size;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::files;
 use crate::os::processes::wait_for_child;
@@ -101,7 +102,9 @@ impl Checkpoint {
     pub(crate) fn foreign_reason(&self) -> String {
         match self.other_program() {
             Some(program) => format!("saved by {program}, and cannot be restored by this build"),
-            None => format!("saved with another heap size: can only be restored with --heap {}M", self.heap >> 20),
+            None => {
+                format!("saved with another heap size: can only be restored with --heap {}", format_size(self.heap))
+            }
         }
     }
 }
