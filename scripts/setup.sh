@@ -40,7 +40,7 @@ require_rust() {
     fi
     have=$(rustc --version | cut -d ' ' -f 2)
     if [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
-        echo "setup: Rust $have is too old: install $wanted or newer with rustup update" >&2
+        echo "setup: Rust $have is too old: Rust $wanted or newer is needed. Run rustup update, or install rustup: https://rustup.rs" >&2
         exit 1
     fi
 }

@@ -273,8 +273,8 @@ fn explain_nothing_held(last: Option<EndedHold>) -> String {
     };
     let Some(EndedHold { evaluation, end }) = last else {
         return format!(
-            "an evaluation that fails {how} is held until it is resumed or aborted, its hold times out, or the next \
-             evaluation begins."
+            "an evaluation that fails {how} is held until it is resumed or aborted, its hold times out, another client takes it \
+             over, or a reset or a later evaluation outside its frames ends it."
         );
     };
     let end = match end {

@@ -380,7 +380,7 @@ note on code that was not examined."
                       (eq 'inline (sb-int:info :function :inlinep name))))
           (t
            (push-note "Not searched: calls of ~A that the compiler inlines or transforms, because SBCL keeps no ~
-                       cross-references of its own functions." (printed-name name))))))
+                       cross-references to its own functions." (printed-name name))))))
 
 (defun function-components (name)
   "Return a list of code components: the component of the function or macro NAME or, if NAME names a generic function, the
@@ -491,8 +491,8 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
     (if (xrefs-recorded-p symbol)
         (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, and files that are ~
                     not loaded.")
-        (push-note "SBCL keeps no cross-references of its own names, such as ~A~:[: only code that contains the symbol was ~
-                    searched~;~]."
+        (push-note "SBCL keeps no cross-references to its own names, such as ~A~:[: only code that contains the symbol as ~
+                    data was found~;~]."
                    (printed-name symbol)
                    (member relation '("sets" "binds") :test #'equal)))))
 

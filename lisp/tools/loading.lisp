@@ -466,7 +466,7 @@ it. Return NIL unless the missing component is a system that ASDF does not know.
                (not (asdf:registered-system name)))
       (let ((near (similar-names (string-downcase name) (known-systems)))
             (directories (append *searched-locations* (searched-directories))))
-        (format nil "~@[~A~%~]~:[ASDF has no directories to search.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
+        (format nil "~@[~A~%~]~:[ASDF has no directories to search.~*~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
                      ~%~A"
                 (suggestion near)
                 (subseq directories 0 (min 8 (length directories)))
