@@ -856,14 +856,22 @@ fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
     server.evaluate("(defun f () 1)");
     save(&mut server, "x");
     server.evaluate("(defun g () 2)");
+    let core = state.files(Some("core")).remove(0);
+    let unwinding = state.directory.join("unwinding");
     // The restore waits until this evaluation has unwound.
-    let running = server.post_running("", "(unwind-protect (sleep 60) (sleep 0.5))", 60.0);
+    let code = format!(
+        "(unwind-protect (sleep 60)
+           (with-open-file (file {unwinding:?} :direction :output))
+           (loop while (probe-file {core:?}) do (sleep 0.01)))"
+    );
+    let running = server.post_running("", &code, 60.0);
     let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
-    assert!(server.outcome(running).1);
+    wait_until("the evaluation unwinds", || unwinding.exists());
     for file in state.files(None) {
         // The draft of a description may have got its name meanwhile.
         let _ = std::fs::remove_file(file);
     }
+    assert!(server.outcome(running).1);
     let (text, is_error) = server.outcome(restoring);
     assert!(is_error && text.contains("The checkpoint \"x\" did not boot or was deleted. "), "{text}");
     let text = server.evaluate("(list (f) (g))");
