@@ -219,8 +219,10 @@ pub enum EvaluationError {
         id: u64,
     },
     /// The evaluation was in the background when its image was lost.
-    #[error("Background evaluation {id} was lost with the image{}.", tool_names::if_usable(&["describe-last-error"], "; \
-        describe-last-error with `list` shows what is known about the loss"))]
+    #[error(
+        "Background evaluation {id} was lost with the image. The first evaluation answered after the loss shows the \
+         cause."
+    )]
     Lost {
         /// The evaluation's number.
         id: u64,

@@ -104,16 +104,21 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
     let begin = Instant::now();
     let mut announced = false;
     loop {
-        let attempt = Lock::try_acquire(session.directory());
-        let holder =
-            match attempt.map_err(|error| format!("The session {:?} cannot be used: {error}.", session.name))? {
-                Ok(mut lock) => {
-                    lock.set_state(HolderState::Serving);
-                    report_save_errors(&session);
-                    return Ok((session, lock));
-                }
-                Err(holder) => holder,
-            };
+        let attempt = Lock::try_acquire(session.directory()).map_err(|error| {
+            format!(
+                "The session {:?} cannot be used: its lock file in {} cannot be opened or locked: {error}.",
+                session.name,
+                session.directory().display()
+            )
+        });
+        let holder = match attempt? {
+            Ok(mut lock) => {
+                lock.set_state(HolderState::Serving);
+                report_save_errors(&session);
+                return Ok((session, lock));
+            }
+            Err(holder) => holder,
+        };
         if holder.is_ending() && !std::mem::replace(&mut announced, true) {
             print_to_stderr(&format!("The session {:?} is {holder}: waiting until the session is free.", session.name));
         }

@@ -97,7 +97,8 @@ pub enum Error {
     /// This process is a forked copy of the process that booted the image, and has no Lisp threads that could run the call. The
     /// thread that forked may not call Lisp in the copy either, even if it is a Lisp thread.
     #[error(
-        "this process is a forked copy of the process that booted Lisp, and has no Lisp threads: boot after the fork"
+        "this process is a forked copy of a process that had booted Lisp: it has no Lisp threads, and cannot boot Lisp \
+         again. Fork first, and boot Lisp in the child"
     )]
     Forked,
     /// An operation of the operating system failed.

@@ -21,8 +21,8 @@ const DEADLOCK_IN_STREAM: &str = "Session::evaluate was called by a Lisp stream 
 /// The kind of the error of an evaluation in a forked process.
 pub(super) const FORKED: &str = "FORKED";
 /// The message of the error of an evaluation in a forked process.
-pub(super) const NO_THREADS: &str = "This process is a forked copy of the process that booted Lisp, and has no Lisp threads: \
-    boot after the fork.";
+pub(super) const NO_THREADS: &str = "This process is a forked copy of a process that had booted Lisp: it has no Lisp threads, \
+    and cannot boot Lisp again. Fork first, and boot Lisp in the child.";
 
 thread_local! {
     static IS_STREAM_THREAD: Cell<bool> = const { Cell::new(false) };

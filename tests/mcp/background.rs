@@ -261,13 +261,8 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
         std::thread::yield_now();
     }
     let text = call_err(&mut server, "abort-evaluation", json!({"id": id}));
-    assert_eq!(
-        text,
-        format!(
-            "Background evaluation {id} was lost with the image; describe-last-error with `list` shows what is known \
-             about the loss."
-        )
-    );
+    let lost = format!("Background evaluation {id} was lost with the image.");
+    assert_eq!(text, format!("{lost} The first evaluation answered after the loss shows the cause."));
     assert_eq!(call_err(&mut server, "check-evaluation", json!({})), text);
     let text = server.evaluate("(list 1)");
     assert!(text.contains("A new image has replaced the lost image."), "{text}");
