@@ -13,6 +13,11 @@ pub(crate) struct ThreadSupply {
 }
 
 impl ThreadSupply {
+    /// Creates a supply while the first thread is being started without a claim.
+    pub(crate) fn with_first_starting() -> Self {
+        Self { starting: 1, retry_at: None }
+    }
+
     /// Returns true if the caller must start a thread now, because fewer than `needed` threads are being started and the
     /// delay after a failure is over. The thread counts as being started until [`record_started`](Self::record_started) or
     /// [`record_failure`](Self::record_failure) is called.

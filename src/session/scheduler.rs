@@ -399,12 +399,20 @@ enum Turn {
 }
 
 /// The evaluating threads, by their numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Threads {
     all: Vec<u64>,
     /// The thread on which the next foreground evaluation begins, if the thread is free.
     home: Option<u64>,
     supply: ThreadSupply,
+}
+
+impl Default for Threads {
+    /// Lisp starts the first thread itself. No other thread is started before the first thread asks for work, because the
+    /// thread that asks first becomes the home, and must be Lisp's main thread.
+    fn default() -> Self {
+        Self { all: Vec::new(), home: None, supply: ThreadSupply::with_first_starting() }
+    }
 }
 
 impl Threads {
@@ -1054,6 +1062,8 @@ mod tests {
         scheduler.push(Lane::Evaluation, reset(1, true));
         scheduler.reschedule(now);
         let next = |scheduler: &mut SchedulerState, thread| scheduler.next(Lane::Evaluation, thread, None, now);
+        // If another thread were started before the first thread asks for work, the other thread might ask first.
+        assert!(matches!(scheduler.next(Lane::Control, 0, None, now), Instruction::Wait(None)));
         assert!(matches!(next(&mut scheduler, 1), Instruction::Wait(None)));
         assert!(matches!(
             scheduler.next(Lane::Control, 0, None, now),

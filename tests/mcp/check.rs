@@ -197,7 +197,7 @@ fn unreadable_directories_are_reported_with_an_error_status() {
     let closed = directory.join("closed");
     std::fs::create_dir(&closed).unwrap();
     std::fs::write(directory.join("open.lisp"), "(a b\n").unwrap();
-    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
     if std::fs::read_dir(&closed).is_ok() {
         println!("left out: this user can read every directory");
         return;
