@@ -860,11 +860,11 @@ fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
     let unwinding = state.directory.join("unwinding");
     // The restore waits until this evaluation has unwound.
     let code = format!(
-        "(unwind-protect (sleep 60)
+        "(sleep 60))
            (with-open-file (file {unwinding:?} :direction :output))
            (loop while (probe-file {core:?}) do (sleep 0.01)))"
     );
-    let running = server.post_running("", &code, 60.0);
+    let running = server.post_running("(unwind-protect (progn", &code, 60.0);
     let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
     wait_until("the evaluation unwinds", || unwinding.exists());
     for file in state.files(None) {
