@@ -168,7 +168,7 @@ pub mod threads {
     //! thread.
     //!
     //! Options such as a time limit belong to a `Lisp` and to the functions that are looked up with it, not to a
-    //! thread. A call within a call of another handle has the package and the handler of its own handle; the time limit
+    //! thread. A nested call through another `Lisp` has the package and the error handler of that `Lisp`; the time limit
     //! and the variable bindings of the outer call apply to it, too.
     //!
     //! ```
@@ -378,7 +378,7 @@ pub mod what_ends_the_process {
     //! | a value of a recursive Rust type is so deeply nested that its destructor needs more stack than the thread has | the process ends, as on any stack overflow in Rust |
     //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
-    //! | endless recursion in Rust on a thread of the program, on aarch64 | SIGSEGV ends the process without Rust's message about the overflow, and the program's own handler does not run: on this processor, SBCL's handlers use no alternate signal stack (`sigaltstack`) |
+    //! | endless recursion in Rust on an ordinary Rust thread, on aarch64 | SIGSEGV ends the process without Rust's message about the overflow, and the program's own handler does not run: on this processor, SBCL's handlers use no alternate signal stack (`sigaltstack`) |
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called, but the program that this image is part of continues." |
     //! | `(sb-sys:enable-interrupt …)` for SIGURG or SIGALRM | an error in Lisp: SBCL needs its own handlers of these signals |
     //! | `(sb-ext:save-lisp-and-die …)` | an error in Lisp: [`Lisp::save`](crate::Lisp::save) saves the image |
@@ -466,7 +466,7 @@ pub mod mistakes {
 pub mod performance {
     //! Costs of calls and conversions, and how to avoid them.
     //!
-    //! **The hand-over.** A call from a thread of the program is handed over to a Lisp thread, and the result is handed
+    //! **The hand-over.** A call from an ordinary Rust thread is handed over to a Lisp thread, and the result is handed
     //! back. Inside [`enter`](crate::Lisp::enter), calls are direct and therefore several times as fast. Use `enter`
     //! for many small calls:
     //!
