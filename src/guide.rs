@@ -121,11 +121,11 @@ pub mod host_functions {
     //! [`Values`](crate::Values) returns multiple values. A closure that cannot be sent to other threads can be a
     //! [local function](crate::Cx::local_function).
     //!
-    //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for
-    //! the next evaluation: in such a function, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
-    //! error of kind `DEADLOCK`. Instead, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same
-    //! thread), or queue the code with [`submit`](crate::Session::submit). A deadlock through another thread is not
-    //! detected: a function that waits for a thread which calls `evaluate` waits forever.
+    //! The foreground evaluations of a session run one after another, so a host function called by such an evaluation cannot
+    //! wait for the next one: there, [`Session::evaluate`](crate::Session::evaluate) immediately returns an error of kind
+    //! `DEADLOCK`. Instead, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or queue
+    //! the code with [`submit`](crate::Session::submit). A deadlock through another thread is not detected: a function that
+    //! waits for a thread which calls `evaluate` waits forever.
     //!
     //! If a non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has
     //! called, the function gets [`Error::Unwinding`](crate::Error::Unwinding) from its call of Lisp. Return this error
@@ -154,8 +154,8 @@ pub mod conditions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Warnings from evaluated and loaded code go to the hook that [`on_warning`](crate::Builder::on_warning) sets.
-    //! Without a hook, warnings become `tracing` events.
+    //! Warnings from evaluated and loaded code, except warnings about redefinitions, go to the hook that
+    //! [`on_warning`](crate::Builder::on_warning) sets. Without a hook, these warnings become `tracing` events.
 }
 
 pub mod threads {
@@ -225,8 +225,8 @@ pub mod output {
     //!
     //! `*standard-output*` is the standard output of this process unless the program sets
     //! [`stdout`](crate::Builder::stdout). [`stderr`](crate::Builder::stderr) sets `*error-output*`, and
-    //! [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The streams are set at
-    //! boot, for all threads.
+    //! [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The streams are set at boot, for
+    //! all calls. In threads that Lisp code starts, and in the evaluations of a session, `*standard-input*` is empty.
     //!
     //! ```no_run
     //! use std::io::{Cursor, sink};
@@ -240,13 +240,13 @@ pub mod output {
     //! `tracing` events by default, so the log of a service can contain output and warnings.
     //!
     //! A thread of the library writes all output in order, and a Lisp thread that prints waits for this thread, so the
-    //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its
-    //! time limit, does not wait, so a stream that blocks cannot delay the call. At most 1 MiB of output then waits in
-    //! a queue, from which it is written later; output that does not fit in the queue is lost. A stream whose code
-    //! calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting for the
-    //! stream; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
-    //! A stream may wait for another thread that calls Lisp, if that call does not print. A stream must not wait for a
-    //! lock that a caller of Lisp may hold: `println!("{value}")`, for example, calls Lisp while it holds the lock of
+    //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its time
+    //! limit, does not wait, so a stream that blocks cannot delay the call. At most 1 MiB of output then waits in a queue,
+    //! from which it is written later; output that does not fit in the queue is lost. A stream whose code calls Lisp gets
+    //! [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting for the stream; a stream that
+    //! calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`. A stream may wait for
+    //! another thread that calls Lisp, if that call neither prints nor warns. A stream must not wait for a lock that a
+    //! caller of Lisp may hold: `println!("{value}")`, for example, calls Lisp while it holds the lock of
     //! [`std::io::stdout`].
     //!
     //! By default Lisp writes to the file descriptors of this process, without the locks and buffers of [`std::io`]. To
@@ -273,9 +273,9 @@ pub mod own_core {
 pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
-    //! [`Lisp::save`](crate::Lisp::save) writes the complete image, including the values of variables, while the
-    //! program continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than
-    //! booting the plain core.
+    //! [`Lisp::save`](crate::Lisp::save) writes the complete image, including the values of variables, while the program
+    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than booting the plain
+    //! core, unless the file is a copy: then the boot first reads the whole file to check it.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
@@ -392,9 +392,9 @@ pub mod what_ends_the_process {
     //! call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
     //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may change
-    //! the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal is
-    //! blocked, any error in Lisp ends the process; while SIGUSR2 is blocked, garbage collections wait; and while
-    //! SIGURG is blocked, SBCL may end the process.
+    //! the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal is blocked,
+    //! an error in Lisp that raises this signal ends the process; while SIGUSR2 is blocked, garbage collections wait; and
+    //! while SIGURG is blocked, SBCL may end the process.
     //!
     //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals unblocked:
     //! the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP, SIGIO, SIGXCPU,
@@ -481,10 +481,10 @@ pub mod performance {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a name up once, and the
-    //! returned [`Function`](crate::Function) follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name
-    //! up for each call. [`Lisp::eval`](crate::Lisp::eval) reads the text each time, and compiles each form unless the
-    //! form is a simple call.
+    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a name up once, and the returned
+    //! [`Function`](crate::Function) follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up for each
+    //! call. [`Lisp::eval`](crate::Lisp::eval) reads the text each time, and compiles each form unless the form is simple,
+    //! such as a variable or a call with simple arguments.
     //!
     //! **Conversions.** A conversion copies the object. Keep large objects in Lisp and pass a [`Value`](crate::Value)
     //! instead: passing a `Value` costs the same for objects of any size. [`Cx::copy_bytes`](crate::Cx::copy_bytes)
@@ -493,11 +493,11 @@ pub mod performance {
     //! **Generic arithmetic.** Without declarations, Lisp arithmetic works on numbers of all types. Type declarations
     //! (`fixnum`, `double-float`) can make inner loops many times faster; SBCL checks these declarations.
     //!
-    //! **Garbage.** A garbage collection stops all Lisp threads, for a time that grows with the amount of live data:
-    //! usually a few milliseconds. Rust threads continue, unless they wait for the result of a call.
+    //! **Garbage.** A garbage collection stops all threads that run Lisp code, for a time that grows with the amount of live
+    //! data: usually a few milliseconds. Rust code continues, until it calls Lisp or waits for the result of a call.
     //!
-    //! **One thread.** By default a single Lisp thread runs all calls, one after another.
-    //! [`Builder::threads`](crate::Builder::threads) sets how many calls run in parallel.
+    //! **One thread.** By default only one call at a time runs Lisp code. [`Builder::threads`](crate::Builder::threads) sets
+    //! how many calls run Lisp code in parallel.
     //!
     //! The repository's `docs/benchmarks.md` lists the measured time of each kind of call; `make bench` repeats the
     //! measurements.

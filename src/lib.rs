@@ -19,7 +19,7 @@
 //!
 //! [`Lisp`] is a handle to the image: it boots SBCL, evaluates code, calls functions in both directions, and converts
 //! values. The [`guide`] explains the library by topic, beginning with [values](guide::values) and ending with [common
-//! mistakes](guide::mistakes) and [performance](guide::performance). A process has one image; see [what ends the
+//! mistakes](guide::mistakes) and [performance](guide::performance). A process has at most one image; see [what ends the
 //! process](guide::what_ends_the_process).
 //!
 //! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: it evaluates code as a REPL
@@ -46,7 +46,7 @@
 //! | platform | status |
 //! |---|---|
 //! | x86-64 Linux, glibc 2.31 or newer | tested |
-//! | aarch64 Linux | the program runs in QEMU; the library has never run there |
+//! | aarch64 Linux | the server has run in QEMU only; the library has never run there |
 //! | macOS, Windows | not supported |
 //!
 //! The crate needs Rust 1.89 or newer. The first build on a machine compiles SBCL, which takes some minutes.

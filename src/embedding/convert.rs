@@ -82,9 +82,9 @@ const MAX_FETCH_DEPTH: u32 = 10_000;
 /// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables. A hash table takes two
 /// levels, as a list of pairs does.
 ///
-/// Below this depth, lists, vectors and hash tables become handles, except vectors of octets. Instances and functions
-/// become handles at any depth. With an opaque shape, every object below the depth becomes a handle, except `nil`, `t`,
-/// fixnums, floats and characters.
+/// Below this depth, lists, vectors and hash tables become handles, except strings and vectors of octets. Instances and
+/// functions become handles at any depth. With an opaque shape, every object below the depth becomes a handle, except `nil`,
+/// `t`, fixnums, floats and characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
@@ -500,10 +500,10 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `char`, `String` | a character, a string |
 /// | `Option<T>` | `nil` is `None` |
 /// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
-/// | `Vec<T>`, `[T; N]` | a list or a vector |
+/// | `Vec<T>`, `[T; N]` | a list, or a vector that is not a string |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, as for a tuple of two; the first pair with a key counts |
 /// | tuples | multiple values; as elements, a list, a vector or a pair (a cons whose cdr is a non-empty list counts as a list) |
-/// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number, a number |
+/// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number whose parts fit an `i128`, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
 /// | `()` | any values, ignored |
 ///

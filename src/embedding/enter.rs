@@ -242,8 +242,7 @@ impl Cx {
     /// Lends `work` the octets of a vector in place, without copying them.
     ///
     /// The vector may be of any length. If the vector has a fill pointer, `work` gets only the octets before the fill
-    /// pointer.
-    /// The safe alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
+    /// pointer. The safe alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -46,8 +46,8 @@ pub enum Error {
     Aborted,
     /// Lisp is unwinding to an outer frame, by a `throw`, a `return-from` or a restart.
     ///
-    /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call fails
-    /// with this error. Return the error to your own caller.
+    /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call on this
+    /// thread fails with this error. Return the error to your own caller.
     #[error("the call failed because Lisp is unwinding past the calling Rust function: return from that function")]
     Unwinding,
     /// Lisp cannot be called where the call was made.
@@ -238,7 +238,8 @@ impl Condition {
         &self.message
     }
 
-    /// Returns the restarts that were available, innermost first.
+    /// Returns the restarts that were available, innermost first: at most 20. The list ends before the first restart that
+    /// has no name.
     ///
     /// The list is empty if the stack or the heap was exhausted.
     ///

@@ -11,8 +11,8 @@ use super::value::Value;
 
 /// A Lisp function that Rust can call.
 ///
-/// A `Function` that was looked up by name always calls the current definition. Its calls have the options of the
-/// [`Lisp`](super::Lisp) handle that looked it up: time limit, error handler, package and variable bindings.
+/// A `Function` that was looked up by name always calls the current definition. If a [`Lisp`](super::Lisp) handle looked the
+/// function up, its calls have the handle's options: time limit, error handler, package and variable bindings.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;

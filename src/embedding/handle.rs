@@ -25,9 +25,10 @@ use crate::session::Session;
 
 /// A handle to the Lisp image of this process.
 ///
-/// Clones are handles to the same image and may be used from any thread. A call from an ordinary Rust thread runs on one
-/// of the program's Lisp threads; [`threads`](Builder::threads) sets how many such calls run in parallel. Calls from
-/// within [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread.
+/// Clones are handles to the same image and may be used from any thread. A call from an ordinary Rust thread runs on one of
+/// the program's Lisp threads; [`threads`](Builder::threads) sets how many such calls run in parallel. Calls from within
+/// [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread. Besides the errors that
+/// its method lists, each call can fail with the errors of [`enter`](Self::enter).
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -116,7 +117,8 @@ impl Builder {
         self
     }
 
-    /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default.
+    /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default. 0 counts as 1, and
+    /// a larger number as 256.
     ///
     /// A thread inside a Rust function, or inside the closure of [`enter`](Lisp::enter), does not count, as it runs no
     /// Lisp. When calls have waited for about 20 ms and fewer than `count` threads are in Lisp, a [spare
@@ -127,10 +129,11 @@ impl Builder {
     }
 
     /// Sets the maximum number of spare Lisp threads in addition to [`threads`](Self::threads): at most 256, 64 by default.
+    /// A larger number counts as 256.
     ///
     /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and parked
-    /// when it is not needed. When no more threads are allowed, calls wait; when no waiting call has begun for five seconds,
-    /// the waiting calls fail with [`Error::NoThread`].
+    /// when it is not needed. When no more threads are allowed or can be started, calls wait; when no waiting call has begun
+    /// for five seconds, the waiting calls fail with [`Error::NoThread`].
     pub fn spare_threads(mut self, count: u32) -> Self {
         self.spare_threads = count;
         self
@@ -210,7 +213,8 @@ impl Builder {
         self
     }
 
-    /// Sets the function that receives warnings from evaluated and loaded code: the warning's class and its text.
+    /// Sets the function that receives warnings from evaluated and loaded code: the warning's class and its text. Warnings
+    /// about redefinitions are discarded.
     ///
     /// By default warnings are `tracing` events of the target `sbcl`. The hook runs on the thread that writes to
     /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, that call fails with
@@ -239,11 +243,12 @@ impl Builder {
     ///
     /// # Errors
     /// Returns [`Error::Boot`] with [`AlreadyBooted`](crate::BootError::AlreadyBooted) if this process has an image
-    /// ([`Lisp::get_or_boot`] returns it), or with the reason why the new image cannot be booted, such as a size out of
-    /// range or no usable core. A saved core can be refused with [`OtherBuild`](crate::BootError::OtherBuild),
-    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) if the file is not a saved core,
-    /// is incomplete, or was changed after the save. Returns [`Error::Io`] if the threads for the streams cannot be
-    /// started. After an error about a size or the core, another boot may be tried.
+    /// ([`Lisp::get_or_boot`] returns an image that a `Builder` booted), or with the reason why the new image cannot be
+    /// booted, such as a size out of range or no usable core. A saved core can be refused with
+    /// [`OtherBuild`](crate::BootError::OtherBuild), [`OtherHeap`](crate::BootError::OtherHeap), or
+    /// [`Core`](crate::BootError::Core) if the file is not a saved core, is incomplete, or was changed after the save.
+    /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error about a size or the core,
+    /// another boot may be tried.
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOT_LOCK.lock();
         let booted = self.boot_with_lock_held();
@@ -352,8 +357,8 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns the error of `work`; [`Error::Timeout`], [`Error::Interrupted`], [`Error::Aborted`] or [`Error::Unwinding`]
-    /// if the call ends before `work` has returned; [`Error::NoThread`], [`Error::CalledByStream`] or [`Error::Condition`]
-    /// if the call cannot begin.
+    /// if the call is ended early, even if `work` still returns a value; [`Error::NoThread`], [`Error::CalledByStream`],
+    /// [`Error::CannotCall`], [`Error::Forked`] or [`Error::Condition`] if the call cannot begin.
     ///
     /// # Panics
     /// Panics if `work` panics.
@@ -363,9 +368,9 @@ impl Lisp {
 
     /// Evaluates the forms in `code` and reads the values of the last form.
     ///
-    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default. If neither this handle
-    /// nor the handle of a surrounding call has a package, a call within a function that Lisp has called reads the forms in the
-    /// package that Lisp code has bound there.
+    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default. If neither this
+    /// handle nor the handle of the innermost surrounding call has a package, a call within a function that Lisp has called
+    /// reads the forms in the package that Lisp code has bound there.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -465,9 +470,9 @@ impl Lisp {
 
     /// Defines the Lisp function `name` as a Rust closure.
     ///
-    /// The name is written as for [`call`](Self::call); a function `(setf name)` receives the new value as its first argument.
-    /// The name's package is created if it does not exist, and exports the name unless it is `COMMON-LISP-USER`. Lisp may
-    /// call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
+    /// The name is written as for [`call`](Self::call); a function `(setf name)` receives the new value as its first
+    /// argument. The name's package is created if it does not exist. Any package but `COMMON-LISP-USER` exports the name.
+    /// Lisp may call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
     /// collection nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
@@ -509,7 +514,7 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns the errors of [`define`](Self::define), and an error if `lambda_list` is not a lambda list, or the number of
-    /// its variables is not the number of parameters. After an error, an existing function of that name is unchanged.
+    /// its variables is not the number of parameters. After such an error, an existing function of that name is unchanged.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -567,9 +572,11 @@ impl Lisp {
 
     /// Returns a handle whose calls pass errors to `handler`, unless Lisp code handles them.
     ///
-    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. If it
-    /// returns `None` or panics, the call fails. `handler` may call Lisp; errors in those calls are not passed to it, and
-    /// neither are errors in calls of other handles within a call of this handle.
+    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. If `handler`
+    /// returns `None` or panics, or there is no restart of the chosen name, the call fails. `handler` may call Lisp; errors
+    /// in those calls are not passed to `handler` unless they are calls of this handle. Errors in calls of other handles
+    /// within a call of this handle are not passed to `handler`, either. An error in the fourth nested call of a handler is
+    /// passed to no handler.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -649,8 +656,8 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Interrupts the calls that wait or run now, and returns at once. [`Lisp::interrupt_handle`] describes which calls
-    /// belong to this handle.
+    /// Interrupts the calls that wait or run now, without waiting for their end. [`Lisp::interrupt_handle`] describes which
+    /// calls belong to this handle.
     ///
     /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
     /// called runs to its end first. Interrupting a call again has no effect.

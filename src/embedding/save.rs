@@ -188,19 +188,19 @@ impl Lisp {
     /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's, which saving stops first. Such a
     /// function delays the save until it returns, within the limits below, and cannot itself save the image.
     ///
-    /// Threads of the host, including those inside a function that Lisp has called, are not restricted. No code of the
-    /// host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
-    /// destructor. The copy has none of the host's files open. The copy is a child of the host: a host that waits for all
-    /// its children may see the copy end (`SIGCHLD`, `waitpid`), which does no harm.
+    /// The program's own threads, and Lisp threads inside a function that Lisp has called, are not restricted. No code of
+    /// the program runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
+    /// destructor. The copy has none of the program's files open. The copy is a child of this process: a program that waits
+    /// for all its children may see the copy end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
-    /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at all,
-    /// and replaces a previous file. If the host ends before the file is complete, a file `PATH.…-….draft` remains. The
-    /// core boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
+    /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at all, and
+    /// replaces a previous file. If the process ends before the file is complete, a file `PATH.…-….draft` remains. The core
+    /// boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
     ///
     /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the process.
-    /// Neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive such a save. If the system
-    /// refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this function fails and
-    /// changes nothing.
+    /// Neither the program's own threads nor Rust frames on the stacks of Lisp threads would survive such a save. If the
+    /// system refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this function fails
+    /// and changes nothing.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::boot()?;
@@ -213,11 +213,12 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Io`] if no file can be created at `path`, or the system is not Linux; [`Error::Save`] if the copy
-    /// did not save, for example on a full disk, or took longer than 300 seconds; [`Error::Condition`] if the process cannot
-    /// be copied, or if for 30 seconds other threads compile, intern symbols or define classes without a pause, a thread
-    /// stays in `without-interrupts`, or a finalizer does not return; [`Error::Timeout`] if the handle's
-    /// [limit](Self::with_timeout) passes before the copy is made. After an error, a previous file at `path` is unchanged.
+    /// Returns [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
+    /// [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
+    /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols or
+    /// define classes without a pause, a thread stays in `without-interrupts`, or a finalizer does not return;
+    /// [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made. After an error, a
+    /// previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| {

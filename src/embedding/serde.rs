@@ -16,15 +16,15 @@ use crate::image::message::{self, Token};
 ///
 /// | Rust | Lisp |
 /// |---|---|
-/// | struct | a property list, `(:id 7 :items ("a" "b"))`; structures and instances can be read as well |
-/// | sequence, tuple | a list |
-/// | map | a hash table |
+/// | struct | a property list, `(:id 7 :items ("a" "b"))`; structures, instances and hash tables can be read as well |
+/// | sequence, tuple | a list; vectors can be read as well |
+/// | map | a hash table; property lists can be read as well |
 /// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values |
 /// | `None`, `()`, `false` | `nil` |
 ///
-/// Underscores and capitals in names become hyphens in Lisp, and case is ignored. Writing a struct fails if two of its fields
-/// have the same name in Lisp, and reading a keyword fails if it names two variants, or a variant by its name and an alias.
-/// If a property list has a key twice, the first entry counts.
+/// In Lisp, a name has a hyphen for each underscore, and before each capital that follows a lower-case letter or a digit;
+/// case is ignored. Writing a struct fails if two of its fields have the same name in Lisp, and reading a keyword fails if
+/// it names two variants, or a variant by its name and an alias. If a property list has a key twice, the first entry counts.
 ///
 /// Some types choose their variant by the object that they read: enums with `#[serde(tag)]` or `#[serde(untagged)]`, and
 /// `serde_json::Value`. These types read `nil` as a unit and a property list as a list, so they cannot read back everything

@@ -138,7 +138,7 @@ impl Value {
         pool::run(|cx| cx.print(self, limit))
     }
 
-    /// Returns true if both values are `eql`: the same object, or equal numbers or characters.
+    /// Returns true if both values are `eql`: the same object, the same character, or equal numbers of the same type.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -243,7 +243,7 @@ impl Value {
         Ok(slots.into_iter().map(|(LossyText(name), LossyText(value))| (name, value)).collect())
     }
 
-    /// Returns handles to the elements of a list or a vector.
+    /// Returns handles to the elements of a list, or of a vector that is not a string.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -253,7 +253,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Conversion`] if the object is neither a list nor a vector.
+    /// Returns [`Error::Conversion`] if the object is a string, or neither a list nor a vector.
     pub fn elements(&self) -> Result<Vec<Self>, Error> {
         self.to()
     }
