@@ -572,8 +572,8 @@ impl Lisp {
 
     /// Returns a handle whose calls pass errors to `handler`, unless Lisp code handles them.
     ///
-    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. If `handler`
-    /// returns `None` or panics, or there is no restart of the chosen name, the call fails. `handler` may call Lisp; errors
+    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. The call fails if
+    /// `handler` returns `None` or panics, or if no restart has the chosen name. `handler` may call Lisp; errors
     /// in those calls are not passed to `handler` unless they are calls of this handle. Errors in calls of other handles
     /// within a call of this handle are not passed to `handler`, either. An error in the fourth nested call of a handler is
     /// passed to no handler.

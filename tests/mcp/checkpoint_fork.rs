@@ -120,7 +120,7 @@ fn save_works_while_a_thread_that_walks_the_heap_is_in_c_code() {
                   (setf *walks* t)
                   (sb-unix:nanosleep 1000 0)))
               space))
-           ;; One form, because code cannot be compiled once the mutex is held.
+           ;; The thread starts and is awaited in one form: no code can be compiled once the mutex is held.
            (let ((spaces '(:immobile :text)))
              (sb-thread:make-thread (lambda () (dolist (space spaces) (ignore-errors (walk space)))))
              (loop until *walks* do (sleep 0.001)))"#,
