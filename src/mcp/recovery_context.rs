@@ -326,9 +326,6 @@ pub(super) fn resume(
     }
     session.number_evaluations_after(state.evaluations);
     session.number_errors_after(state.errors);
-    // The page of a new worker is empty. If the server is killed, the session's next server reads these numbers from the page.
-    status.raise(StatusField::NewestEvaluation, state.evaluations);
-    status.raise(StatusField::NewestError, state.errors);
     session.set_lost_evaluations(state.crash.as_ref().map_or(&[], |crash| &crash.background));
     if let Some(client) = state.clients.get(&0) {
         session.set_errors(client.errors.clone());

@@ -161,7 +161,7 @@ impl Observer for EventForwarder {
     }
 
     fn evaluation_numbered(&self, evaluation: u64) {
-        self.status.set(StatusField::NewestEvaluation, evaluation);
+        self.status.raise(StatusField::NewestEvaluation, evaluation);
     }
 
     fn error_numbered(&self, error: u64) {

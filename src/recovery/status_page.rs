@@ -140,16 +140,33 @@ impl StatusPage {
     }
 }
 
+/// A session's newest numbers, from which the next image continues to count. A worker's page has them from its creation on:
+/// if the server is killed while the worker boots, the session's next server reads them from the page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct NewestNumbers {
+    /// The number of the newest evaluation.
+    pub(crate) evaluation: u64,
+    /// The number of the newest error, of any client.
+    pub(crate) error: u64,
+}
+
 /// The supervisor's side of the page. Each worker process has a page of its own.
 #[derive(Debug)]
 pub(crate) struct WorkerStatus(OwnedFd);
 
 impl WorkerStatus {
-    /// Creates a page of zeros. With a `path`, the page is a file, which replaces any file at `path` and outlives the
-    /// supervisor. Without a `path`, or if the file cannot be written, the page is in memory.
-    pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
+    /// Creates a page with the session's newest numbers, otherwise of zeros. With a `path`, the page is a file, which
+    /// replaces any file at `path` and outlives the supervisor. Without a `path`, or if the file cannot be written, the page
+    /// is in memory.
+    pub(crate) fn new(path: Option<&Path>, newest: NewestNumbers) -> io::Result<Self> {
+        let mut page = [0; 4096];
+        for (field, number) in
+            [(StatusField::NewestEvaluation, newest.evaluation), (StatusField::NewestError, newest.error)]
+        {
+            page[field as usize * 8..][..8].copy_from_slice(&number.to_ne_bytes());
+        }
         let in_file = |path| {
-            Self::create_in_file(path).inspect_err(|error| {
+            Self::create_in_file(path, &page).inspect_err(|error| {
                 tracing::warn!(
                     "the file {} cannot be written: {error}; if the server is killed, the session's next server may use \
                      numbers of evaluations and errors again",
@@ -161,17 +178,18 @@ impl WorkerStatus {
             return Ok(page);
         }
         let fd = unnamed_file()?;
-        rustix::fs::ftruncate(&fd, 4096)?;
-        Ok(Self(fd))
+        let mut file = std::fs::File::from(fd);
+        file.write_all(&page)?;
+        Ok(Self(file.into()))
     }
 
     /// Creates a status page in a file, which replaces the file at `path`.
-    fn create_in_file(path: &Path) -> io::Result<Self> {
+    fn create_in_file(path: &Path, page: &[u8]) -> io::Result<Self> {
         let draft = path.with_extension("draft");
         let file = files::create(&draft)?;
-        // The zeros are written so that the file has a disk block. On a full disk, a store to a mapped page without a block
-        // would raise SIGBUS.
-        let written = (&file).write_all(&[0; 4096]).and_then(|()| std::fs::rename(&draft, path));
+        // The zeros are written, too, so that the file has a disk block. On a full disk, a store to a mapped page without a
+        // block would raise SIGBUS.
+        let written = (&file).write_all(page).and_then(|()| std::fs::rename(&draft, path));
         if written.is_err() {
             let _ = std::fs::remove_file(&draft);
         }
@@ -199,11 +217,11 @@ impl WorkerStatus {
         number
     }
 
-    /// Returns the numbers of the newest evaluation and of the newest error. The numbers are limited to `u64::MAX / 2`, since
-    /// foreign code may have written any value to the page.
-    pub(crate) fn newest_numbers(&self) -> (u64, u64) {
+    /// Returns the newest numbers. They are limited to `u64::MAX / 2`, since foreign code may have written any value to the
+    /// page.
+    pub(crate) fn newest_numbers(&self) -> NewestNumbers {
         let number = |field| self.get(field).min(u64::MAX / 2);
-        (number(StatusField::NewestEvaluation), number(StatusField::NewestError))
+        NewestNumbers { evaluation: number(StatusField::NewestEvaluation), error: number(StatusField::NewestError) }
     }
 
     /// Returns the process that saves the session at the end.
@@ -250,10 +268,10 @@ fn process_id(number: u64) -> Option<Pid> {
     Pid::from_raw(i32::try_from(number).ok()?)
 }
 
-/// Returns the numbers of the newest evaluation and of the newest error from the page in this file; zeros without a file.
-pub(crate) fn newest_numbers(path: &Path) -> (u64, u64) {
+/// Returns the newest numbers from the page in this file; zeros without a file.
+pub(crate) fn newest_numbers(path: &Path) -> NewestNumbers {
     let file = files::open(path).map(|file| WorkerStatus(file.into()));
-    file.map_or((0, 0), |status| status.newest_numbers())
+    file.map(|status| status.newest_numbers()).unwrap_or_default()
 }
 
 /// Creates a file in memory, or an unlinked temporary file on systems without memfd_create(2).
@@ -268,4 +286,23 @@ pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_page_has_the_newest_numbers_before_a_worker_writes_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("status");
+        assert_eq!(newest_numbers(&path), NewestNumbers::default());
+        for newest in [NewestNumbers { evaluation: 7, error: 3 }, NewestNumbers { evaluation: 9, error: 4 }] {
+            let page = WorkerStatus::new(Some(&path), newest).unwrap();
+            assert_eq!((page.newest_numbers(), newest_numbers(&path)), (newest, newest));
+            assert_eq!(WorkerStatus::new(None, newest).unwrap().newest_numbers(), newest);
+            assert_eq!(page.get(StatusField::Begun), 0);
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 4096);
+        }
+    }
 }

@@ -14,7 +14,7 @@ use crate::recovery::event::SessionEvent;
 use crate::recovery::log::{self, LoadedLog, RecoveryLog};
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::state::{ContinuedSession, Crash, LastStatus, RecoveryState, Replacement, SavedFileStatus};
-use crate::recovery::status_page::{StatusField, WorkerStatus, newest_numbers};
+use crate::recovery::status_page::{NewestNumbers, StatusField, WorkerStatus, newest_numbers};
 use crate::recovery::text;
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::{call_of_job, first_job_of_message};
@@ -133,9 +133,9 @@ impl RecoveryRecord {
         self.checkpoints.remove_leftovers(&files);
         // A saving process that was killed after its save may not have deleted the older automatic checkpoints.
         self.checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
-        let (evaluation, error) = newest_numbers(&session.status_file());
-        self.state.evaluations = self.state.evaluations.max(evaluation);
-        self.state.errors = self.state.errors.max(error);
+        let newest = newest_numbers(&session.status_file());
+        self.state.evaluations = self.state.evaluations.max(newest.evaluation);
+        self.state.errors = self.state.errors.max(newest.error);
         if self.state.has_state_to_restore() || remark.is_some() {
             self.state.continued_session = Some(ContinuedSession { session: session.name.clone(), remark });
         }
@@ -268,6 +268,11 @@ impl RecoveryRecord {
         self.state.record_crash(last, replayed, crash)
     }
 
+    /// Returns the session's newest numbers so far.
+    pub(super) fn newest_numbers(&self) -> NewestNumbers {
+        NewestNumbers { evaluation: self.state.evaluations, error: self.state.errors }
+    }
+
     /// Records completed saves that the lost worker did not report.
     fn record_finished_saves(&mut self) {
         let files = self.state.files_being_saved();
@@ -284,7 +289,7 @@ impl RecoveryRecord {
         let runs = status.get(StatusField::Begun) != status.get(StatusField::Ended);
         let client = status.get(StatusField::Client);
         let replaying = usize::try_from(status.get(StatusField::ReplayedForm)).unwrap_or(0).checked_sub(1);
-        let (evaluations, errors) = status.newest_numbers();
+        let newest = status.newest_numbers();
         LastStatus {
             // If foreign code has written too high a number, at least the last job counts as begun.
             begun: requested_by.max(job_in(StatusField::HighestBegun)),
@@ -297,8 +302,8 @@ impl RecoveryRecord {
             background: status.background(),
             step: status.step(),
             replaying,
-            evaluations,
-            errors,
+            evaluations: newest.evaluation,
+            errors: newest.error,
             inspecting: Some(call_of_job(status.get(StatusField::Inspecting)))
                 .filter(|call| self.requests.is_open(*call)),
         }
@@ -401,7 +406,7 @@ mod tests {
             watch_interval: std::time::Duration::from_secs(1),
             recorder: None,
         };
-        (RecoveryRecord::new(&options), WorkerStatus::new(None).expect("memory"))
+        (RecoveryRecord::new(&options), WorkerStatus::new(None, Default::default()).expect("memory"))
     }
 
     fn saving(file: impl Into<String>) -> SessionEvent {

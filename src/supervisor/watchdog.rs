@@ -140,7 +140,7 @@ mod tests {
     /// A job that waited while its client's user was asked a question begins after jobs with higher numbers.
     #[test]
     fn a_job_that_begins_after_a_job_with_a_higher_number_keeps_the_worker_alive() {
-        let status = WorkerStatus::new(None).expect("memory");
+        let status = WorkerStatus::new(None, Default::default()).expect("memory");
         let page = status.map();
         let (output, input) = std::io::pipe().expect("a pipe");
         let this_process = rustix::process::getpid();

@@ -68,7 +68,8 @@ impl Worker {
         // No process is saving now: the processes that saved the last image were killed with it.
         self.recovery.checkpoints.remove_incomplete();
         let image = self.recovery.next_core();
-        let started = worker_process::start(arguments, image.as_deref(), session).and_then(|mut process| {
+        let newest = self.recovery.newest_numbers();
+        let started = worker_process::start(arguments, image.as_deref(), session, newest).and_then(|mut process| {
             self.recovery.send_state(&mut process)?;
             Ok(process)
         });

@@ -16,7 +16,7 @@ use crate::image::heap;
 use crate::recovery::checkpoint::store::this_program;
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
-use crate::recovery::status_page::WorkerStatus;
+use crate::recovery::status_page::{NewestNumbers, WorkerStatus};
 use crate::recovery::text;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::set_nonblocking;
@@ -29,14 +29,15 @@ const MIN_READ_CAPACITY: usize = 64 << 10;
 const MAX_IDLE_CAPACITY: usize = 1 << 20;
 
 /// Starts a worker process with these arguments. The process boots the core `image`, or the program's own core if
-/// `image` is `None`. With a persistent session the process inherits the session's lock, and its status page is a file of
-/// the session.
+/// `image` is `None`. Its status page begins with the numbers `newest`. With a persistent session the process inherits the
+/// session's lock, and its status page is a file of the session.
 pub(super) fn start(
     arguments: &[OsString],
     image: Option<&Path>,
     session: Option<&(PersistentSession, Lock)>,
+    newest: NewestNumbers,
 ) -> io::Result<WorkerProcess> {
-    let status = WorkerStatus::new(session.map(|(session, _)| session.status_file()).as_deref())?;
+    let status = WorkerStatus::new(session.map(|(session, _)| session.status_file()).as_deref(), newest)?;
     let (requests, to) = io::pipe()?;
     let (from, answers) = io::pipe()?;
     let (to, from) = (set_nonblocking(to.into())?, set_nonblocking(from.into())?);
