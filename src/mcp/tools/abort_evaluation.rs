@@ -27,7 +27,7 @@ pub(super) struct AbortEvaluation;
 pub(super) struct Arguments {
     /// Number of a running or waiting evaluation.[[debugger| Default: the held evaluation.]]
     id: Option<EvaluationNumber>,
-    /// True to abort the newest evaluation if `id` is missing, as the tool `evaluation` of version 0.1 did.
+    /// True to abort the newest evaluation if `id` is missing, as the former tool `evaluation` did.
     #[serde(default)]
     #[schemars(skip)]
     newest: Flag,

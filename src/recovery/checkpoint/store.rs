@@ -481,7 +481,7 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
         let number = extensions.strip_prefix("json.").and_then(|rest| rest.strip_suffix(".draft"));
         number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
     };
-    // Version 0.1 wrote files with the extension `draft`.
+    // Builds before version 0.1 wrote files with the extension `draft`.
     is_number(stem)
         && (["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
             || is_manifest_draft())
