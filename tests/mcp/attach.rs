@@ -491,6 +491,21 @@ fn concurrent_clients_with_equal_request_ids_get_their_own_answers(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn only_an_agent_is_advised_to_abort_a_running_evaluation_by_its_id(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let repl = json!({"experimental": {"sbcl-mcp/audience": {"name": "repl"}}});
+    let mut person = runtime.attach_with(&server, repl);
+    let endless = json!({"code": "(loop)", "background": true});
+    call_ok(&mut server, "evaluate-lisp", endless.clone());
+    person.call_ok("evaluate-lisp", endless);
+    let text = call_err(&mut server, "abort-evaluation", json!({}));
+    assert!(text.ends_with(" To end evaluation 1, which has not ended, pass its `id`."), "{text}");
+    let text = person.call_err("abort-evaluation", json!({}));
+    assert!(text.starts_with("No evaluation is held: ") && !text.contains("To end evaluation"), "{text}");
+}
+
+#[apply(both_modes)]
 fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(mode: Mode) {
     let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     let code = "(let ((a 40)) (+ a (restart-case (error \"held\") (use-value (v) v))))";
