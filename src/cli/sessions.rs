@@ -17,7 +17,7 @@ use crate::image::process::take_inherited_descriptor;
 use crate::recovery::checkpoint::save::FinalSave;
 use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
 use crate::recovery::persistent::lock::{Holder, HolderState, Lock};
-use crate::recovery::persistent::{NOT_SAVED, PersistentSession, SAVE_MARKER_FILE};
+use crate::recovery::persistent::{NOT_SAVED, PersistentSession};
 use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
 use crate::rpc::descriptors::to_private_number;
@@ -182,9 +182,7 @@ pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Resu
     let (threads, timers) = (Vec::new(), 0);
     let made = SaveDetails { name, evaluation, saved, automatic: true, at_end: true, threads, timers };
     let checkpoints = draft.checkpoints().clone();
-    let marker = draft.path().with_file_name(SAVE_MARKER_FILE);
     draft.finish_only_child(made).map_err(|reason| format!("{NOT_SAVED}{reason}."))?;
-    let _ = fs::remove_file(marker);
     checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
     Ok(())
 }

@@ -376,7 +376,7 @@ pub(crate) struct Changes {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FormRole {
-    /// The role is unknown, because version 0.1 of the server recorded the form.
+    /// The role is unknown, because a build before version 0.1 recorded the form.
     #[default]
     Unknown,
     /// An `in-package` form.

@@ -35,7 +35,8 @@ pub(crate) const DAMAGED_LOG_FILE: &str = "log.damaged";
 pub(crate) const INCOMPLETE_MARKER_FILE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
 const COMPACTION_THRESHOLD: u64 = 64 << 20;
-/// Maximum number of bytes that are read of a `.forms` file: a snapshot is one line. Version 0.1 wrote several lines.
+/// Maximum number of bytes that are read of a `.forms` file: a snapshot is one line. Builds before version 0.1 wrote
+/// several lines.
 const MAX_FORMS_BYTES: u64 = 2 * MAX_LINE as u64;
 /// The version of the log's format. A log with a higher version is not read.
 const FORMAT_VERSION: u32 = 2;
@@ -78,7 +79,8 @@ pub(crate) struct LoadedLog {
     pub(crate) state: RecoveryState,
     /// The number of lines that could not be read. An incomplete last line does not count.
     pub(crate) unreadable: usize,
-    /// True when the log has a readable snapshot or the first line of a log of version 0.1; false without a log.
+    /// True when the log has a readable snapshot or the first line of a log of a build before version 0.1; false without
+    /// a log.
     pub(crate) has_snapshot: bool,
 }
 
@@ -538,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_version_0_1_is_read() {
+    fn a_log_of_an_earlier_build_is_read() {
         let directory = directory("old-log");
         let lines = [
             r#"{"from":{"evaluations":7,"dropped":1}}"#,

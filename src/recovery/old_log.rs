@@ -1,5 +1,5 @@
-//! The format of the recovery log of version 0.1. A log in this format is only read: the server that reads the log
-//! rewrites it in the current format.
+//! The format of the recovery log of builds before version 0.1. A log in this format is only read: the server that
+//! reads the log rewrites it in the current format.
 
 use serde::Deserialize;
 
@@ -10,7 +10,7 @@ use crate::outcome::ErrorRecord;
 use crate::session::recovery::SavedErrors;
 use std::sync::Arc;
 
-/// A line of a log of version 0.1.
+/// A line of a log of a build before version 0.1.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum OldLine {

@@ -38,7 +38,7 @@ pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
 pub use tests::tests;
 #[cfg(feature = "mcp")]
-pub(crate) use tests::{suspects_hint, tests_ran};
+pub(crate) use tests::tests_ran;
 
 pub use crate::outcome::DefinitionFilter;
 

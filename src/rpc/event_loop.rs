@@ -63,10 +63,26 @@ pub(crate) struct EventLoop {
 struct LoopState {
     /// True after [`EventLoop::begin_replacement`].
     is_being_replaced: bool,
-    /// True once the input has ended: the loop reads nothing more.
-    has_input_ended: bool,
-    /// The shutdown, once it has begun: the loop reads nothing more.
-    shutdown: Option<Shutdown>,
+    stage: LoopStage,
+}
+
+/// The stage of an event loop.
+#[derive(Debug, Default, Clone, Copy)]
+enum LoopStage {
+    /// The loop reads lines.
+    #[default]
+    Reading,
+    /// The input of a process that is being replaced has ended. The process waits until its supervisor ends it.
+    AwaitingReplacement,
+    /// The shutdown has begun: the loop reads nothing more.
+    ShuttingDown(Shutdown),
+}
+
+impl LoopStage {
+    /// Returns the shutdown, once it has begun.
+    fn shutdown(self) -> Option<Shutdown> {
+        if let Self::ShuttingDown(shutdown) = self { Some(shutdown) } else { None }
+    }
 }
 
 /// A shutdown in progress.
@@ -153,8 +169,11 @@ impl EventLoop {
     /// ends it, or until it is orphaned: a final save by this process would undo the reset or restore that the process has
     /// requested.
     fn handle_end_of_input(&self) {
-        self.state.lock().has_input_ended = true;
-        if !self.is_being_replaced() {
+        let mut state = self.state.lock();
+        if state.is_being_replaced && matches!(state.stage, LoopStage::Reading) {
+            state.stage = LoopStage::AwaitingReplacement;
+        } else {
+            drop(state);
             self.begin_shutdown(0, ANSWER_GRACE_PERIOD);
         }
     }
@@ -163,19 +182,21 @@ impl EventLoop {
     /// after the first call.
     fn begin_shutdown(&self, status: i32, within: Duration) {
         let mut state = self.state.lock();
-        let now = Instant::now();
-        state.shutdown.get_or_insert(Shutdown {
-            status,
-            answer_deadline: now + within,
-            unwinding_deadline: now + ANSWER_GRACE_PERIOD + UNWINDING_GRACE_PERIOD,
-        });
+        if state.stage.shutdown().is_none() {
+            let now = Instant::now();
+            state.stage = LoopStage::ShuttingDown(Shutdown {
+                status,
+                answer_deadline: now + within,
+                unwinding_deadline: now + ANSWER_GRACE_PERIOD + UNWINDING_GRACE_PERIOD,
+            });
+        }
         // From now on, each answer must wake the loop, which ends with the last answer.
         self.waker.wake_for_answers();
     }
 
     /// Returns the time by which evaluations that still run must have unwound. Before a shutdown, this is the current time.
     pub(crate) fn unwinding_deadline(&self) -> Instant {
-        self.state.lock().shutdown.map_or_else(Instant::now, |shutdown| shutdown.unwinding_deadline)
+        self.state.lock().stage.shutdown().map_or_else(Instant::now, |shutdown| shutdown.unwinding_deadline)
     }
 
     /// Runs until the shutdown is complete. Returns the exit status.
@@ -183,9 +204,9 @@ impl EventLoop {
         let mut input = self.input.lock();
         let mut descriptors = UsableDescriptors { waker: true, signals: true };
         loop {
-            let LoopState { has_input_ended, shutdown, .. } = *self.state.lock();
+            let stage = self.state.lock().stage;
             let may_read =
-                shutdown.is_none() && !has_input_ended && self.output.accepts_requests() && service.accepts_lines();
+                matches!(stage, LoopStage::Reading) && self.output.accepts_requests() && service.accepts_lines();
             if may_read && let Some(line) = input.next_line() {
                 // Unwinding drops the call's `Responder`, which answers the client.
                 if panics::catch(|| service.handle_line(line)).is_none() {
@@ -195,20 +216,20 @@ impl EventLoop {
                 }
                 continue;
             }
-            // Without a shutdown, the input of a process that is being replaced has ended.
-            let awaits_end = has_input_ended && shutdown.is_none();
-            if awaits_end && service.is_orphaned() {
+            let awaits_replacement = matches!(stage, LoopStage::AwaitingReplacement);
+            if awaits_replacement && service.is_orphaned() {
                 self.begin_shutdown(0, Duration::ZERO);
                 continue;
             }
             let now = Instant::now();
             let next_timer = panics::catch(|| service.run_timers(now)).flatten();
+            let shutdown = stage.shutdown();
             if let Some(shutdown) = shutdown
                 && (now >= shutdown.answer_deadline || service.is_idle())
             {
                 return shutdown.status;
             }
-            let next_poll = (awaits_end || !descriptors.waker).then(|| now + POLL_INTERVAL);
+            let next_poll = (awaits_replacement || !descriptors.waker).then(|| now + POLL_INTERVAL);
             let deadline =
                 [next_timer, shutdown.map(|shutdown| shutdown.answer_deadline), next_poll].into_iter().flatten().min();
             let timeout = deadline.map(|time| time.saturating_duration_since(now));
@@ -454,7 +475,7 @@ mod tests {
         client.event_loop.begin_replacement();
         client.writer.shutdown(std::net::Shutdown::Write).unwrap();
         let begin = Instant::now();
-        while !client.event_loop.state.lock().has_input_ended {
+        while !matches!(client.event_loop.state.lock().stage, LoopStage::AwaitingReplacement) {
             assert!(begin.elapsed() < Duration::from_secs(60), "the loop does not notice the end of its input");
             std::thread::yield_now();
         }

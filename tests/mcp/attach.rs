@@ -41,9 +41,22 @@ impl RuntimeDirectory {
         self.directory.join(format!("sbcl-mcp/{}.sock", server.pid()))
     }
 
+    /// Starts a server with a socket, and attaches a client.
+    pub(crate) fn with_client(mode: Mode) -> (Self, Server, Client) {
+        let runtime = Self::new(mode);
+        let server = runtime.server(&[]);
+        let client = runtime.attach(&server);
+        (runtime, server, client)
+    }
+
     pub(crate) fn attach(&self, server: &Server) -> Client {
+        self.attach_with(server, json!({}))
+    }
+
+    /// Attaches a client with these capabilities.
+    pub(crate) fn attach_with(&self, server: &Server, capabilities: Value) -> Client {
         let mut client = Client::connect(&self.socket(server));
-        client.initialize("person");
+        client.initialize_with("person", capabilities);
         client
     }
 }
@@ -191,9 +204,7 @@ fn socket_is_private_to_its_user_and_removed_on_exit(mode: Mode) {
 
 #[apply(both_modes)]
 fn attached_client_can_read_its_last_answers_at_the_end_of_the_server(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     // The answers are longer than the buffers of the socket, and the client does not read them yet.
     let lists: Vec<_> = (0..40).map(|_| client.post("tools/list", &json!({}))).collect();
     let marker = runtime.directory.join("evaluated");
@@ -211,9 +222,7 @@ fn attached_client_can_read_its_last_answers_at_the_end_of_the_server(mode: Mode
 
 #[apply(both_modes)]
 fn sessions_command_lists_running_servers_and_their_clients(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let server = runtime.server(&[]);
-    let client = runtime.attach(&server);
+    let (runtime, server, client) = RuntimeDirectory::with_client(mode);
     // The socket of a killed server is not listed.
     let stale = runtime.directory.join("sbcl-mcp/stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
@@ -235,10 +244,8 @@ fn sessions_command_lists_running_servers_and_their_clients(mode: Mode) {
 
 #[apply(both_modes)]
 fn socket_is_removed_when_sigterm_ends_the_server(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let server = runtime.server(&[]);
+    let (runtime, server, _client) = RuntimeDirectory::with_client(mode);
     let socket = runtime.socket(&server);
-    let _client = runtime.attach(&server);
     signal(server.pid(), "-TERM");
     assert_eq!(server.end().status.code(), Some(143));
     assert!(!socket.exists());
@@ -393,9 +400,7 @@ fn refused_clients_delay_no_attached_client(mode: Mode) {
 
 #[apply(both_modes)]
 fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     evaluate_err(&mut server, "(error \"the agent's\")");
     assert!(client.last_error().starts_with("No error information available."));
     assert_eq!(client.call_ok("describe-last-error", json!({"list": 20})), "This client has had no errors.");
@@ -486,10 +491,23 @@ fn concurrent_clients_with_equal_request_ids_get_their_own_answers(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(mode: Mode) {
+fn only_an_agent_is_advised_to_abort_a_running_evaluation_by_its_id(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
     let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let repl = json!({"experimental": {"sbcl-mcp/audience": {"name": "repl"}}});
+    let mut person = runtime.attach_with(&server, repl);
+    let endless = json!({"code": "(loop)", "background": true});
+    call_ok(&mut server, "evaluate-lisp", endless.clone());
+    person.call_ok("evaluate-lisp", endless);
+    let text = call_err(&mut server, "abort-evaluation", json!({}));
+    assert!(text.ends_with(" To end evaluation 1, which has not ended, pass its `id`."), "{text}");
+    let text = person.call_err("abort-evaluation", json!({}));
+    assert!(text.starts_with("No evaluation is held: ") && !text.contains("To end evaluation"), "{text}");
+}
+
+#[apply(both_modes)]
+fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(mode: Mode) {
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     let code = "(let ((a 40)) (+ a (restart-case (error \"held\") (use-value (v) v))))";
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
     assert!(text.contains("[Debugger]\nHeld."), "{text}");
@@ -517,9 +535,7 @@ fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(
 
 #[apply(both_modes)]
 fn disconnecting_client_ends_only_its_own_evaluations(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     let marker = runtime.directory.join("marker");
     server.evaluate("(defvar *over* nil)");
     let held = json!({"code": "(error \"stays\")", "on-error": "debug"});
@@ -548,9 +564,7 @@ fn every_request_read_before_the_server_ends_is_answered(mode: Mode) {
         (Some("(loop)"), vec!["(+ 1 2)", "(+ 3 4)"]),
         (Some("(sb-sys:without-interrupts (loop))"), vec!["(+ 1 2)"]),
     ] {
-        let runtime = RuntimeDirectory::new(mode);
-        let mut server = runtime.server(&[]);
-        let mut client = runtime.attach(&server);
+        let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
         let code = |code: &str| json!({"code": code, "timeout": 0});
         let own = own.map(|own| server.post_running("(progn", &format!("{own})"), 0.0));
         let ids: Vec<_> = joined.iter().map(|joined| client.post_call("evaluate-lisp", code(joined))).collect();
@@ -579,9 +593,7 @@ fn every_request_read_before_the_server_ends_is_answered(mode: Mode) {
 /// A worker that is stopped answers nothing, so the supervisor answers the requests of all clients.
 #[test]
 fn requests_that_a_stopped_worker_leaves_are_answered_when_the_server_ends() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     let running = client.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
     client.request("ping", &json!({}));
     stop_worker(&server);
@@ -597,9 +609,7 @@ fn requests_that_a_stopped_worker_leaves_are_answered_when_the_server_ends() {
 
 #[test]
 fn requests_of_attached_clients_are_answered_when_a_closed_stdout_ends_the_server() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     let running = client.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
     client.request("ping", &json!({}));
     server.stop_reading();
@@ -615,9 +625,7 @@ fn requests_of_attached_clients_are_answered_when_a_closed_stdout_ends_the_serve
 
 #[apply(both_modes)]
 fn progress_notifications_go_only_to_the_requesting_client(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     let arguments = json!({"code": "(dotimes (i 6) (format t \"tick ~D~%\" i) (sleep 0.2))"});
     let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": "t"}});
     let id = client.post("tools/call", &params);
@@ -630,9 +638,7 @@ fn progress_notifications_go_only_to_the_requesting_client(mode: Mode) {
 
 #[apply(both_modes)]
 fn reset_is_announced_to_the_other_clients(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     server.evaluate("(defun f () 1)");
     client.evaluate_err("(error \"before\")");
     let text = call_ok(&mut server, "reset-session", json!({}));
@@ -650,9 +656,7 @@ fn reset_is_announced_to_the_other_clients(mode: Mode) {
 
 #[test]
 fn image_loss_is_reported_to_every_client_and_each_continues() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     let mut idle = runtime.attach(&server);
     server.evaluate("(defpackage :agents (:use :cl)) (in-package :agents) (defun f () 1)");
     client.evaluate("(defun g () 2)");
@@ -692,8 +696,7 @@ fn image_loss_is_reported_to_every_client_and_each_continues() {
 fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
     let runtime = RuntimeDirectory::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
-    let mut listener = Client::connect(&runtime.socket(&server));
-    listener.initialize_with("person", json!({"experimental": {"sbcl-mcp/notice": {}}}));
+    let mut listener = runtime.attach_with(&server, json!({"experimental": {"sbcl-mcp/notice": {}}}));
     assert_eq!(listener.evaluate("1"), "=> 1");
     server.evaluate("(defun f () 1)");
     assert!(listener.notice().ends_with(" defined F."));
@@ -731,9 +734,7 @@ fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
 /// The supervisor keeps the effect of each client's last evaluation on its error state across repeated image losses.
 #[test]
 fn reader_settings_of_one_connection_do_not_affect_the_replay_of_another() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     client.evaluate("(setf *read-base* 16)");
     server.evaluate("(defparameter *own* 10) (setf *read-base* 8)");
     client.evaluate("(setf *read-base* 10.)");
@@ -746,9 +747,7 @@ fn reader_settings_of_one_connection_do_not_affect_the_replay_of_another() {
 
 #[test]
 fn error_cleared_by_an_attached_client_after_a_loss_stays_cleared_after_the_next() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     client.evaluate_err("(error \"before\")");
     kill_worker(&server);
     server.assert_works_after_loss();
@@ -762,9 +761,7 @@ fn error_cleared_by_an_attached_client_after_a_loss_stays_cleared_after_the_next
 
 #[test]
 fn uninterruptible_cancelled_evaluation_is_an_error_of_its_own_client_only() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     let marker = runtime.directory.join("marker");
     let code = format!("(sb-sys:without-interrupts (open {marker:?} :direction :output) (loop))");
     let id = client.post_call("evaluate-lisp", json!({"code": code, "timeout": 600}));
@@ -780,8 +777,7 @@ fn uninterruptible_cancelled_evaluation_is_an_error_of_its_own_client_only() {
 fn call_waiting_behind_a_question_never_gets_the_outcome_of_another_client() {
     let runtime = RuntimeDirectory::new(Mode::Supervised);
     let mut server = runtime.server(&["--watch-interval", "50"]);
-    let mut client = Client::connect(&runtime.socket(&server));
-    client.initialize_with("person", json!({"elicitation": {}}));
+    let mut client = runtime.attach_with(&server, json!({"elicitation": {}}));
     let asking = client.post_call("evaluate-lisp", json!({"code": "(error \"boo\")", "on-error": "ask"}));
     assert_eq!(client.read().expect("a question")["method"], "elicitation/create");
     let waiting = client.post_call("evaluate-lisp", json!({"code": ":ran"}));
@@ -813,9 +809,7 @@ impl AssertWorksAfterLoss for Server {
 
 #[test]
 fn forged_connection_prefix_is_rejected_as_a_parse_error() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
     // The prefixes that the supervisor writes: the end of the first attached client, and a request of that client.
     server.send_raw(b"@1:9\n");
     let message = server.receive().unwrap();
@@ -955,9 +949,7 @@ fn long_request_of_one_client_does_not_delay_the_pings_of_another(mode: Mode) {
 
 #[apply(both_modes)]
 fn client_that_does_not_read_does_not_block_other_clients(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     for _ in 0..200 {
         client.post_call("evaluate-lisp", json!({"code": "(make-string 9000 :initial-element #\\x)"}));
     }

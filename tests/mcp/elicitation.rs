@@ -1,6 +1,6 @@
 //! `on-error: "ask"`: the user chooses a restart, by elicitation or by repeated calls.
 
-use crate::attach::{Client, RuntimeDirectory};
+use crate::attach::RuntimeDirectory;
 use crate::client::{Server, outcome};
 use crate::processes::kill_worker;
 use crate::server_mode::{Mode, both_modes};
@@ -310,8 +310,7 @@ fn question_that_expires_while_another_request_resumes_the_evaluation_reports_th
 fn reset_by_another_client_cancels_a_call_with_an_open_elicitation(mode: Mode) {
     let directory = RuntimeDirectory::new(mode);
     let mut server = directory.server(&[]);
-    let mut client = Client::connect(&directory.socket(&server));
-    client.initialize_with("person", json!({"elicitation": {}}));
+    let mut client = directory.attach_with(&server, json!({"elicitation": {}}));
     let call = client.post_call("evaluate-lisp", json!({"code": CODE, "on-error": "ask"}));
     assert_eq!(client.read().expect("a question")["method"], "elicitation/create");
     assert!(server.call_tool("reset-session", json!({})).0.contains("Session reset."));

@@ -295,9 +295,7 @@ fn large_requests_that_wait_delay_neither_other_clients_nor_their_own_cancellati
 
 #[apply(both_modes)]
 fn answer_of_more_than_64_mib_reaches_a_client_that_reads(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     client.call_ok("configure-limits", json!({"max-answer": 1_000_000}));
     let answers = client.evaluate_all(15, PRINT_SIX_MB);
     assert!(answers.iter().all(|answer| !outcome(answer).1));
@@ -307,9 +305,7 @@ fn answer_of_more_than_64_mib_reaches_a_client_that_reads(mode: Mode) {
 
 #[apply(both_modes)]
 fn batch_whose_answers_are_too_large_gets_errors_and_keeps_the_image(mode: Mode) {
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     server.evaluate("(defvar *kept* (list 1))");
     server.evaluate("(setf *kept* (list 2))");
     client.call_ok("configure-limits", json!({"max-answer": 1_000_000}));
@@ -381,9 +377,7 @@ fn searches_for_systems_delay_no_other_client(mode: Mode) {
     const LOADS: usize = 300;
     let directory = Scratch::new();
     let innermost = nested_system_definitions(&directory, 300);
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     let names = |count: usize| (0..count).map(|n| format!("s{n}")).collect::<Vec<_>>().join(", ");
     let batch = batch_of_searches(LOADS, &innermost);
     assert!(batch.to_string().len() < 64 << 10, "the line is sent in one piece");
@@ -436,9 +430,7 @@ fn pings_and_cancellations_overtake_the_slow_lines_of_their_own_client(mode: Mod
     const LOADS: usize = 300;
     let directory = Scratch::new();
     let innermost = nested_system_definitions(&directory, 300);
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     client.evaluate("(defvar *done* nil)");
     client.send(&batch_of_searches(LOADS, &innermost));
     let waiting = client.post_call("evaluate-lisp", json!({"code": "(push :waiting *done*)"}));
@@ -480,9 +472,7 @@ fn server_ends_while_it_handles_a_slow_line(mode: Mode) {
 fn long_names_and_lists_are_refused_at_once_with_their_limits(mode: Mode) {
     let directory = Scratch::new();
     let innermost = nested_system_definitions(&directory, 300);
-    let runtime = RuntimeDirectory::new(mode);
-    let mut server = runtime.server(&[]);
-    let mut client = runtime.attach(&server);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     let (name, list) = ("A".repeat(8 << 20), "a,".repeat(4 << 20));
     let keys: serde_json::Map<_, _> = (0..300_000).map(|n| (format!("key-{n}"), json!(1))).collect();
     for (tool, arguments, limit) in [
@@ -584,9 +574,7 @@ fn tools_for_a_held_evaluation_are_refused_at_once_while_another_client_evaluate
 /// A reset gives the cleanup form 700 ms. On a slow machine, several attempts may be needed to ping within this time.
 #[test]
 fn pings_are_answered_while_a_reset_waits_for_cleanup_forms() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
-    let mut server = runtime.server(&[]);
-    let mut other = runtime.attach(&server);
+    let (runtime, mut server, mut other) = RuntimeDirectory::with_client(Mode::Supervised);
     let unwinding = runtime.directory.join("unwinding");
     let cleanup = format!("(loop)) (with-open-file (s {unwinding:?} :direction :output)) (sleep 5))");
     let answered_by_the_same_worker = (0..5).any(|_| {

@@ -135,7 +135,7 @@ fn core_tool_set_has_the_tools_of_the_specification_and_of_the_edit_loop() {
     assert_eq!(json!(names), core);
 }
 
-/// The names and arguments of version 0.1.
+/// The names and arguments of builds before version 0.1.
 #[test]
 fn former_names_and_arguments_are_accepted_and_not_listed() {
     let mut server = Server::ready();

@@ -27,7 +27,7 @@ pub(super) struct AbortEvaluation;
 pub(super) struct Arguments {
     /// Number of a running or waiting evaluation.[[debugger| Default: the held evaluation.]]
     id: Option<EvaluationNumber>,
-    /// True to abort the newest evaluation if `id` is missing, as the tool `evaluation` of version 0.1 did.
+    /// True to abort the newest evaluation if `id` is missing, as the former tool `evaluation` did.
     #[serde(default)]
     #[schemars(skip)]
     newest: Flag,
@@ -92,7 +92,8 @@ fn abort_held() -> Result<CallHandler, Fault> {
     })
 }
 
-/// Returns the message of `error`, with advice if the client may have meant its newest evaluation, which has not ended.
+/// Returns the message of `error`, with advice if an agent may have meant its newest evaluation, which has not ended. The
+/// commands of a person take no `id`.
 fn explain_nothing_held(session: &Session, error: &HoldError) -> String {
     // Without tools for a held evaluation, no call can ask to hold one, so advice on how to do so would mislead.
     let held = if tool_names::is_listed(tool_names::ANY_DEBUGGER_TOOL) {
@@ -101,7 +102,9 @@ fn explain_nothing_held(session: &Session, error: &HoldError) -> String {
         "No evaluation is held.".to_owned()
     };
     match session.evaluation(None) {
-        Ok(EvaluationStatus { id, progress: Progress::Queued | Progress::Running { .. }, .. }) => {
+        Ok(EvaluationStatus { id, progress: Progress::Queued | Progress::Running { .. }, .. })
+            if tool_names::is_usable(AbortEvaluation::NAME) =>
+        {
             format!("{held} To end evaluation {id}, which has not ended, pass its `id`.")
         }
         _ => held,

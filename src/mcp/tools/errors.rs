@@ -19,7 +19,7 @@ use crate::{ErrorRecord, HoldError, Session};
 const DEFAULT_FRAMES: u64 = 20;
 /// Maximum number of errors in a list.
 const MAX_LISTED: u64 = 200;
-/// Default number of errors in a list, as for error-history in version 0.1.
+/// Default number of errors in a list, as for the former tool error-history.
 pub(super) const DEFAULT_LISTED: u64 = 20;
 
 const POLICY: CallPolicy =

@@ -1,4 +1,5 @@
-//! Names and arguments of tools in version 0.1, which are not listed, and work for one more release.
+//! Names and arguments that tools had in builds before version 0.1. Version 0.1 accepts them, but does not list them; the
+//! next version will refuse them.
 
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};

@@ -200,9 +200,8 @@ pub(super) struct TestRunResult(pub(super) Arc<Outcome>);
 
 impl ToolResult for TestRunResult {
     fn text(&self, max: usize) -> String {
-        let text = report::tests(&self.0, max);
         // Without fresh images, a search for suspects would be refused.
-        if fresh_image::is_enabled() { text } else { text.replace(report::suspects_hint(), "") }
+        report::tests(&self.0, max, fresh_image::is_enabled())
     }
 
     fn structured_content(&self, _: usize) -> Value {
@@ -397,4 +396,28 @@ fn differences(here: &[Record], fresh: &[Record]) -> Vec<Record> {
         Some(Difference { name, passes, system: None }.into())
     });
     differing.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_without_fresh_images_has_no_hint_about_suspects_and_keeps_all_output() {
+        const PRINTED: &str = "1 test failed:\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or \
+            no passing tests ran.\nThe end.";
+        assert!(!fresh_image::is_enabled());
+        let run = RunCounts { failed: 1, ..RunCounts::default() }.into();
+        let test = TestResult {
+            name: "test-op of x".to_owned(),
+            status: TestStatus::Failed,
+            framework: "ASDF".to_owned(),
+            ..TestResult::default()
+        };
+        let outcome = Outcome { records: vec![run, test.into()], ..Outcome::from_test_output(PRINTED.to_owned()) };
+        let text = TestRunResult(Arc::new(outcome)).text(10_000);
+        let (results, printed) = text.split_once("\nThe test-op printed:\n").expect("the output");
+        assert!(results.starts_with("FAILED") && !results.contains("suspects"), "{text}");
+        assert_eq!(printed, PRINTED);
+    }
 }

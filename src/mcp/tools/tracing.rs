@@ -80,7 +80,7 @@ impl ToolSpec for TraceCalls {
         let functions = arguments.functions.0;
         let [mut traced, mut package] = [name(arguments.trace_package), text(arguments.package)];
         if functions.is_empty() && traced.is_none() {
-            // In version 0.1, `package` named the package to trace.
+            // In builds before version 0.1, `package` named the package to trace.
             traced = package.take();
         }
         if functions.is_empty() == traced.is_none() {

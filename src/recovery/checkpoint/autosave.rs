@@ -1,7 +1,6 @@
 //! Automatic checkpoints, which the server saves without a request while the session is idle.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -75,9 +74,9 @@ pub(crate) struct AutosaveTrigger {
     last: Mutex<Option<Instant>>,
     /// Notified when `last` changes from `None` to a time.
     changed: Condvar,
-    /// The number of the newest evaluation at the last automatic save or, before that, at the start. `u64::MAX` if a
-    /// checkpoint was deleted since.
-    saved: AtomicU64,
+    /// The number of the newest evaluation at the last automatic save or, before that, at the start; `None` if a checkpoint
+    /// was deleted since.
+    saved: Mutex<Option<u64>>,
 }
 
 impl AutosaveTrigger {
@@ -92,7 +91,7 @@ impl AutosaveTrigger {
     /// Records the deletion of a checkpoint. Perhaps no other checkpoint contains the image's values, so the image is
     /// saved even if nothing more is evaluated.
     pub(crate) fn record_deletion(&self) {
-        self.saved.store(u64::MAX, Ordering::Relaxed);
+        *self.saved.lock() = None;
         self.record_evaluation_end();
     }
 
@@ -122,7 +121,7 @@ impl AutosaveTrigger {
 /// checkpoints when all checkpoints together take more than `space` bytes.
 pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger>, space: u64) {
     // The number is read before the thread starts, so that an evaluation that ends before the thread runs is saved, too.
-    autosave_trigger.saved.store(saver.session.newest_evaluation_number(), Ordering::Relaxed);
+    *autosave_trigger.saved.lock() = Some(saver.session.newest_evaluation_number());
     let run = move || {
         let mut pace = SaveRateLimiter::default();
         loop {
@@ -130,7 +129,7 @@ pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger
                 pace.decide(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
             });
             let evaluations = saver.session.newest_evaluation_number();
-            if evaluations == autosave_trigger.saved.load(Ordering::Relaxed) {
+            if *autosave_trigger.saved.lock() == Some(evaluations) {
                 continue;
             }
             let checkpoint = saver.save_automatically();
@@ -140,7 +139,7 @@ pub(crate) fn start_autosave(saver: Saver, autosave_trigger: Arc<AutosaveTrigger
                 checkpoint.as_ref().map_or_else(used_heap_bytes, |checkpoint| checkpoint.bytes),
             );
             if checkpoint.is_some() {
-                autosave_trigger.saved.store(evaluations, Ordering::Relaxed);
+                *autosave_trigger.saved.lock() = Some(evaluations);
                 saver.checkpoints.make_room(space);
             } else {
                 autosave_trigger.record_evaluation_end();

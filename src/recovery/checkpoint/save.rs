@@ -4,7 +4,6 @@ use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -99,10 +98,10 @@ fn refusal(error: &InspectError, audience: Audience) -> String {
 pub(crate) struct SaveReporter {
     reporter: Reporter,
     status: StatusPage,
-    /// The number of the last evaluation that a checkpoint contains. `u64::MAX` if the image may contain other changes that no
+    /// The number of the last evaluation that a checkpoint contains. `None` if the image may contain other changes that no
     /// checkpoint contains: the image has replayed definitions and has not been saved since, threads or timers of the
     /// program existed at the last save, or a checkpoint was deleted since.
-    saved_through: Arc<AtomicU64>,
+    saved_through: Arc<Mutex<Option<u64>>>,
 }
 
 /// A pending answer, which the status page counts until this value is dropped.
@@ -134,8 +133,7 @@ impl SaveInProgress {
         let event = match new {
             Some(new) => {
                 let has_all = new.threads.is_empty() && new.timers == 0;
-                let evaluation = if has_all { new.checkpoint.evaluation } else { u64::MAX };
-                self.reports.saved_through.store(evaluation, Ordering::Relaxed);
+                *self.reports.saved_through.lock() = has_all.then_some(new.checkpoint.evaluation);
                 SessionEvent::Saved(Box::new(new.checkpoint.clone()))
             }
             None => SessionEvent::SaveFailed { file: self.file.clone() },
@@ -156,18 +154,18 @@ impl SaveReporter {
     /// Creates the reporter of an image. `saved_through` is the number of the image's last saved evaluation; `None` if the
     /// image must replay definitions, which no checkpoint contains.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
-        Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
+        Self { reporter, status, saved_through: Arc::new(Mutex::new(saved_through)) }
     }
 
     /// Returns true when nothing can have changed since the last save or, if no form had to be replayed, since the image
     /// booted: nothing was evaluated, and no thread or timer of the program has run.
     fn is_saved(&self, session: &Session) -> bool {
-        session.newest_evaluation_number() == self.saved_through.load(Ordering::Relaxed)
+        Some(session.newest_evaluation_number()) == *self.saved_through.lock()
     }
 
     /// Records that a checkpoint was deleted, so that perhaps no checkpoint contains the image's changes.
     pub(crate) fn record_deletion(&self) {
-        self.saved_through.store(u64::MAX, Ordering::Relaxed);
+        *self.saved_through.lock() = None;
     }
 
     /// Reports that a save of the image to `file` has begun.
@@ -313,7 +311,7 @@ impl Saver {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
         }
-        // The saving process deletes the marker. If the marker cannot be created and the save fails, the next server does not
+        // The marker becomes the manifest of a complete save. If the marker cannot be created and the save fails, the next server does not
         // report the failure unless the errors file has the reason.
         let _ = files::create(&at_end.directory.join(SAVE_MARKER_FILE));
         let path = at_end.directory.join(ERRORS_FILE);

@@ -25,6 +25,7 @@ use crate::error::format_size;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::files;
 use crate::os::processes::wait_for_child;
+use crate::recovery::persistent::SAVE_MARKER_FILE;
 use crate::recovery::persistent::lock::{HolderState, LOCK_FILE, Lock};
 use crate::recovery::text;
 
@@ -481,7 +482,7 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
         let number = extensions.strip_prefix("json.").and_then(|rest| rest.strip_suffix(".draft"));
         number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
     };
-    // Version 0.1 wrote files with the extension `draft`.
+    // Builds before version 0.1 wrote files with the extension `draft`.
     is_number(stem)
         && (["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
             || is_manifest_draft())
@@ -652,7 +653,8 @@ impl Draft {
             threads: shortened_threads(&threads),
             timers,
         };
-        write_manifest(&path, &checkpoint).map_err(written)?;
+        let write = if at_end { write_final_manifest } else { write_manifest };
+        write(&path, &checkpoint).map_err(written)?;
         self.finished = true;
         Ok(checkpoint)
     }
@@ -675,13 +677,26 @@ fn save_timeout_message() -> String {
     format!("the saving process did not end within {} seconds", SAVE_TIMEOUT.as_secs())
 }
 
-/// Writes the manifest of the core at `path`. Several threads and processes may write the manifest at the same time, so
-/// each of them uses a draft of its own.
+/// Writes the manifest of the core at `path`.
 fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
+    replace_with_manifest(&path.with_extension("json"), path, checkpoint)
+}
+
+/// Writes the manifest of the core at `path`, which was saved at the end of the server. The [marker](SAVE_MARKER_FILE) of an
+/// incomplete save becomes the manifest in one step, so a process that is killed leaves either the marker or the manifest.
+fn write_final_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
+    let marker = path.with_file_name(SAVE_MARKER_FILE);
+    replace_with_manifest(&marker, path, checkpoint)?;
+    fs::rename(marker, path.with_extension("json"))
+}
+
+/// Replaces `file` by the manifest of the core at `path`. Several threads and processes may write the manifest at the same
+/// time, so each of them uses a draft of its own.
+fn replace_with_manifest(file: &Path, path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
     let draft = path.with_extension(format!("json.{}-{number}.draft", std::process::id()));
-    replace_file(&path.with_extension("json"), &draft, &serde_json::to_vec(checkpoint)?, true).map(drop)
+    replace_file(file, &draft, &serde_json::to_vec(checkpoint)?, true).map(drop)
 }
 
 /// The details of a save that the manifest records.
@@ -1030,6 +1045,25 @@ pub(crate) mod tests {
         assert_eq!(shortened_threads(&threads(MAX_NAMED_THREADS + 1)), expected);
         assert_eq!(shortened_threads(&threads(MAX_NAMED_THREADS + 2)).last().unwrap(), "2 more threads");
         assert_eq!(shortened_threads(&["λ".repeat(1000)]), ["λ".repeat(MAX_THREAD_CHARS)]);
+    }
+
+    #[test]
+    fn the_marker_of_an_incomplete_save_becomes_the_manifest() {
+        let test = TestCheckpoints::new("marker");
+        let checkpoint = test.add("auto-1", 1, 10);
+        let (core, marker) = (test.0.path(&checkpoint), test.0.directory.join(SAVE_MARKER_FILE));
+        let manifest = core.with_extension("json");
+        fs::remove_file(&manifest).unwrap();
+        fs::write(&marker, "").unwrap();
+        // A directory with the manifest's name makes the last step fail.
+        fs::create_dir(&manifest).unwrap();
+        assert!(write_final_manifest(&core, &checkpoint).is_err());
+        assert!(marker.is_file());
+        fs::remove_dir(&manifest).unwrap();
+        write_final_manifest(&core, &checkpoint).unwrap();
+        assert_eq!(manifests(&test.0.directory), [checkpoint]);
+        // The core, the manifest and the forms.
+        assert_eq!(test.file_count(), 3);
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! The export of a session's definitions as a source file that any SBCL can load.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use crate::outcome::FormRole;
-use std::collections::BTreeSet;
-
+use crate::outcome::{DefiningForm, FormRole};
 use crate::recovery::definitions::{Definition, Definitions, UnrestoredForm};
 use crate::recovery::state::RecoveryState;
 
@@ -28,14 +27,12 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
         _ = writeln!(text, "\n;;; Missing: {dropped} older {forms}, dropped to save space.");
     }
     for UnrestoredForm { form, reason, .. } in &state.unrestored {
-        _ = writeln!(text, "\n;;; Missing: this form could not be restored ({}).", without_control_characters(reason));
-        form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
+        push_missing(&mut text, &format!("this form could not be restored ({reason})."), form);
     }
     for UnrestoredForm { form, reason, .. } in
         state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0))
     {
-        _ = writeln!(text, "\n;;; Missing: {}. The form, or its beginning:", without_control_characters(reason));
-        form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
+        push_missing(&mut text, &format!("{reason}. The form, or its beginning:"), form);
     }
     let modules: BTreeSet<_> = definitions.iter().flat_map(|definition| &definition.changes.modules).collect();
     for (index, module) in modules.iter().enumerate() {
@@ -46,8 +43,7 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     for (index, definition) in definitions.iter().enumerate() {
         if let Some(obstacle) = definition.replay_obstacle() {
             let begins = if definition.too_long.is_some() { " It begins:" } else { "" };
-            _ = writeln!(text, "\n;;; Missing: {}.{begins}", without_control_characters(&obstacle));
-            definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
+            push_missing(&mut text, &format!("{obstacle}.{begins}"), &definition.form);
             continue;
         }
         // This function writes its own `in-package` forms.
@@ -63,6 +59,12 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
         _ = writeln!(text, "\n{}", definition.form.code.trim());
     }
     text
+}
+
+/// Appends a form as a comment, with the `reason` why the form is missing.
+fn push_missing(text: &mut String, reason: &str, form: &DefiningForm) {
+    _ = writeln!(text, "\n;;; Missing: {}", without_control_characters(reason));
+    form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
 }
 
 /// Returns a package designator for source text: a lower-case keyword, or a string for a name that such a keyword cannot
@@ -106,7 +108,7 @@ fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::{Changes, DefiningForm};
+    use crate::outcome::Changes;
     use crate::recovery::event::SessionEvent;
 
     /// Returns the exported text of definitions, without the header and empty lines. Each definition is given by its

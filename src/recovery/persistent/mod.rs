@@ -27,8 +27,9 @@ const STATUS_FILE: &str = "status";
 pub(crate) const ERRORS_FILE: &str = "errors";
 /// Maximum size of the [`ERRORS_FILE`] file, in bytes. A larger file is ignored.
 const MAX_ERRORS_BYTES: u64 = 16 << 20;
-/// The name of an empty file that exists from the beginning of the save at the end of a server until the session is saved.
-/// On a full disk, this file can be created although the [`ERRORS_FILE`] file cannot be written.
+/// The name of a file that exists from the beginning of the save at the end of a server until the session is saved, when
+/// the file [becomes the manifest](store). The file is created empty: on a full disk, this is possible although the
+/// [`ERRORS_FILE`] file cannot be written.
 pub(crate) const SAVE_MARKER_FILE: &str = "save.incomplete";
 /// Maximum number of characters that a message shows of the reason why the session was not saved. The reason may contain a
 /// path, and ends with the advice.

@@ -36,18 +36,19 @@ const MAX_WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
 
 /// Returns the text of run-tests, in at most `max` characters: the counts, then the failed tests that fit. For several
-/// systems, the text has a section for each system, and the total counts.
+/// systems, the text has a section for each system, and the total counts. If `suspects_available` is true and a search for
+/// suspects could help, the text says how to ask for it.
 #[must_use]
-pub fn tests(outcome: &Outcome, max: usize) -> String {
+pub fn tests(outcome: &Outcome, max: usize, suspects_available: bool) -> String {
     let mut sections = Sections(String::new());
     sections.push_notices(&outcome.notices);
     let target = sections.begin();
     let room = max.saturating_sub(RESERVED_AFTER_FAILURES);
     let systems = outcome.split_by_system();
     let shows_all_output = if systems.is_empty() {
-        push_run(target, outcome, room, true)
+        push_run(target, outcome, room, suspects_available)
     } else {
-        push_runs(target, &systems, room.saturating_sub(length(target)));
+        push_runs(target, &systems, room.saturating_sub(length(target)), suspects_available);
         false
     };
     let printed = outcome.stdout.char_count() + outcome.stderr.char_count();
@@ -65,8 +66,9 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     sections.0
 }
 
-/// Appends the results of several systems, each within its share of the room, and the total counts.
-fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) {
+/// Appends the results of several systems, each within its share of the room, and the total counts. Also appends the hint
+/// about suspects if `hint` is true and a search for suspects could help.
+fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize, hint: bool) {
     let section = |(name, outcome): &(&str, Outcome), room| {
         let mut text = format!("{}:\n", escape_markers(name));
         push_run(&mut text, outcome, room, false);
@@ -92,7 +94,7 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     let all = counts.fold(TestCounts::default(), |all, counts| all + counts);
     let verdict = if verdict == Verdict::NothingRan && all.passed > 0 { "NOT ALL RAN" } else { verdict.name() };
     _ = write!(target, "{} systems: {verdict}{}", systems.len(), counts_text(&all));
-    if systems.iter().any(|(name, outcome)| tests_ran(name, &outcome.records) && lacks_suspects(outcome)) {
+    if hint && systems.iter().any(|(name, outcome)| tests_ran(name, &outcome.records) && lacks_suspects(outcome)) {
         target.push_str(suspects_hint());
     }
 }
@@ -120,7 +122,7 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
 }
 
 /// Returns the line shown when suspects were not asked for. Empty for the REPL, whose commands cannot ask for suspects.
-pub(crate) fn suspects_hint() -> &'static str {
+fn suspects_hint() -> &'static str {
     match Audience::current() {
         Audience::Agent => {
             "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran."
