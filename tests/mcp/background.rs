@@ -1,6 +1,6 @@
 //! Background evaluations.
 
-use crate::client::{Server, call_err, call_ok, error_id, evaluate_err, last_error};
+use crate::client::{Server, call_err, call_ok, error_id, evaluate_err, last_error, short_limit};
 use crate::processes::kill_worker;
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
@@ -271,13 +271,14 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 1}));
     assert!(text.contains("cancelled. The evaluation did not end, so its image was replaced."), "{text}");
     // A time limit replaces the image in the same way.
-    let arguments = json!({"code": code, "background": true, "timeout": 0.1});
-    call_ok(&mut server, "evaluate-lisp", arguments);
+    let limit = short_limit();
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true, "timeout": limit}));
     call_err(&mut server, "check-evaluation", json!({"wait": 25}));
     let text = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("TIMEOUT"), "{text}");
     let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 2}));
-    assert!(text.contains(" 0.1 seconds") && text.contains(". The evaluation did not end, so its image was"), "{text}");
+    let reason = format!(" {limit} seconds");
+    assert!(text.contains(&reason) && text.contains(". The evaluation did not end, so its image was"), "{text}");
 }
 
 #[test]

@@ -133,8 +133,8 @@ fn restore_brings_back_definitions_objects_and_variables() {
 fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
-    // Any shared object serves: this one is copied from the test process.
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    // Any shared object serves: this one is copied from the server, whose processor may differ from that of the test.
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
     let lent = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libgcc_s"));
     let library = state.directory.join("lent.so");
     std::fs::copy(lent.expect("what unwinds in Rust"), &library).unwrap();

@@ -31,16 +31,27 @@ pub(crate) fn binary() -> &'static str {
     &BINARY
 }
 
-/// Returns a time limit, in seconds, for code that does not end by itself. Before the limit, Lisp compiles the code and begins
-/// to run it, which takes seconds in QEMU (`.ci/arm64`).
-pub(crate) fn short_limit() -> f64 {
+/// Returns true if the program under test is for another processor, so that QEMU runs it (`.ci/arm64`).
+pub(crate) fn is_emulated() -> bool {
     // The machine is in bytes 18 and 19 of an ELF file.
     let machine = |path: &str| {
         let mut header = [0; 20];
         std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut header)).expect("the program can be read");
         [header[18], header[19]]
     };
-    if machine(binary()) == machine("/proc/self/exe") { 0.5 } else { 5.0 }
+    cfg!(target_os = "linux") && machine(binary()) != machine("/proc/self/exe")
+}
+
+/// Returns the processor that the program under test is for, as in [`std::env::consts::ARCH`]. QEMU only runs programs for
+/// aarch64 here.
+pub(crate) fn server_arch() -> &'static str {
+    if is_emulated() { "aarch64" } else { std::env::consts::ARCH }
+}
+
+/// Returns a time limit, in seconds, for code that does not end by itself. Before the limit, Lisp compiles the code and begins
+/// to run it, which takes seconds in QEMU.
+pub(crate) fn short_limit() -> f64 {
+    if is_emulated() { 5.0 } else { 0.5 }
 }
 
 /// A directory of one test, removed when dropped.

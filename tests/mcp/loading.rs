@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
+use crate::bare::bare;
 use crate::client::{Scratch, Server, binary, call_err, call_ok};
-use sbcl_core::Recipe;
 use serde_json::json;
 
 /// A working directory with systems, and a cache for their fasls.
@@ -103,13 +103,14 @@ fn before_backtrace(text: &str) -> &str {
 
 const PACKAGE: &str = "(defpackage :app (:use :cl) (:export #:run))";
 
-/// Writes a system that loads.
+/// Writes a system that loads. No call in it that may fail is a tail call: SBCL has no frame for the caller of a tail call,
+/// and on aarch64 generic arithmetic is an ordinary call.
 fn app(project: &Project) {
     project.system(
         "app",
         &[
             ("package", PACKAGE),
-            ("a", "(in-package :app)\n\n(defun add (x)\n  (1+ x))\n"),
+            ("a", "(in-package :app)\n\n(defun add (x)\n  (abs (1+ x)))\n"),
             ("b", "(in-package :app)\n\n(defun run ()\n  (add 1))\n"),
         ],
     );
@@ -130,7 +131,7 @@ fn system_loads_from_its_directory_and_recompiles_changed_files() {
     let frames = call_err(&mut server, "evaluate-lisp", json!({"code": "(app::add :x)"}));
     assert!(frames.contains("(APP::ADD :X)"), "{frames}");
     let frames = call_ok(&mut server, "get-backtrace", json!({}));
-    assert!(frames.contains("at app/a.lisp:4: (1+ x))"), "{frames}");
+    assert!(frames.contains("at app/a.lisp:4: (abs (1+ x)))"), "{frames}");
     // An up-to-date system is reported as such, and its directory is remembered.
     assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
     let text = load(&mut server, json!({"system": "app", "force": "self"}));
@@ -740,11 +741,7 @@ const VERDICT: &str = "(defun load-verdict (directory name)
 
 #[test]
 fn load_verdicts_agree_with_bare_sbcl() {
-    let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Some(bare) = recipe.build().expect("the build of the binary is cached").bare else {
-        eprintln!("skipped: there is no bare SBCL to compare with");
-        return;
-    };
+    let Some(bare) = bare() else { return };
     let package = "(defpackage :v (:use :cl))\n(in-package :v)\n";
     for (name, text) in [
         ("fine", "(defun f () 1)\n(defmacro m () 2)"),

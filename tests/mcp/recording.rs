@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::client::{Scratch, Server, binary};
+use crate::client::{Scratch, Server, binary, short_limit};
 use crate::processes::{kill_worker, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
@@ -203,7 +203,7 @@ fn restore_reset_and_image_replacement_do_not_end_the_recording() {
     assert!(crate::client::evaluate_err(&mut server, "*x*").contains("UNBOUND-VARIABLE"));
     // An evaluation that cannot be interrupted costs the image.
     let code = "(sb-sys:without-interrupts (loop))";
-    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": short_limit()}));
     assert!(text.contains("[ERROR] TIMEOUT"), "{text}");
     server.assert_works();
     let end = server.finish();

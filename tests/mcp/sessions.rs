@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::attach::Client;
+use crate::bare::bare;
 use crate::client::{Scratch, Server, binary, call_err, call_ok};
 use crate::processes::{
     NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, stop_worker, wait_until, worker,
@@ -590,23 +591,11 @@ fn export_command_writes_definitions_loadable_by_bare_sbcl() {
         "(defvar *list* (list 1 (app:area)))",
     ];
     assert_eq!(body, [&expected[..3], &["(defun side () 2)"], &expected[3..]].concat());
-    let Some(mut bare) = bare() else { return };
+    let Some(bare) = bare() else { return };
+    let mut bare = bare.command();
     let check = "(assert (equal (list (list 1 9) (integerp (pid))) (list *list* t)))";
     let output = bare.args(["--load", path, "--eval", check, "--quit"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Returns a command for bare SBCL if it is available.
-fn bare() -> Option<Command> {
-    let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Some(bare) = recipe.build().expect("the build of the binary is cached").bare else {
-        eprintln!("skipped: {} names no bare SBCL to load it with", sbcl_core::settings::PREBUILT);
-        return None;
-    };
-    let mut command = Command::new(bare.program);
-    command.arg("--core").arg(bare.core).args(["--noinform", "--non-interactive", "--no-sysinit", "--no-userinit"]);
-    command.env("SBCL_HOME", bare.home);
-    Some(command)
 }
 
 /// Kills all processes that use this state directory.
