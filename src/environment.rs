@@ -45,7 +45,7 @@ pub const VARIABLES: [Variable; 11] = [
     },
     Variable {
         name: RUNTIME_DIRECTORY,
-        effect: "Base directory for sockets: the sockets that clients attach to are in its subdirectory `sbcl-mcp`.",
+        effect: "Base directory for sockets, an absolute path: the sockets that clients attach to are in its subdirectory `sbcl-mcp`.",
         default: "none; the sockets are then in `sbcl-mcp-UID` in the directory for temporary files",
     },
     Variable { name: TEMPORARY_DIRECTORY, effect: "The directory for temporary files.", default: "`/tmp`" },

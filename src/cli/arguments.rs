@@ -308,7 +308,8 @@ pub(super) struct Serve {
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     pub(super) tools: mcp::ToolSet,
     /// Let other clients of this user, for example a person's REPL alongside the agent, attach through a Unix socket.
-    /// The socket is below XDG_RUNTIME_DIR or, if this variable is not set, below the directory for temporary files.
+    /// The socket is below XDG_RUNTIME_DIR or, if this variable is not an absolute path, below the directory for
+    /// temporary files.
     #[arg(long)]
     pub(super) socket: bool,
     /// Run Lisp in the server's own process, so that a crash of Lisp ends the server. Cannot be combined with

@@ -345,7 +345,7 @@ fn check_directories(findings: &mut Findings) {
             "set XDG_STATE_HOME to a writable directory",
         ),
     }
-    let runtime = std::env::var_os(environment::RUNTIME_DIRECTORY).map(PathBuf::from);
+    let runtime = std::env::var_os(environment::RUNTIME_DIRECTORY).map(PathBuf::from).filter(|path| path.is_absolute());
     let own = |data: &fs::Metadata| data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o077 == 0;
     let note = |findings: &mut Findings, found: &str| {
         findings.note(
@@ -363,7 +363,7 @@ fn check_directories(findings: &mut Findings) {
             note(findings, &format!("{} is not a private directory of this user", directory.display()))
         }
         Some((directory, Err(error))) => note(findings, &format!("{}: {error}", directory.display())),
-        None => note(findings, "XDG_RUNTIME_DIR is not set: sockets are in the directory for temporary files"),
+        None => note(findings, "XDG_RUNTIME_DIR is not an absolute path: sockets are in the directory for temporary files"),
     }
 }
 
