@@ -363,7 +363,9 @@ fn check_directories(findings: &mut Findings) {
             note(findings, &format!("{} is not a private directory of this user", directory.display()))
         }
         Some((directory, Err(error))) => note(findings, &format!("{}: {error}", directory.display())),
-        None => note(findings, "XDG_RUNTIME_DIR is not an absolute path: sockets are in the directory for temporary files"),
+        None => {
+            note(findings, "XDG_RUNTIME_DIR is not an absolute path: sockets are in the directory for temporary files")
+        }
     }
 }
 
