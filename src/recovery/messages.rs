@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::checkpoint::store::Checkpoint;
 use super::definitions::UnrestoredForm;
 use super::replay::ReplayReport;
-use super::state::{CheckpointRestore, ContinuedSession, CrashReport, RecoveryState};
+use super::state::{CheckpointRestore, ContinuedSession, CrashReport, RecoveryState, RequestedRestore};
 use super::text;
 use crate::audience::Audience;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
@@ -34,8 +34,8 @@ pub(crate) struct ReplacementMessages {
     /// The message about the reset or restore that replaced the image, for all clients except the requesting client; `None`
     /// after a crash.
     pub(crate) reset: Option<String>,
-    /// The requested restore if its checkpoint booted, or else the message that the checkpoint did not boot. `None` if no
-    /// restore was requested.
+    /// The requested restore if this image continues from its checkpoint, or else the message for the call that requested the
+    /// restore. `None` if no restore was requested.
     pub(crate) restore: Option<Result<CheckpointRestore, String>>,
     /// The message about a persistent session that a new server continues.
     pub(crate) continued: Option<String>,
@@ -71,13 +71,8 @@ impl ReplacementMessages {
 /// replay in the new image.
 pub(crate) fn replacement_messages(state: &RecoveryState, report: &ReplayReport) -> ReplacementMessages {
     let replacement = state.replacement.as_ref();
-    let restore = replacement.and_then(|replacement| replacement.restore.clone()).map(|restore| {
-        if state.checkpoint().is_some_and(|booted| booted.file == restore.checkpoint.file) {
-            return Ok(restore);
-        }
-        let restored = describe_restored_checkpoint(state, report);
-        Err(format!("The checkpoint {:?} did not boot or was deleted. {restored}", restore.checkpoint.name))
-    });
+    let restore = replacement.and_then(|replacement| replacement.restore.as_ref());
+    let restore = restore.and_then(|restore| restore_outcome(state, report, restore));
     let reset = replacement.filter(|_| state.crash.is_none()).map(|_| match &restore {
         Some(Ok(CheckpointRestore { checkpoint, .. })) => {
             format!("Another client restored the checkpoint {:?}.", checkpoint.name)
@@ -95,6 +90,30 @@ pub(crate) fn replacement_messages(state: &RecoveryState, report: &ReplayReport)
         restore,
         continued: state.continued_session.as_ref().map(|session| continued_message(session, state, report)),
     }
+}
+
+/// Returns a requested restore if this image continues from its checkpoint, or else the message for the call that requested
+/// the restore. Returns `None` for a pending restore, which no worker's state contains.
+fn restore_outcome(
+    state: &RecoveryState,
+    report: &ReplayReport,
+    restore: &RequestedRestore,
+) -> Option<Result<CheckpointRestore, String>> {
+    let begin = match restore {
+        RequestedRestore::Pending { .. } => return None,
+        RequestedRestore::Complete(restore) => {
+            let CheckpointRestore { checkpoint: Checkpoint { name, file, .. }, .. } = restore;
+            if state.checkpoint().is_some_and(|booted| booted.file == *file) {
+                return Some(Ok(restore.clone()));
+            }
+            format!("The checkpoint {name:?} was restored, but the image was then lost.")
+        }
+        RequestedRestore::Failed { name, reason } => {
+            let kept = if state.definitions.is_some() { ", and no definition was discarded" } else { "" };
+            format!("The checkpoint {name:?} was not restored: {reason}. A new image continues the session{kept}.")
+        }
+    };
+    Some(Err(format!("{begin}\n{}", describe_restored(state, report, None))))
 }
 
 /// Returns a line with an unrestored form, shortened, and the reason why it could not be restored.
@@ -162,7 +181,12 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: boo
         let by = if is_restore { "Restoring a checkpoint" } else { "A reset" };
         return failed_outcome(CANCELLED, format!("{by} replaced the image and ended this call."));
     };
-    let restored = describe_restored(state, report, crash);
+    let effects = match crash.background.len() + usize::from(crash.in_flight) {
+        0 => None,
+        1 => Some("other effects of the unfinished evaluation"),
+        _ => Some("other effects of the unfinished evaluations"),
+    };
+    let restored = format!("A new image has replaced the lost image.\n{}", describe_restored(state, report, effects));
     let outcome = crash.outcome.as_deref().filter(|_| is_foreground);
     let stuck = outcome.and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
     let Some((outcome, error)) = stuck else {
@@ -174,21 +198,13 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: boo
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
-/// Describes the definitions that the new image has restored after a crash, and the values and effects that were lost.
-fn describe_restored(state: &RecoveryState, report: &ReplayReport, crash: &CrashReport) -> String {
-    let mut text = "A new image has replaced the lost image.\n".to_owned();
+/// Describes the definitions that the new image has restored, the values that were lost, and the lost `effects`, if given.
+fn describe_restored(state: &RecoveryState, report: &ReplayReport, effects: Option<&str>) -> String {
     if state.definitions.is_none() {
-        text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits are \
-            kept.";
-        return text;
+        return "Nothing was restored (--restore none): definitions, packages and values are gone; the limits are kept."
+            .to_owned();
     }
-    text += &describe_restored_checkpoint(state, report);
-    let effects = match crash.background.len() + usize::from(crash.in_flight) {
-        0 => None,
-        1 => Some("other effects of the unfinished evaluation"),
-        _ => Some("other effects of the unfinished evaluations"),
-    };
-    text + &lost_values_sentence(state, effects)
+    describe_restored_checkpoint(state, report) + &lost_values_sentence(state, effects)
 }
 
 /// Returns the sentence about threads, open files and values, which a replay does not restore, and about `effects`, if
@@ -255,6 +271,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recovery::state::Replacement;
     use crate::result_kind::TIMEOUT;
 
     #[test]
@@ -288,6 +305,37 @@ mod tests {
              image has replaced the lost image.\nThere were no definitions to restore.\nNot kept: threads, open files, \
              values assigned to variables after their definitions, and other effects of the unfinished evaluation. (The \
              checkpoint tool also saves values.)"
+        );
+    }
+
+    #[test]
+    fn the_message_about_a_failed_restore_says_that_no_definition_was_discarded() {
+        let mut state = RecoveryState::new(true);
+        let (name, reason) = ("x".to_owned(), "its file is missing".to_owned());
+        let restore = Some(RequestedRestore::Failed { name, reason });
+        state.replacement = Some(Replacement { job: 256, client: 0, notices: Vec::new(), restore });
+        let message = |state: &RecoveryState, replayed| {
+            let report = ReplayReport { replayed, ..ReplayReport::default() };
+            let messages = replacement_messages(state, &report);
+            let message = messages.restore.expect("a restore was requested").expect_err("the restore has failed");
+            let expected = format!("Another client began to restore a checkpoint. {message}");
+            assert_eq!(messages.reset, Some(expected));
+            message
+        };
+        let values = "threads, open files, and values assigned to variables after their definitions. (The checkpoint tool \
+            also saves values.)";
+        assert_eq!(
+            message(&state, 2),
+            format!(
+                "The checkpoint \"x\" was not restored: its file is missing. A new image continues the session, and no \
+                 definition was discarded.\nRestored: all 2 defining forms.\nNot kept: {values}"
+            )
+        );
+        state.definitions = None;
+        assert_eq!(
+            message(&state, 0),
+            "The checkpoint \"x\" was not restored: its file is missing. A new image continues the session.\nNothing was \
+             restored (--restore none): definitions, packages and values are gone; the limits are kept."
         );
     }
 

@@ -127,10 +127,31 @@ pub(crate) struct Replacement {
     pub(crate) notices: Vec<String>,
     /// The requested restore; `None` for a reset.
     #[serde(rename = "returned")]
-    pub(crate) restore: Option<CheckpointRestore>,
+    pub(crate) restore: Option<RequestedRestore>,
 }
 
 /// The restore of a checkpoint that a call requested.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RequestedRestore {
+    /// The next image must boot the checkpoint. Until that image has booted, the session is as it was before the request.
+    Pending {
+        checkpoint: Checkpoint,
+        /// The content of the checkpoint; `None` if the checkpoint was empty or its content cannot be read.
+        content: Option<Box<RecoveryState>>,
+    },
+    /// The checkpoint has booted.
+    Complete(CheckpointRestore),
+    /// The checkpoint could not be booted. The session is as it was before the request.
+    Failed {
+        /// The checkpoint's name.
+        name: String,
+        /// The reason, as a clause.
+        reason: String,
+    },
+}
+
+/// The completed restore of a checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CheckpointRestore {
     pub(crate) checkpoint: Checkpoint,
@@ -387,11 +408,12 @@ impl RecoveryState {
         self.restorable.back().map(|entry| &entry.checkpoint)
     }
 
-    /// Returns the name of the core file of the checkpoint that a call asked to restore in the next image; `None` if no call
-    /// asked for a restore, or after a crash.
-    pub(crate) fn requested_checkpoint_file(&self) -> Option<String> {
-        let replacement = self.replacement.as_ref().filter(|_| self.crash.is_none())?;
-        Some(replacement.restore.as_ref()?.checkpoint.file.clone())
+    /// Returns the checkpoint that the next image must boot at the request of a call; `None` unless a restore is pending.
+    pub(crate) fn requested_checkpoint(&self) -> Option<&Checkpoint> {
+        match self.replacement.as_ref()?.restore.as_ref()? {
+            RequestedRestore::Pending { checkpoint, .. } => Some(checkpoint),
+            RequestedRestore::Complete(_) | RequestedRestore::Failed { .. } => None,
+        }
     }
 
     /// Keeps only the checkpoints for which `keep` returns true.
@@ -488,9 +510,16 @@ impl RecoveryState {
     /// Records a crash. `replayed` is true when the image had replayed its definitions. Returns true when the crash
     /// advances the replay: a poisoned form is left out, a first form is recorded as possibly poisoned, or the
     /// recorded form has fewer tries left.
+    ///
+    /// If a restore is pending and its checkpoint is not tried again, the restore has failed, and the state contains no
+    /// crash: the call that requested the restore reports the failure.
     pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         self.raise_counters(&last);
+        if let Some(call) = last.inspecting {
+            let before = self.inspected.filter(|(known, _)| *known == call).map_or(0, |(_, times)| times);
+            self.inspected = Some((call, before + 1));
+        }
         // No client waits for the outcome of a replayed form.
         let outcome = crash.outcome.clone().filter(|_| replayed);
         let cause = match last.step.filter(|_| last.in_flight && replayed && outcome.is_none()) {
@@ -510,7 +539,10 @@ impl RecoveryState {
         } else {
             // If the lost image was itself recovering from a crash, that crash is kept, since no client has seen it yet.
             report = self.crash.take().unwrap_or(report);
-            match self.replay.decide_after_crash(last.replaying, crash.suspicion, &crash.cause) {
+            let is_restore = self.requested_checkpoint().is_some();
+            // After the boot of a requested checkpoint, no definition is replayed.
+            let replaying = last.replaying.filter(|_| !is_restore);
+            match self.replay.decide_after_crash(replaying, crash.suspicion, &crash.cause) {
                 ReplayDecision::Retry { progress: further } => progress = further,
                 ReplayDecision::Skip { index, reason } => {
                     let position = self.checkpoint_position();
@@ -520,12 +552,12 @@ impl RecoveryState {
                         progress = true;
                     }
                 }
+                ReplayDecision::PreviousCheckpoint if is_restore => {
+                    self.fail_restore(format!("its image {}", crash.cause));
+                    return false;
+                }
                 ReplayDecision::PreviousCheckpoint => drop(self.restorable.pop_back()),
             }
-        }
-        if let Some(call) = last.inspecting {
-            let before = self.inspected.filter(|(known, _)| *known == call).map_or(0, |(_, times)| times);
-            self.inspected = Some((call, before + 1));
         }
         self.crash = Some(report);
         progress
@@ -566,23 +598,49 @@ impl RecoveryState {
         self.unrestored.clear();
     }
 
-    /// Records the restore of a checkpoint: removes later definitions and checkpoints. The error histories stay. `saved` is
-    /// the content of the checkpoint; `None` if the checkpoint was empty or its content cannot be read.
-    pub(crate) fn record_restore(
+    /// Records that a call requested the restore of a checkpoint. The definitions, the checkpoints and the error states stay
+    /// until the restore is [complete](Self::complete_restore). `content` is the content of the checkpoint; `None` if the
+    /// checkpoint was empty or its content cannot be read.
+    pub(crate) fn request_restore(
         &mut self,
         checkpoint: Checkpoint,
         last: &LastStatus,
         mut replacement: Replacement,
-        saved: Option<RecoveryState>,
+        content: Option<Self>,
     ) {
-        if let Some(client) = self.requesting_client(&replacement) {
+        replacement.restore = Some(RequestedRestore::Pending { checkpoint, content: content.map(Box::new) });
+        self.record_replacement(last, replacement);
+    }
+
+    /// Records that the pending restore has failed for this reason, a clause. The session stays as it was before the
+    /// request, except that no later image boots from the checkpoint.
+    pub(crate) fn fail_restore(&mut self, reason: String) {
+        if let Some(restore) = self.replacement.as_mut().and_then(|replacement| replacement.restore.as_mut())
+            && let RequestedRestore::Pending { checkpoint, .. } = restore
+        {
+            self.restorable.retain(|entry| entry.checkpoint.file != checkpoint.file);
+            *restore = RequestedRestore::Failed { name: checkpoint.name.clone(), reason };
+        }
+    }
+
+    /// Records that the checkpoint of the pending restore has booted: removes the later definitions and checkpoints. The
+    /// error histories stay. Returns the restore; `None` if no restore was pending.
+    pub(crate) fn complete_restore(&mut self) -> Option<CheckpointRestore> {
+        let replacement = self.replacement.as_mut()?;
+        let RequestedRestore::Pending { checkpoint, content } =
+            replacement.restore.take_if(|restore| matches!(restore, RequestedRestore::Pending { .. }))?
+        else {
+            return None;
+        };
+        if let Some(client) = self.clients.get_mut(&replacement.client) {
             client.errors.last = None;
         }
-        self.raise_counters(last);
         let forgotten = self.discard_evaluations_after(checkpoint.evaluation);
-        replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
-        self.record_replacement(last, replacement);
-        let (saved, unrestored) = saved.map(|saved| (saved.definitions, saved.unrestored)).unzip();
+        let restore = CheckpointRestore { checkpoint: checkpoint.clone(), forgotten };
+        if let Some(replacement) = &mut self.replacement {
+            replacement.restore = Some(RequestedRestore::Complete(restore.clone()));
+        }
+        let (saved, unrestored) = content.map(|content| (content.definitions, content.unrestored)).unzip();
         let saved = saved.flatten();
         self.unrestored = unrestored.unwrap_or_default();
         match self.restorable.iter().position(|entry| entry.checkpoint.file == checkpoint.file) {
@@ -613,17 +671,7 @@ impl RecoveryState {
                 self.definitions = self.definitions.take().map(|_| definitions);
             }
         }
-    }
-
-    /// Records the restore of a checkpoint that was deleted after a call had requested the restore. The definitions stay.
-    pub(crate) fn record_failed_restore(
-        &mut self,
-        checkpoint: Checkpoint,
-        last: &LastStatus,
-        mut replacement: Replacement,
-    ) {
-        replacement.restore = Some(CheckpointRestore { checkpoint, forgotten: 0 });
-        self.record_replacement(last, replacement);
+        Some(restore)
     }
 
     /// Returns the client that requested a replacement, or the client of stdin if the requesting client has
@@ -690,8 +738,14 @@ impl RecoveryState {
         self.apply(SessionEvent::Saving { file: checkpoint.file.clone() });
     }
 
-    /// Returns the state for the next worker, with only the definitions that the last checkpoint does not contain.
+    /// Returns the state for the next worker, with only the definitions that the last checkpoint does not contain. A pending
+    /// restore is complete in this state, since the worker boots the checkpoint.
     pub(crate) fn for_worker(&mut self) -> Self {
+        if self.requested_checkpoint().is_some() {
+            let mut restored = self.clone();
+            restored.complete_restore();
+            return restored.for_worker();
+        }
         let all = self.definitions.take();
         let definitions = all.as_ref().map(|definitions| definitions.suffix_from(self.checkpoint_position()));
         let state = Self { definitions, ..self.clone() };
@@ -785,6 +839,21 @@ mod tests {
         state
     }
 
+    fn reset_or_restore() -> Replacement {
+        Replacement { job: 1, client: 0, notices: Vec::new(), restore: None }
+    }
+
+    /// Restores a checkpoint that boots. Returns the number of evaluations that the restore discards.
+    fn restore(
+        state: &mut RecoveryState,
+        checkpoint: Checkpoint,
+        last: &LastStatus,
+        content: Option<RecoveryState>,
+    ) -> u64 {
+        state.request_restore(checkpoint, last, reset_or_restore(), content);
+        state.complete_restore().expect("a restore is pending").forgotten
+    }
+
     fn codes(state: &RecoveryState) -> Vec<&str> {
         state.definitions().map(|definition| &*definition.form.code).collect()
     }
@@ -854,27 +923,23 @@ mod tests {
     #[test]
     fn a_restore_counts_only_evaluations_that_no_earlier_restore_or_reset_has_discarded() {
         let mut state = RecoveryState::new(true);
-        let replacement = || Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
         let at = |evaluations| LastStatus { evaluations, ..LastStatus::default() };
-        let restore = |state: &mut RecoveryState, evaluation, newest| {
-            let checkpoint = Checkpoint { evaluation, ..checkpoint() };
-            state.record_restore(checkpoint, &at(newest), replacement(), None);
-            state.replacement.as_ref().and_then(|replacement| replacement.restore.as_ref()).unwrap().forgotten
+        let restore_to = |state: &mut RecoveryState, evaluation, newest| {
+            restore(state, Checkpoint { evaluation, ..checkpoint() }, &at(newest), None)
         };
         // The checkpoint saved at evaluation 5 contains evaluations 4 and 5.
         let restores = [(1, 2), (1, 2), (1, 3), (5, 7), (1, 7), (1, 9)];
-        let forgotten = restores.map(|(evaluation, newest)| restore(&mut state, evaluation, newest));
+        let forgotten = restores.map(|(evaluation, newest)| restore_to(&mut state, evaluation, newest));
         assert_eq!(forgotten, [1, 0, 1, 2, 2, 2]);
-        state.record_reset(&at(11), replacement());
-        assert_eq!([(1, 11), (1, 12)].map(|(evaluation, newest)| restore(&mut state, evaluation, newest)), [0, 1]);
+        state.record_reset(&at(11), reset_or_restore());
+        assert_eq!([(1, 11), (1, 12)].map(|(evaluation, newest)| restore_to(&mut state, evaluation, newest)), [0, 1]);
     }
 
     #[test]
     fn a_crash_does_not_change_which_jobs_had_begun_before_the_last_reset() {
         let mut state = RecoveryState::new(true);
         let begun = |begun| LastStatus { begun, ..LastStatus::default() };
-        let replacement = Replacement { job: 6, client: 0, notices: Vec::new(), restore: None };
-        state.record_reset(&begun(5), replacement);
+        state.record_reset(&begun(5), Replacement { job: 6, ..reset_or_restore() });
         state.record_crash(begun(7), true, &Crash::new("died"));
         assert_eq!((state.begun_before_replacement, state.begun), (5, 7));
     }
@@ -885,12 +950,71 @@ mod tests {
         let at_first = LastStatus { replaying: Some(0), ..LastStatus::default() };
         let killed = || Crash::new("was killed").possibly_external();
         (0..2).for_each(|_| assert!(state.record_crash(at_first.clone(), false, &killed())));
-        let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
         let saved = with_definitions(&["(c)", "(d)"]);
-        state.record_restore(checkpoint(), &LastStatus::default(), replacement, Some(saved));
+        restore(&mut state, checkpoint(), &LastStatus::default(), Some(saved));
         state.apply(SessionEvent::Defined(definition("(e)")));
         assert!(state.record_crash(at_first, false, &killed()));
         assert_eq!(codes(&state), ["(c)", "(d)", "(e)"]);
+    }
+
+    /// Returns a state with the definitions `(f)`, `(g)` and `(h)`, and a request to restore the checkpoint x, which contains
+    /// `(f)`. The checkpoint y contains `(g)`, too.
+    fn with_pending_restore() -> RecoveryState {
+        let mut state = with_definitions(&["(f)"]);
+        let mut content = None;
+        for (name, next) in [("x", "(g)"), ("y", "(h)")] {
+            let file = format!("{name}.core");
+            state.apply(SessionEvent::Saving { file: file.clone() });
+            content = content.or(state.checkpoint_content());
+            let saved = Checkpoint { name: name.to_owned(), file, ..checkpoint() };
+            state.apply(SessionEvent::Saved(Box::new(saved)));
+            state.apply(SessionEvent::Defined(definition(next)));
+        }
+        let last = LastStatus { evaluations: 4, ..LastStatus::default() };
+        state.request_restore(checkpoint(), &last, reset_or_restore(), content);
+        state
+    }
+
+    /// Returns the name of the checkpoint that the next worker boots, and the forms that it replays.
+    fn next_image(state: &mut RecoveryState) -> (Option<String>, Vec<String>) {
+        let next = state.for_worker();
+        let name = next.checkpoint().map(|checkpoint| checkpoint.name.clone());
+        (name, codes(&next).into_iter().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn a_restore_whose_checkpoint_does_not_boot_leaves_definitions_and_other_checkpoints_as_they_were() {
+        let mut state = with_pending_restore();
+        let killed = || Crash::new("was killed").possibly_external();
+        for crash in [killed(), killed(), Crash::new("died")] {
+            assert_eq!(next_image(&mut state), (Some("x".to_owned()), Vec::new()));
+            // A damaged image may write anything to the status page.
+            let last = LastStatus { replaying: Some(0), evaluations: 4, ..LastStatus::default() };
+            assert!(!state.record_crash(last, false, &crash));
+        }
+        assert!(state.crash.is_none() && state.complete_restore().is_none());
+        let failed = state.replacement.as_ref().and_then(|replacement| replacement.restore.as_ref());
+        let Some(RequestedRestore::Failed { name, reason }) = failed else { panic!("not failed: {failed:?}") };
+        assert_eq!((&**name, &**reason), ("x", "its image died"));
+        assert_eq!(next_image(&mut state), (Some("y".to_owned()), vec!["(h)".to_owned()]));
+        assert_eq!(codes(&state), ["(f)", "(g)", "(h)"]);
+        // The failed restore has discarded no evaluations.
+        let last = LastStatus { evaluations: 4, ..LastStatus::default() };
+        assert_eq!(restore(&mut state, checkpoint(), &last, None), 3);
+    }
+
+    #[test]
+    fn a_pending_restore_is_not_part_of_the_log_until_its_checkpoint_has_booted() {
+        let mut state = with_pending_restore();
+        let logged = |state: &RecoveryState| (state.for_new_server().restorable.len(), codes(state).len());
+        assert_eq!(logged(&state), (2, 3));
+        assert_eq!(state.complete_restore().expect("a restore is pending").checkpoint.name, "x");
+        assert_eq!(logged(&state), (1, 1));
+        assert!(state.complete_restore().is_none());
+        let mut state = with_pending_restore();
+        state.record_reset(&LastStatus::default(), reset_or_restore());
+        assert!(state.complete_restore().is_none());
+        assert_eq!(next_image(&mut state), (None, Vec::new()));
     }
 
     #[test]
@@ -914,8 +1038,7 @@ mod tests {
         state.apply(SessionEvent::Saved(Box::new(newer.clone())));
         (40..60).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         assert!(missing(&state) > 0);
-        let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
-        state.record_restore(newer.clone(), &LastStatus::default(), replacement, None);
+        restore(&mut state, newer.clone(), &LastStatus::default(), None);
         assert_eq!(missing(&state), 0);
         state.retain_checkpoints(|checkpoint| checkpoint.file != newer.file);
         assert_eq!(missing(&state) + state.definitions().count(), 30);
@@ -931,8 +1054,7 @@ mod tests {
         let later = ["(f 2)", "(f 1)"].into_iter().chain(std::iter::repeat_n("(g)", 5000));
         later.for_each(|code| state.apply(SessionEvent::Defined(definition(code))));
         assert_eq!(codes(&state)[..4], ["(f 1)", "(f 2)", "(f 2)", "(f 1)"]);
-        let replacement = Replacement { job: 1, client: 0, notices: Vec::new(), restore: None };
-        state.record_restore(checkpoint(), &LastStatus::default(), replacement, saved);
+        restore(&mut state, checkpoint(), &LastStatus::default(), saved);
         assert_eq!(codes(&state), ["(f 1)", "(f 2)", "(f 1)"]);
         assert_eq!(state.for_worker().definitions().count(), 0);
         state.apply(SessionEvent::Defined(definition("(h)")));

@@ -245,10 +245,15 @@ impl RecoveryRecord {
         self.requests.disconnect(client);
     }
 
-    /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason.
+    /// Records the end of a replay, which completes a pending restore. `failed` contains the index of each definition that
+    /// failed, with the reason.
     pub(super) fn record_replay(&mut self, failed: &[(usize, String)]) {
-        if self.state.record_replay(failed) {
+        let restore = self.state.complete_restore();
+        if self.state.record_replay(failed) || restore.is_some() {
             self.log_state();
+        }
+        if let Some(restore) = restore {
+            self.checkpoints.delete_newer(Some(&restore.checkpoint));
         }
     }
 
@@ -318,10 +323,10 @@ impl RecoveryRecord {
         self.checkpoints.delete_newer(None);
     }
 
-    /// Records the restore of a checkpoint by the call whose jobs begin at `job`. `notices` are the image's notices that
-    /// the client has not seen yet. If the checkpoint has been deleted meanwhile, the next image gets the present
-    /// definitions.
-    pub(super) fn record_restore(
+    /// Records that the call whose jobs begin at `job` requested the restore of a checkpoint. `notices` are the image's
+    /// notices that the client has not seen yet. The log and the other checkpoints stay as they are until the checkpoint has
+    /// booted.
+    pub(super) fn request_restore(
         &mut self,
         status: &WorkerStatus,
         job: u64,
@@ -329,13 +334,8 @@ impl RecoveryRecord {
         notices: Vec<String>,
     ) {
         let (replacement, last) = (self.replacement(job, notices), self.last_status(status));
-        if !self.checkpoints.path(&checkpoint).is_file() {
-            return self.state.record_failed_restore(checkpoint, &last, replacement);
-        }
-        let saved = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file));
-        self.state.record_restore(checkpoint.clone(), &last, replacement, saved);
-        self.log_state();
-        self.checkpoints.delete_newer(Some(&checkpoint));
+        let content = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file));
+        self.state.request_restore(checkpoint, &last, replacement, content);
     }
 
     fn replacement(&self, job: u64, notices: Vec<String>) -> Replacement {
@@ -359,15 +359,18 @@ impl RecoveryRecord {
         self.requests.is_open(call) && !self.state.replaced_for.iter().any(|job| call_of_job(*job) == call)
     }
 
-    /// Returns the core that the next image is booted from; `None` for the program's own core.
+    /// Returns the core that the next image is booted from; `None` for the program's own core. A pending restore fails if its
+    /// checkpoint was deleted.
     pub(super) fn next_core(&mut self) -> Option<PathBuf> {
+        if let Some(core) = self.state.requested_checkpoint().map(|checkpoint| self.checkpoints.path(checkpoint)) {
+            if core.is_file() {
+                return Some(core);
+            }
+            self.state.fail_restore("its file is missing".to_owned());
+        }
         let (checkpoints, boots_last_checkpoint) = (&self.checkpoints, self.boots_last_checkpoint);
-        let requested = self.state.requested_checkpoint_file();
         // Named checkpoints may have been deleted since they were recorded.
-        self.state.retain_checkpoints(|checkpoint| {
-            (boots_last_checkpoint || requested.as_ref() == Some(&checkpoint.file))
-                && checkpoints.path(checkpoint).is_file()
-        });
+        self.state.retain_checkpoints(|checkpoint| boots_last_checkpoint && checkpoints.path(checkpoint).is_file());
         self.state.checkpoint().map(|checkpoint| self.checkpoints.path(checkpoint))
     }
 
@@ -514,6 +517,46 @@ mod tests {
         assert_eq!((last.begun, last.in_flight, last.job), (first, false, None));
         recovery.record_crash(&status, true, &Crash::new("died"));
         assert_eq!(recovery.state.begun, first);
+    }
+
+    #[test]
+    fn a_restore_deletes_newer_checkpoints_only_once_its_checkpoint_has_booted() {
+        let checkpoints = TestCheckpoints::new("pending");
+        let (mut recovery, status) = session(&checkpoints);
+        let saved = [("mine", 1), ("auto-1", 2)].map(|(name, seconds)| {
+            let checkpoint = checkpoints.add(name, seconds, 10);
+            recovery.record(saving(&*checkpoint.file));
+            recovery.record(SessionEvent::Saved(Box::new(checkpoint.clone())));
+            checkpoint
+        });
+        let [mine, newer] = saved.each_ref().map(|checkpoint| checkpoints.0.path(checkpoint));
+        let request =
+            |recovery: &mut RecoveryRecord| recovery.request_restore(&status, 0, saved[0].clone(), Vec::new());
+        // An image that does not boot.
+        request(&mut recovery);
+        assert_eq!(recovery.next_core(), Some(mine.clone()));
+        recovery.record_crash(&status, false, &Crash::new("died"));
+        assert_eq!(recovery.next_core(), Some(newer.clone()));
+        recovery.record_replay(&[]);
+        assert!(newer.exists());
+        // An image that boots.
+        request(&mut recovery);
+        assert_eq!(recovery.next_core(), Some(mine.clone()));
+        assert!(newer.exists());
+        recovery.record_replay(&[]);
+        assert!(mine.exists() && !newer.exists());
+    }
+
+    #[test]
+    fn a_restore_fails_if_its_checkpoint_is_deleted_before_the_boot() {
+        let checkpoints = TestCheckpoints::new("deleted");
+        let (mut recovery, status) = session(&checkpoints);
+        let saved = checkpoints.add("mine", 1, 10);
+        recovery.request_restore(&status, 0, saved.clone(), Vec::new());
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&saved)));
+        checkpoints.0.delete(&saved).expect("it is there");
+        assert_eq!(recovery.next_core(), None);
+        assert!(recovery.state.requested_checkpoint().is_none());
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Relay {
                 }
                 Err(LoopAction::Restore(id, job, checkpoint, notices)) => {
                     self.replace_on_request(id, |recovery, process| {
-                        recovery.record_restore(&process.status, job, *checkpoint, notices);
+                        recovery.request_restore(&process.status, job, *checkpoint, notices);
                     });
                 }
                 Err(LoopAction::Fail(reason)) => self.fail(reason),

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::client::{Scratch, Server, call_err, call_ok};
+use crate::client::{Scratch, Server, call_err, call_ok, evaluate_err};
 use crate::processes::{
     NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, wait_until, worker,
 };
@@ -285,13 +285,39 @@ fn damaged_checkpoint_falls_back_to_the_previous_and_then_to_replay() {
 }
 
 /// Overwrites the beginning of a core and keeps its length and modification time.
-fn damage(core: &Path) {
+pub(crate) fn damage(core: &Path) {
     let mut bytes = std::fs::read(core).unwrap();
     bytes[..1 << 20].fill(0xff);
     let written = std::fs::metadata(core).unwrap().modified().unwrap();
     std::fs::write(core, bytes).unwrap();
     // The core's checksum is computed again only after a change of its modification time.
     std::fs::File::options().write(true).open(core).unwrap().set_modified(written).unwrap();
+}
+
+/// The damage is noticed only when the image boots.
+#[test]
+fn restore_of_a_checkpoint_that_does_not_boot_loses_no_definitions() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1) (defun f () 1)");
+    save(&mut server, "first");
+    let core = state.files(Some("core")).remove(0);
+    server.evaluate("(defun g () 2) (setf *x* 2)");
+    save(&mut server, "second");
+    server.evaluate("(defun h () 3)");
+    let _ = evaluate_err(&mut server, "(/ 1 0)");
+    damage(&core);
+    let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "first"}));
+    assert!(text.starts_with("The checkpoint \"first\" was not restored: its image could not be started: "), "{text}");
+    let continued = " A new image continues the session, and no definition was discarded.\nRestored: the checkpoint \
+                     \"second\" from ";
+    assert!(text.contains(continued) && text.contains(" and the one defining form since then."), "{text}");
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).contains("DIVISION-BY-ZERO"));
+    assert_eq!(server.evaluate("(list (f) (g) (h) *x*)"), "=> (1 2 3 2)");
+    // The failed restore has discarded no evaluations.
+    let text = restore(&mut server, "second");
+    assert!(text.contains("Discarded: the 3 evaluations since then."), "{text}");
+    assert_eq!(server.evaluate("(list (f) (g) (fboundp 'h) *x*)"), "=> (1 2 NIL 2)");
 }
 
 #[test]
@@ -849,31 +875,39 @@ fn restores_that_are_requested_at_once_name_the_package_or_leave_it_out() {
     }
 }
 
-#[test]
-fn restore_of_a_checkpoint_that_is_deleted_meanwhile_loses_no_definitions() {
+/// `length` is the length to which the core is truncated; `None` to delete all files of the checkpoint.
+#[rstest::rstest]
+#[case::deleted(None)]
+#[case::truncated(Some(4096))]
+fn restore_of_a_checkpoint_that_is_deleted_or_truncated_meanwhile_loses_no_definitions(#[case] length: Option<u64>) {
     let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defun f () 1)");
     save(&mut server, "x");
     server.evaluate("(defun g () 2)");
     let core = state.files(Some("core")).remove(0);
-    let unwinding = state.directory.join("unwinding");
+    let [unwinding, changed] = ["unwinding", "changed"].map(|name| state.directory.join(name));
     // The restore waits until this evaluation has unwound.
     let code = format!(
         "(sleep 60))
            (with-open-file (file {unwinding:?} :direction :output))
-           (loop while (probe-file {core:?}) do (sleep 0.01)))"
+           (loop until (probe-file {changed:?}) do (sleep 0.01)))"
     );
     let running = server.post_running("(unwind-protect (progn", &code, 60.0);
     let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
     wait_until("the evaluation unwinds", || unwinding.exists());
-    for file in state.files(None) {
+    match length {
+        Some(length) => std::fs::File::options().write(true).open(&core).unwrap().set_len(length).unwrap(),
         // The draft of a description may have got its name meanwhile.
-        let _ = std::fs::remove_file(file);
+        None => state.files(None).iter().for_each(|file| drop(std::fs::remove_file(file))),
     }
+    std::fs::write(&changed, "").unwrap();
     assert!(server.outcome(running).1);
     let (text, is_error) = server.outcome(restoring);
-    assert!(is_error && text.contains("The checkpoint \"x\" did not boot or was deleted. "), "{text}");
+    assert!(is_error && text.starts_with("The checkpoint \"x\" was not restored: its "), "{text}");
+    let continued =
+        ". A new image continues the session, and no definition was discarded.\nRestored: all 2 defining forms.";
+    assert!(text.contains(continued), "{text}");
     let text = server.evaluate("(list (f) (g))");
     assert!(text.ends_with("=> (1 2)"), "{text}");
 }

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use crate::attach::Client;
 use crate::bare::bare;
+use crate::checkpoints::damage;
 use crate::client::{Scratch, Server, binary, call_err, call_ok};
 use crate::processes::{
     NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, stop_worker, wait_until, worker,
@@ -701,6 +702,32 @@ fn unrestored_forms_stay_listed_across_server_restarts() {
     server.finish();
     state.await_free("lame");
     assert!(!listed(&mut state.serve("lame")));
+}
+
+/// The log contains a restore only once the checkpoint has booted.
+#[test]
+fn killed_server_of_a_session_has_lost_no_definitions_in_a_failed_restore() {
+    let state = StateDirectory::new();
+    let directory = state.directory("failed");
+    let mut server = state.serve("failed");
+    server.evaluate("(defun f () 1)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(defun g () 2)");
+    // The session may have been saved automatically, too.
+    let manifests = files(&directory, "json").into_iter().map(|path| std::fs::read(path).unwrap());
+    let mut manifests = manifests.map(|text| serde_json::from_slice::<serde_json::Value>(&text).unwrap());
+    let manifest = manifests.find(|manifest| manifest["name"] == "mine").expect("a manifest");
+    let core = directory.join(manifest["file"].as_str().unwrap());
+    damage(&core);
+    let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    assert!(text.contains("and no definition was discarded."), "{text}");
+    kill_all(&state);
+    drop(server);
+    // The next server reads the core again and does not boot it.
+    let core = std::fs::File::options().write(true).open(core).unwrap();
+    core.set_modified(std::time::SystemTime::now()).unwrap();
+    let text = state.serve("failed").evaluate("(list (f) (g))");
+    assert!(text.ends_with("=> (1 2)"), "{text}");
 }
 
 #[test]
