@@ -68,7 +68,7 @@ pub const VARIABLES: [Variable; 11] = [
     Variable { name: NO_COLOUR, effect: "Turns off the REPL's colours if set and not empty.", default: "" },
     Variable {
         name: TERMINAL,
-        effect: "The type of the terminal; `dumb` turns off the REPL's colours, line editing and completion.",
+        effect: "The type of the terminal; `dumb` turns off the REPL's colours, line editing, completion and history.",
         default: "`dumb`",
     },
 ];

@@ -32,19 +32,19 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     ResultKind {
         name: TIMEOUT,
         cause: "The evaluation ran longer than its time limit, and was interrupted.",
-        afterwards: "The image is kept, with the changes that the evaluation had already made. If the evaluation could not \
-                     be interrupted within 2 seconds, the image is replaced (with `--no-supervisor`, the evaluation's \
-                     thread is abandoned), and the message says so.",
+        afterwards: "The image is kept, with the changes that the evaluation had already made. If the evaluation did not \
+                     begin to unwind within 2 seconds, or did not finish unwinding, the image is replaced (with \
+                     `--no-supervisor`, the evaluation's thread is abandoned), and the message says so.",
         remedy: "Read the backtrace, which shows where the evaluation was interrupted. Pass a larger `timeout`; or pass \
-                 `background` or `wait`, which lift the time limit.",
+                 `background` or `wait` without `timeout`, so that there is no time limit.",
     },
     ResultKind {
         name: CANCELLED,
         cause: "The client cancelled the call, or `abort-evaluation`, a reset or the restore of a checkpoint ended the \
                 evaluation.",
-        afterwards: "After a reset or restore, the changes that the evaluation had already made are gone. Otherwise, the \
-                     image is kept, with these changes; if the evaluation could not be interrupted within 2 seconds, the \
-                     same applies as after `TIMEOUT`.",
+        afterwards: "After a reset or restore, the changes that the evaluation had already made to the image are gone. \
+                     Otherwise, the image is kept, with these changes; if the evaluation could not be interrupted, the same \
+                     applies as after `TIMEOUT`.",
         remedy: "Call again if you still need the result.",
     },
     ResultKind {
@@ -64,8 +64,9 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     ResultKind {
         name: IMAGE_LOST,
         cause: "The Lisp process ended during the evaluation: it was killed, or C code or SBCL itself aborted.",
-        afterwards: "A new image, with the last checkpoint and the definitions made since then (unless `--restore` \
-                     says otherwise), has replaced the lost image. The message lists what was restored and what was not.",
+        afterwards: "A new image has replaced the lost image. Unless `--restore` says otherwise, the new image has the last \
+                     checkpoint, if there is one, and the later definitions. The message says what was restored and what \
+                     was lost.",
         remedy: "Assign the lost values again. Save a checkpoint before you retry the evaluation.",
     },
 ];

@@ -274,8 +274,8 @@ pub(super) struct TestOptions {
     /// Time limit of each test, after which it fails. --timeout does not apply to tests.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_test_timeout)]
     pub(super) test_timeout: f64,
-    /// Names of systems. With --attach, instead one test or suite with its package (`my-tests::parsing`), or one package
-    /// followed by a colon.
+    /// Names of systems. With --attach, --core or --user-init, instead one test or suite with its package
+    /// (`my-tests::parsing`), or one package followed by a colon.
     #[arg(required = true)]
     pub(super) what: Vec<String>,
 }

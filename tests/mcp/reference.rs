@@ -140,7 +140,7 @@ const OF_THE_REPOSITORY: [(&str, &str); 20] = [
 const OF_THE_BUILD: [(&str, &str); 9] = [
     (
         sbcl_core::settings::PREBUILT,
-        "The absolute path of a directory with a ready `libsbcl.so` and `sbcl.core`: nothing is built.",
+        "The absolute path of a directory with a ready `libsbcl.so` and `sbcl.core`, which are then not built.",
     ),
     (
         sbcl_core::settings::SOURCE,
@@ -270,7 +270,7 @@ fn arguments(tool: &Value) -> String {
 /// Returns the effect of a tool on the session, as its annotations declare it.
 fn effect(tool: &Value) -> &'static str {
     match (&tool["annotations"]["readOnlyHint"], &tool["annotations"]["destructiveHint"]) {
-        (Value::Bool(true), _) => "Read-only: the tool changes nothing.",
+        (Value::Bool(true), _) => "Read-only: the tool itself changes nothing.",
         (_, Value::Bool(false)) => "The tool changes settings only.",
         _ => "This tool can change anything: a client that asks for confirmation should ask before calling it.",
     }
@@ -330,7 +330,7 @@ fn the_reference_of_the_environment_is_up_to_date() {
     for variable in VARIABLES {
         _ = writeln!(text, "| `{}` | {} | {} |", variable.name, cell(variable.effect), cell(variable.default));
     }
-    text += "\nPrograms that Lisp code starts get the environment that the server was started with.\n";
+    text += "\nBy default, programs that Lisp code starts get the server's environment.\n";
     text += "\n## Building\n\n| variable | effect |\n|---|---|\n";
     for (name, effect) in OF_THE_BUILD {
         _ = writeln!(text, "| `{name}` | {effect} |");

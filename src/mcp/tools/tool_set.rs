@@ -29,8 +29,8 @@ pub(crate) enum ToolSet {
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
 /// The sentence of the instructions about the loss of the image.
-const LOSS_WORDING: &str = "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and, by default, evaluates the \
-    definitions again; values assigned\nlater are lost.";
+const LOSS_WORDING: &str = "If\nthe Lisp process dies (IMAGE-LOST), a new process replaces it and, by default, restores the \
+    last checkpoint and later definitions;\nvalues assigned later are lost.";
 
 /// The replacement of [`LOSS_WORDING`] if the image is embedded in a program.
 const EMBEDDED_WORDING: &str = "This\nimage is part of a running program: definitions take effect in it at once, and code \
