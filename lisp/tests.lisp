@@ -6,7 +6,7 @@
         "SBCL-HOST/TESTING")
   (:import-from "SB-INT" "ENCAPSULATE")
   (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
-                 "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
+                 "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
   (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
                  "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
                  "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
@@ -177,6 +177,21 @@ b| ()) (defvar *changed* 1))"))
   (let ((result (evaluation-results "(sb-ext:with-timeout 0.01 (loop))")))
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
+
+(define-test a-pending-interruption-that-ends-a-fork-is-named-in-the-error
+  (multiple-value-bind (in out) (sb-unix:unix-pipe)
+    (unwind-protect
+         (without-interrupts
+           (sb-thread:join-thread (sb-thread:make-thread #'sb-thread:interrupt-thread
+                                                         :arguments (list sb-thread:*current-thread* #'list)))
+           (loop until *interrupt-pending*)
+           ;; Nothing is written to the pipe, as by a child that is not ready yet.
+           (expect :interruption (child-obstacle in (sb-posix:getpid))))
+      (sb-unix:unix-close in)
+      (sb-unix:unix-close out)))
+  (let ((message (handler-case (check-fork-result nil :interruption 10)
+                   (error (failure) (princ-to-string failure)))))
+    (expect t (and (search "the last by an interruption of the thread that saves" message) t))))
 
 ;;; The assumptions about SBCL: each test violates one assumption, and passes if the check detects the violation
 
