@@ -5,8 +5,9 @@
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS"
         "SBCL-HOST/TESTING")
   (:import-from "SB-INT" "ENCAPSULATE")
-  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
-                 "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
+  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "*UNDO-QUERY*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
+                 "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES"
+                 "RUN-QUERY")
   (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
                  "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
                  "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
@@ -25,11 +26,11 @@
   (push (list kind number (copy-text (sap-int text) length)) *events*)
   0)
 
-(defun perform (kind text &key (name "") (flags 0) (argument 0))
+(defun perform (kind text &key (name "") (flags 0) (argument 0) (operation ""))
   "Perform a job of KIND with TEXT in a new thread, as a thread of a lane would perform it. Return the job's events, oldest
 first."
   (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
-                       :text (coerce text 'text) :name (coerce name 'text))))
+                       :text (coerce text 'text) :name (coerce name 'text) :operation (coerce operation 'text))))
     (sb-thread:join-thread
      (sb-thread:make-thread (lambda ()
                               (let ((*events* '())
@@ -177,6 +178,20 @@ b| ()) (defvar *changed* 1))"))
   (let ((result (evaluation-results "(sb-ext:with-timeout 0.01 (loop))")))
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
+
+(define-test a-query-that-is-interrupted-after-its-last-record-is-undone
+  (let ((undone nil))
+    (define-query :undoable (&key)
+      "Do nothing."
+      (setf *undo-query* (lambda () (setf undone t))))
+    (perform :query "" :operation "(:undoable)")
+    (expect nil undone)
+    (encapsulate 'run-query 'interrupt (lambda (run text)
+                                         (funcall (the function run) text)
+                                         (abandon-evaluation :interrupted nil)))
+    (unwind-protect (perform :query "" :operation "(:undoable)")
+      (sb-int:unencapsulate 'run-query 'interrupt))
+    (expect t undone)))
 
 (define-test a-pending-interruption-that-ends-a-fork-is-named-in-the-error
   (multiple-value-bind (in out) (sb-unix:unix-pipe)

@@ -470,45 +470,41 @@ file is complete. If the fork succeeds, the image counts as the checkpoint NAME.
 `process`, the microseconds for which this process was `stopped`, and the number of `timers` that the core will lack;
 and, for each thread that the core will lack, a record `thread` with its `name`. The evaluating thread runs this query
 while it evaluates nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER
-(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image. If the query is
-interrupted, kill the child."
+(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image. Undoing the query kills
+the child."
   (let* ((threads (user-threads))
          (timers (length (sb-ext:list-all-timers)))
          (before **checkpoint-name**)
          (process nil)
          (stopped 0)
          (obstacle nil)
-         (returned nil)
          (seconds (if finisher +shutdown-fork-wait-seconds+ **session-fork-wait-seconds**)))
-    (setf **checkpoint-name** name)
-    (unwind-protect
-         (progn
-           ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
-           (without-interrupts
-             (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
-               (stop-finalizers seconds #'wait)
-               (unwind-protect
-                    (progn
-                      (setf (values process stopped obstacle)
-                            (fork-when-unblocked (definition-mutexes) seconds #'wait))
-                      (when (eql 0 process)
-                        (when finisher
-                          (exec-finisher finisher lock errors))
-                        (save-image path)))
-                 (start-finalizers))))
-           (check-fork-result process obstacle seconds)
-           (push-record "saving" :process process
-                                 :stopped (values (round (* 1000 stopped)))
-                                 ;; Timers may run or be scheduled between the first count and the fork, and after it.
-                                 :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
-                                           (and (plusp timers) timers)))
-           (dolist (thread threads)
-             (push-record "thread" :name (thread-title thread)))
-           (setf returned t))
-      (unless returned
-        (setf **checkpoint-name** before)
-        (when (typep process '(integer 1))
-          (kill-child process))))))
+    (setf *undo-query* (lambda ()
+                         (setf **checkpoint-name** before)
+                         (when (typep process '(integer 1))
+                           (kill-child process)))
+          **checkpoint-name** name)
+    ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
+    (without-interrupts
+      (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
+        (stop-finalizers seconds #'wait)
+        (unwind-protect
+             (progn
+               (setf (values process stopped obstacle)
+                     (fork-when-unblocked (definition-mutexes) seconds #'wait))
+               (when (eql 0 process)
+                 (when finisher
+                   (exec-finisher finisher lock errors))
+                 (save-image path)))
+          (start-finalizers))))
+    (check-fork-result process obstacle seconds)
+    (push-record "saving" :process process
+                          :stopped (values (round (* 1000 stopped)))
+                          ;; Timers may run or be scheduled between the first count and the fork, and after it.
+                          :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
+                                    (and (plusp timers) timers)))
+    (dolist (thread threads)
+      (push-record "thread" :name (thread-title thread)))))
 
 ;;; Saving the image for a program that embeds it
 
