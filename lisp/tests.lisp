@@ -26,10 +26,10 @@
   (push (list kind number (copy-text (sap-int text) length)) *events*)
   0)
 
-(defun perform (kind text &key (name "") (flags 0) (argument 0) (operation ""))
+(defun perform (kind text &key (name "") (flags 0) (operation "") (audience :agent))
   "Perform a job of KIND with TEXT in a new thread, as a thread of a lane would perform it. Return the job's events, oldest
 first."
-  (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
+  (let ((job (make-job :id 1 :kind kind :flags flags :audience audience
                        :text (coerce text 'text) :name (coerce name 'text) :operation (coerce operation 'text))))
     (sb-thread:join-thread
      (sb-thread:make-thread (lambda ()
@@ -140,13 +140,13 @@ b| ()) (defvar *changed* 1))"))
 
 (define-test a-refused-exit-names-the-reset-command-of-its-audience
   (flet ((message (audience)
-           (getf (evaluation-results "(error 'sbcl-host::exit-refused :operator 'exit :embedded nil)" :argument audience)
+           (getf (evaluation-results "(error 'sbcl-host::exit-refused :operator 'exit :embedded nil)" :audience audience)
                  :message)))
     (expect '("EXIT was called, but the server and the session continue. For a new session, use the tool reset-session."
               "EXIT was called, but cannot end the process."
               "EXIT was called, but cannot end the process."
               "EXIT was called, but the server and the session continue. For a new session, use :reset.")
-            (mapcar #'message '(0 1 2 3)))))
+            (mapcar #'message '(:agent :shell :attached-shell :repl)))))
 
 (define-test a-non-local-exit-from-a-cleanup-form-does-not-hide-the-error
   (expect nil (getf (evaluation-results "(block nil (unwind-protect (error \"x\") (return)))") :success)))
