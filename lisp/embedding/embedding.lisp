@@ -255,26 +255,32 @@ a symbol."
            (error "~S does not spell a symbol: write NAME or PACKAGE:NAME, with vertical bars around spaces, parentheses and ~
                    other characters that cannot be part of a name, as in |a b|."
                   text)))
-    (let* ((colon (nth-value 1 (read-name text)))
-           ;; The name begins after one or two colons.
-           (start (if colon (position #\: text :start colon :test #'char/=) 0)))
-      (unless (and start
-                   (plusp (length text))
-                   ;; The reader takes # at the start for reader syntax, as in #:NAME.
-                   (char/= #\# (char text 0))
-                   (<= start (+ 2 (or colon 0)))
-                   (eql (length text) (catch 'scan-failed (token-end text 0))))
-        (fail))
-      (multiple-value-bind (name second-colon) (read-name (subseq text start))
-        (when second-colon
+    (multiple-value-bind (whole colon problem) (read-name text)
+      (declare (ignore whole))
+      (when problem
+        (fail-unfinished-name text problem))
+      (let ((start (if colon
+                       ;; The name begins after one or two colons.
+                       (position #\: text :start colon :test #'char/=)
+                       0)))
+        (unless (and start
+                     (plusp (length text))
+                     ;; The reader takes # at the start for reader syntax, as in #:NAME.
+                     (char/= #\# (char text 0))
+                     (<= start (+ 2 (or colon 0)))
+                     (eql (length text) (catch 'scan-failed (token-end text 0))))
           (fail))
-        (values name (and colon (subseq text 0 colon)))))))
+        (multiple-value-bind (name second-colon) (read-name (subseq text start))
+          (when second-colon
+            (fail))
+          (values name (and colon (subseq text 0 colon))))))))
 
 (defun prefix-package (prefix)
   "Return the package that PREFIX, the second value of PARSE-SYMBOL, designates, or NIL if there is no such package."
   (cond ((null prefix) *package*)
         ((string= prefix "") (find-package "KEYWORD"))
-        (t (find-package-leniently prefix))))
+        (t (or (find-package-leniently prefix)
+               (find-package (read-name prefix))))))
 
 (defun symbol-named (text)
   "Return the symbol that TEXT spells (see PARSE-SYMBOL). If TEXT has no package prefix, look in *PACKAGE*. Signal an error if
@@ -369,8 +375,12 @@ form (SETF symbol), return a function that calls the function with this name. Re
   "Return the lambda list in TEXT with its variables interned in PACKAGE. A symbol that is not a variable is replaced by
 the symbol of COMMON-LISP with the same name, if there is one. NAME, the name of the function, is for error messages."
   (handler-bind ((error (lambda (failure)
-                          ;; Print FAILURE now: it may refer to a stream with dynamic extent.
-                          (error "~A cannot be defined: ~A is not a lambda list: ~A" name text (princ-to-string failure)))))
+                          (error "~A cannot be defined: ~A is not a lambda list: ~A"
+                                 name text
+                                 (if (typep failure 'end-of-file)
+                                     "a parenthesis, quotation mark or vertical bar in it is not closed."
+                                     ;; Print FAILURE now: it may refer to a stream with dynamic extent.
+                                     (princ-to-string failure))))))
     (let ((lambda-list (read-single-form text package))
           (variables '()))
       (labels ((standard (symbol)

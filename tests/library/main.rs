@@ -628,7 +628,8 @@ fn failed_define_keeps_the_previous_host_function() {
     lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
     for (lambda_list, why) in [
         ("n &key &key", "lambda list"),
-        ("(", "end of file"),
+        ("(", "is not closed"),
+        ("n|", "is not closed"),
         ("n m", "2 parameters"),
         ("n)", "unmatched close parenthesis"),
         ("(n) m", "more text follows"),
@@ -663,10 +664,20 @@ fn host_functions_whose_names_differ_in_case_are_distinct() {
 #[test]
 fn define_refuses_text_that_is_not_a_function_name() {
     let lisp = lisp();
-    let not_symbols = ["", " ", "a)", "(a", "a b", "'a", "host:", ":", "host:::a", "host:a:b", "host:|a", "#:a"];
+    let not_symbols = ["", " ", "a)", "(a", "a b", "'a", "host:", ":", "host:::a", "host:a:b", "#:a"];
     for name in not_symbols.into_iter().chain(["(setf)", "(setf a b)", "(setf host:a))", "(cas host:a)"]) {
         let message = condition(lisp.define(name, "Wrong.", || 1).unwrap_err()).message().to_owned();
         assert!(message.contains("does not spell a symbol: write NAME or PACKAGE:NAME"), "{name:?}: {message}");
+    }
+    for (name, why) in [
+        ("host:|a", "host:|a does not spell a symbol: a vertical bar in it is not closed."),
+        ("a|b", "a|b does not spell a symbol: a vertical bar in it is not closed."),
+        (r"host:a\", r"host:a\ does not spell a symbol: no character follows the backslash at its end."),
+        (r"(setf host:a\)", r"host:a\ does not spell a symbol: no character follows the backslash at its end."),
+    ] {
+        let message = condition(lisp.define(name, "Wrong.", || 1).unwrap_err()).message().to_owned();
+        assert!(message.starts_with(why), "{name:?}: {message}");
+        assert!(condition(lisp.call::<i64>(name, ()).unwrap_err()).message().starts_with(why), "{name:?}");
     }
     assert!(!lisp.eval::<bool>(r#"(or (find-package "(SETF HOST") (find-package "(CAS HOST"))"#).unwrap());
 }
