@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract. A core with another version is refused at boot. */
-#define SBCL_HOST_CONTRACT 19u
+#define SBCL_HOST_CONTRACT 20u
 
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
@@ -26,7 +26,7 @@ enum sbcl_lane {
 
 enum sbcl_job_kind {
   SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the operation to run with the code, or empty
-                               to evaluate the code; flags: SBCL_EVALUATE_…; argument: an sbcl_audience */
+                               to evaluate the code; flags: SBCL_EVALUATE_… */
   SBCL_JOB_RESET = 2,       /* remove the session's definitions */
   SBCL_JOB_DEFINITIONS = 3, /* list the session's definitions; flags: the sbcl_item to list, or 0 for all; argument:
                                maximum number of definitions; name: the package to list, or empty for all */
@@ -60,7 +60,7 @@ enum sbcl_job_kind {
 /* Flags of SBCL_JOB_DESCRIBE. */
 #define SBCL_DESCRIBE_SOURCE 1u /* include the text of definitions */
 
-/* Audiences of the messages of an evaluation. */
+/* Audiences of a connection's messages. */
 enum sbcl_audience {
   SBCL_AUDIENCE_AGENT = 0,          /* an agent, which calls tools */
   SBCL_AUDIENCE_SHELL = 1,          /* a person at a shell; the image ends with the evaluation */
@@ -91,6 +91,7 @@ struct sbcl_job {
   uint64_t operation_length; /* characters */
   uint64_t connection; /* the connection whose values of *package* and of the REPL, printer and reader variables
                           apply; 0: the global values */
+  uint32_t audience;   /* an sbcl_audience: the audience of the connection's messages */
 };
 
 /* Events that a job reports. "begin": a new item starts, and the text is the item's name. "continue": the text is

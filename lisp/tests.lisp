@@ -5,8 +5,9 @@
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS"
         "SBCL-HOST/TESTING")
   (:import-from "SB-INT" "ENCAPSULATE")
-  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
-                 "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
+  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "*UNDO-QUERY*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
+                 "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES"
+                 "RUN-QUERY")
   (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
                  "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
                  "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
@@ -25,11 +26,11 @@
   (push (list kind number (copy-text (sap-int text) length)) *events*)
   0)
 
-(defun perform (kind text &key (name "") (flags 0) (argument 0))
+(defun perform (kind text &key (name "") (flags 0) (operation "") (audience :agent))
   "Perform a job of KIND with TEXT in a new thread, as a thread of a lane would perform it. Return the job's events, oldest
 first."
-  (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
-                       :text (coerce text 'text) :name (coerce name 'text))))
+  (let ((job (make-job :id 1 :kind kind :flags flags :audience audience
+                       :text (coerce text 'text) :name (coerce name 'text) :operation (coerce operation 'text))))
     (sb-thread:join-thread
      (sb-thread:make-thread (lambda ()
                               (let ((*events* '())
@@ -139,13 +140,13 @@ b| ()) (defvar *changed* 1))"))
 
 (define-test a-refused-exit-names-the-reset-command-of-its-audience
   (flet ((message (audience)
-           (getf (evaluation-results "(error 'sbcl-host::exit-refused :operator 'exit :embedded nil)" :argument audience)
+           (getf (evaluation-results "(error 'sbcl-host::exit-refused :operator 'exit :embedded nil)" :audience audience)
                  :message)))
     (expect '("EXIT was called, but the server and the session continue. For a new session, use the tool reset-session."
               "EXIT was called, but cannot end the process."
               "EXIT was called, but cannot end the process."
               "EXIT was called, but the server and the session continue. For a new session, use :reset.")
-            (mapcar #'message '(0 1 2 3)))))
+            (mapcar #'message '(:agent :shell :attached-shell :repl)))))
 
 (define-test a-non-local-exit-from-a-cleanup-form-does-not-hide-the-error
   (expect nil (getf (evaluation-results "(block nil (unwind-protect (error \"x\") (return)))") :success)))
@@ -177,6 +178,35 @@ b| ()) (defvar *changed* 1))"))
   (let ((result (evaluation-results "(sb-ext:with-timeout 0.01 (loop))")))
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
+
+(define-test a-query-that-is-interrupted-after-its-last-record-is-undone
+  (let ((undone nil))
+    (define-query :undoable (&key)
+      "Do nothing."
+      (setf *undo-query* (lambda () (setf undone t))))
+    (perform :query "" :operation "(:undoable)")
+    (expect nil undone)
+    (encapsulate 'run-query 'interrupt (lambda (run text)
+                                         (funcall (the function run) text)
+                                         (abandon-evaluation :interrupted nil)))
+    (unwind-protect (perform :query "" :operation "(:undoable)")
+      (sb-int:unencapsulate 'run-query 'interrupt))
+    (expect t undone)))
+
+(define-test a-pending-interruption-that-ends-a-fork-is-named-in-the-error
+  (multiple-value-bind (in out) (sb-unix:unix-pipe)
+    (unwind-protect
+         (without-interrupts
+           (sb-thread:join-thread (sb-thread:make-thread #'sb-thread:interrupt-thread
+                                                         :arguments (list sb-thread:*current-thread* #'list)))
+           (loop until *interrupt-pending*)
+           ;; Nothing is written to the pipe, as by a child that is not ready yet.
+           (expect :interruption (child-obstacle in (sb-posix:getpid))))
+      (sb-unix:unix-close in)
+      (sb-unix:unix-close out)))
+  (let ((message (handler-case (check-fork-result nil :interruption 10)
+                   (error (failure) (princ-to-string failure)))))
+    (expect t (and (search "the last by an interruption of the thread that saves" message) t))))
 
 ;;; The assumptions about SBCL: each test violates one assumption, and passes if the check detects the violation
 

@@ -213,11 +213,19 @@ proptest! {
             prop_assert!(length(&text) <= max, "{} of {max}", length(&text));
             prop_assert!(!page.text.is_empty());
             from += length(&page.text) as u64;
-            prop_assert_eq!(text.contains(&format!("\"from\": {from}}} shows them]")), from < total);
+            prop_assert_eq!(text.contains(&format!("\"from\": {from}}} shows ")), from < total);
             all += &page.text;
         }
         prop_assert_eq!(all, printed);
     }
+}
+
+#[test]
+fn omission_marker_of_one_character_is_in_the_singular() {
+    assert_eq!(report::omission_marker(1), "[... 1 character omitted]");
+    let page = report::evaluation_page(&Page::new(3, EvaluationPart::Output, "ab", 0, 0, 1));
+    let marker = "[... 1 character omitted; check-evaluation {\"id\": 3, \"part\": \"output\", \"from\": 1} shows it]";
+    assert!(page.ends_with(marker), "{page}");
 }
 
 /// The number in the marker is the position of the missing text in the output, with stdout and stderr in printing order.

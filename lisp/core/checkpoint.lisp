@@ -131,8 +131,8 @@ be interrupted. Interrupts must be off."
 (defun fork-paused-image (mutexes wait-for-c threads)
   "Fork as FORK-IMAGE does, and return its first two values. Meanwhile THREADS pause, each at a point where an
 interruption finds it in Lisp code that may be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread
-that stays in C code; then cut the thread off there. Stop early when an interruption of this thread is pending: it must
-not run while THREADS pause, because they may hold a lock that it needs."
+that stays in C code; then cut the thread off there. Stop early, with the obstacle :INTERRUPTION, when an interruption of
+this thread is pending: it must not run while THREADS pause, because they may hold a lock that it needs."
   (let ((end (+ (monotonic-milliseconds) +pause-milliseconds+))
         (pause (begin-pause))
         (requests '()))
@@ -156,8 +156,10 @@ not run while THREADS pause, because they may hold a lock that it needs."
                           do (mapc #'request-pause threads)
                              (sb-unix:nanosleep 0 300000))
                     (multiple-value-bind (process obstacle others) (fork-image mutexes (and wait-for-c (<= attempt 12)))
-                      (when (or process (null others) *interrupt-pending* (> (monotonic-milliseconds) end))
+                      (when (or process (null others) (> (monotonic-milliseconds) end))
                         (return (values process obstacle)))
+                      (when *interrupt-pending*
+                        (return (values nil :interruption)))
                       (setf threads others)))
         (end-pause)))))
 
@@ -170,19 +172,25 @@ not run while THREADS pause, because they may hold a lock that it needs."
           (eql #\S (char line (+ 2 (position #\) line :from-end t))))))
     (error ())))
 
-(defun child-ready-p (descriptor process)
-  "Return true once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return false when PROCESS
-sleeps at two checks in succession, because it then waits for a lock whose holder does not exist in it; when it has
-written nothing for five seconds; or when an interruption of this thread is pending meanwhile."
+(defun child-obstacle (descriptor process)
+  "Return NIL once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return :C-LOCK when PROCESS
+sleeps at two checks in succession, because it then waits for a lock whose holder does not exist in it; or when it has
+written nothing for five seconds. Return :INTERRUPTION when an interruption of this thread is pending meanwhile."
   (loop repeat 250
         for slept = nil then sleeps
         for ready = (sb-unix:unix-simple-poll descriptor :input 20)
         for sleeps = (and (not ready) (process-sleeping-p process))
         when ready
           return (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
-                   (with-pinned-objects (octet)
-                     (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))
-        until (or *interrupt-pending* (and slept sleeps))))
+                   (if (with-pinned-objects (octet)
+                         (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1)))
+                       nil
+                       :c-lock))
+        when (and slept sleeps)
+          return :c-lock
+        when *interrupt-pending*
+          return :interruption
+        finally (return :c-lock)))
 
 (defun kill-child (process)
   "Kill the child PROCESS and wait for it."
@@ -242,8 +250,9 @@ WAIT exits non-locally, the thread continues; after SECONDS, signal an error. In
   "Call TRY-FORK until it succeeds or fails with an error, but not after SECONDS have passed. Call WAIT between
 attempts; a pending interruption ends an attempt early, so that WAIT can let the interruption run. Return the child's
 process number, 0 in the child, a negated error number, or NIL if each attempt was blocked; the milliseconds for which
-the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a mutex, a thread, or :C-LOCK
-if the child waits for a lock of the C library whose holder does not exist in the child. Interrupts must be off."
+the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a mutex; a thread; :C-LOCK if
+the child waits for a lock of the C library whose holder does not exist in the child; or :INTERRUPTION if a pending
+interruption of this thread ended the last attempt. Interrupts must be off."
   (declare (type function wait))
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
@@ -271,10 +280,9 @@ and WAIT-FOR-C are as for FORK-IMAGE."
           (return-from try-fork (values 0 0)))
         (let ((stopped (- (monotonic-milliseconds) begin)))
           (sb-unix:unix-close out)
-          (when (and process (plusp process) (not (child-ready-p in process)))
+          (when (and process (plusp process) (setf obstacle (child-obstacle in process)))
             (kill-child process)
-            (setf process nil
-                  obstacle :c-lock))
+            (setf process nil))
           (sb-unix:unix-close in)
           (values process stopped obstacle))))))
 
@@ -294,6 +302,11 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
           ((eq obstacle :c-lock)
            (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by a thread in C code ~
                    that held a lock of malloc, stdio or the loader. A save is possible once no thread holds such a lock."
+                  seconds))
+          ((eq obstacle :interruption)
+           (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by an interruption of ~
+                   the thread that saves, for example by a timer. A save is possible once such interruptions are less ~
+                   frequent."
                   seconds))
           (t
            (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by ~A in code that ~
@@ -457,45 +470,41 @@ file is complete. If the fork succeeds, the image counts as the checkpoint NAME.
 `process`, the microseconds for which this process was `stopped`, and the number of `timers` that the core will lack;
 and, for each thread that the core will lack, a record `thread` with its `name`. The evaluating thread runs this query
 while it evaluates nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER
-(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image. If the query is
-interrupted, kill the child."
+(EXEC-FINISHER explains FINISHER, LOCK and ERRORS), and a child of that program saves the image. Undoing the query kills
+the child."
   (let* ((threads (user-threads))
          (timers (length (sb-ext:list-all-timers)))
          (before **checkpoint-name**)
          (process nil)
          (stopped 0)
          (obstacle nil)
-         (returned nil)
          (seconds (if finisher +shutdown-fork-wait-seconds+ **session-fork-wait-seconds**)))
-    (setf **checkpoint-name** name)
-    (unwind-protect
-         (progn
-           ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
-           (without-interrupts
-             (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
-               (stop-finalizers seconds #'wait)
-               (unwind-protect
-                    (progn
-                      (setf (values process stopped obstacle)
-                            (fork-when-unblocked (definition-mutexes) seconds #'wait))
-                      (when (eql 0 process)
-                        (when finisher
-                          (exec-finisher finisher lock errors))
-                        (save-image path)))
-                 (start-finalizers))))
-           (check-fork-result process obstacle seconds)
-           (push-record "saving" :process process
-                                 :stopped (values (round (* 1000 stopped)))
-                                 ;; Timers may run or be scheduled between the first count and the fork, and after it.
-                                 :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
-                                           (and (plusp timers) timers)))
-           (dolist (thread threads)
-             (push-record "thread" :name (thread-title thread)))
-           (setf returned t))
-      (unless returned
-        (setf **checkpoint-name** before)
-        (when (typep process '(integer 1))
-          (kill-child process))))))
+    (setf *undo-query* (lambda ()
+                         (setf **checkpoint-name** before)
+                         (when (typep process '(integer 1))
+                           (kill-child process)))
+          **checkpoint-name** name)
+    ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
+    (without-interrupts
+      (flet ((wait () (sb-sys:with-local-interrupts (sleep 0.001))))
+        (stop-finalizers seconds #'wait)
+        (unwind-protect
+             (progn
+               (setf (values process stopped obstacle)
+                     (fork-when-unblocked (definition-mutexes) seconds #'wait))
+               (when (eql 0 process)
+                 (when finisher
+                   (exec-finisher finisher lock errors))
+                 (save-image path)))
+          (start-finalizers))))
+    (check-fork-result process obstacle seconds)
+    (push-record "saving" :process process
+                          :stopped (values (round (* 1000 stopped)))
+                          ;; Timers may run or be scheduled between the first count and the fork, and after it.
+                          :timers (let ((timers (max timers (length (sb-ext:list-all-timers)))))
+                                    (and (plusp timers) timers)))
+    (dolist (thread threads)
+      (push-record "thread" :name (thread-title thread)))))
 
 ;;; Saving the image for a program that embeds it
 

@@ -374,7 +374,7 @@ the connection, or as the global values if this thread has no connection."
 
 (defun run-evaluation (job)
   "Run JOB, an :EVALUATE job. Return true when it succeeded."
-  (let ((*evaluation* (make-evaluation :number (job-evaluation job) :audience (svref *audiences* (job-argument job))))
+  (let ((*evaluation* (make-evaluation :number (job-evaluation job) :audience (job-audience job)))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*restart-answers* '())
         (*saved-tty* nil)

@@ -154,7 +154,8 @@ as PUSH-EVENT-AT-ADDRESS does."
       (push-event-text job kind number text 0 (length text))))
 
 (defstruct (job (:copier nil) (:predicate nil))
-  "A job, copied from the host's struct sbcl_job, which describes the slots. KIND is an element of *JOB-KINDS*."
+  "A job, copied from the host's struct sbcl_job, which describes the slots. KIND is an element of *JOB-KINDS*, and AUDIENCE
+of *AUDIENCES*."
   (id 0 :type (unsigned-byte 64))
   (kind nil :type symbol)
   (flags 0 :type (unsigned-byte 32))
@@ -163,7 +164,8 @@ as PUSH-EVENT-AT-ADDRESS does."
   (name "" :type text)
   (operation "" :type text)
   (evaluation 0 :type (unsigned-byte 64))
-  (connection 0 :type (unsigned-byte 64)))
+  (connection 0 :type (unsigned-byte 64))
+  (audience :agent :type symbol))
 
 (defun copy-text (address length)
   "Return the LENGTH characters at the integer ADDRESS as a fresh string."
@@ -197,7 +199,8 @@ the number of this thread's last job if the thread holds an evaluation, else 0."
                   :name (copy-text (word "name") (word "name_length"))
                   :evaluation (word "evaluation")
                   :operation (copy-text (word "operation") (word "operation_length"))
-                  :connection (word "connection"))))))
+                  :connection (word "connection")
+                  :audience (svref *audiences* (half "audience")))))))
 
 (defun prefer-large-pages ()
   "Ask the kernel to back the heap with large pages (madvise(2), MADV_HUGEPAGE): page faults are a large part of the cost

@@ -114,11 +114,20 @@ package."
   (setf *package* (form-package package))
   (evaluate))
 
+(defvar *undo-query* nil
+  "A function without arguments that undoes what the running query has done, or NIL. It is called unless the query's job
+succeeds.")
+
 (defun run-query (text)
   "Answer the query in TEXT."
   (multiple-value-bind (name arguments) (read-operation text)
     (apply (the function (gethash name **queries**)) arguments)))
 
 (define-job :query (job)
-  "Answer the query in JOB."
-  (run-guarded-inspection (lambda () (run-query (job-operation job)))))
+  "Answer the query in JOB. Undo the query unless it is answered by the time when interrupts are disabled again. From then on,
+no interruption can keep the host from learning of the success."
+  (let ((*undo-query* nil)
+        (answered nil))
+    (unwind-protect (setf answered (run-guarded-inspection (lambda () (run-query (job-operation job)))))
+      (unless (or answered (null *undo-query*))
+        (funcall (the function *undo-query*))))))

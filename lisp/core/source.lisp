@@ -694,8 +694,9 @@ CONSES-ALONG-PATH returned. If no cons in CONSES is a part of the form, return t
 ;;; Source locations of definitions
 
 (defun read-name (text)
-  "Return the symbol name that the reader makes of the token TEXT under the standard readtable; and the position in TEXT of
-the first colon after the package prefix, or NIL if TEXT has no package prefix."
+  "Return the symbol name that the reader makes of the token TEXT under the standard readtable; the position in TEXT of the
+first colon after the package prefix, or NIL if TEXT has no package prefix; and NIL, or a clause that says why TEXT ends
+inside a name."
   (let ((name (make-array (length text) :element-type 'character :fill-pointer 0))
         (colon nil)
         (barred nil)
@@ -711,7 +712,14 @@ the first colon after the package prefix, or NIL if TEXT has no package prefix."
                     (unless colon (setf colon position))
                     (setf (fill-pointer name) 0))
                    (t (vector-push (char-upcase character) name))))
-    (values (coerce name 'text) colon)))
+    (values (coerce name 'text)
+            colon
+            (cond (escaped "no character follows the backslash at its end")
+                  (barred "a vertical bar in it is not closed")))))
+
+(defun fail-unfinished-name (text problem)
+  "Signal that TEXT does not spell a symbol because of PROBLEM, the third value of READ-NAME."
+  (error "~A does not spell a symbol: ~A. In a name, \\| spells a vertical bar, and \\\\ a backslash." text problem))
 
 (defun token-name (text position)
   "Return the symbol name that the reader makes of the token at POSITION in TEXT under the standard readtable."

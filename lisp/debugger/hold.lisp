@@ -36,14 +36,16 @@ runs. Stop a non-local exit out of FUNCTION."
         (return-from contained)))))
 
 (defun next-held-job ()
-  "Wait for the next job and return it, or NIL when there will be no more jobs. For a job other than :FRAME-LOCALS, make
-this thread the main thread again. Run pending interruptions of this thread before this function returns, because an
+  "Wait for the next job and return it, or NIL when there will be no more jobs. The held evaluation's messages are from then
+on for the audience of the job: another client may have taken the evaluation over. For a job other than :FRAME-LOCALS,
+make this thread the main thread again. Run pending interruptions of this thread before this function returns, because an
 interruption on the way out of NEXT-JOB would lose the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
         (unless (eq (job-kind job) :frame-locals)
           (become-main-thread))
+        (setf (evaluation-audience *evaluation*) (job-audience job))
         (change-job (job-id job)))
       (allow-with-interrupts
         (call-until-abandoned

@@ -212,9 +212,10 @@ of the primary system."
 (defun locate-symbol (text package-name)
   "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in the current package if PACKAGE-NAME is
 empty, without interning it. A package prefix in TEXT takes precedence. Return the symbol, true if it exists, and the
-name and package that were searched. Signal a package error if the package does not exist."
+name and package that were searched. Signal a package error if the package does not exist, and a simple error if TEXT ends
+inside a name."
   (let ((text (bare-name text)))
-    (multiple-value-bind (name colon) (read-name text)
+    (multiple-value-bind (name colon problem) (read-name text)
       (let ((package (cond ((null colon)
                             (if (string= package-name "")
                                 (current-package)
@@ -222,10 +223,12 @@ name and package that were searched. Signal a package error if the package does 
                            ((eql colon 0) (find-package "KEYWORD"))
                            (t (find-package-or-suggest (string-left-trim "#" (subseq text 0 colon))))))
             (as-written (if colon (string-left-trim ":" (subseq text colon)) text)))
-        (multiple-value-bind (symbol status) (find-symbol name package)
+        (multiple-value-bind (symbol status) (if problem (values nil nil) (find-symbol name package))
           (if status
               (values symbol t name package)
               (multiple-value-bind (symbol status) (find-symbol as-written package)
+                (when (and problem (not status))
+                  (fail-unfinished-name text problem))
                 (values symbol (and status t) name package))))))))
 
 (defun push-detail (label function)
@@ -573,13 +576,16 @@ documentation and the location of its definition."
 (defun push-description (text package-name with-source)
   "Push the meanings of the symbol that TEXT names in the package PACKAGE-NAME, or a description of the package that TEXT
 names. If WITH-SOURCE is true, include the source text of definitions."
-  (multiple-value-bind (symbol found name package)
-      (handler-case (locate-symbol text package-name)
-        (sb-kernel:simple-package-error (condition)
-          (push-item (item-code :not-found) "" (lambda (stream) (princ condition stream)))
-          (return-from push-description)))
-    (let ((*include-source* with-source)
-          (called (find-package-by-text text)))
+  (let ((*include-source* with-source)
+        (called (find-package-by-text text)))
+    (multiple-value-bind (symbol found name package)
+        (flet ((fail (condition)
+                 (push-item (item-code :not-found) "" (lambda (stream) (princ condition stream)))
+                 (return-from push-description)))
+          (handler-case (locate-symbol text package-name)
+            (sb-kernel:simple-package-error (condition) (fail condition))
+            ;; TEXT ends inside a name, but a package may be called TEXT as it is.
+            (simple-error (condition) (unless called (fail condition)))))
       (with-source-files ()
         (with-inspection-syntax ()
           (cond (found

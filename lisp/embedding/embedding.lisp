@@ -255,26 +255,32 @@ a symbol."
            (error "~S does not spell a symbol: write NAME or PACKAGE:NAME, with vertical bars around spaces, parentheses and ~
                    other characters that cannot be part of a name, as in |a b|."
                   text)))
-    (let* ((colon (nth-value 1 (read-name text)))
-           ;; The name begins after one or two colons.
-           (start (if colon (position #\: text :start colon :test #'char/=) 0)))
-      (unless (and start
-                   (plusp (length text))
-                   ;; The reader takes # at the start for reader syntax, as in #:NAME.
-                   (char/= #\# (char text 0))
-                   (<= start (+ 2 (or colon 0)))
-                   (eql (length text) (catch 'scan-failed (token-end text 0))))
-        (fail))
-      (multiple-value-bind (name second-colon) (read-name (subseq text start))
-        (when second-colon
+    (multiple-value-bind (whole colon problem) (read-name text)
+      (declare (ignore whole))
+      (when problem
+        (fail-unfinished-name text problem))
+      (let ((start (if colon
+                       ;; The name begins after one or two colons.
+                       (position #\: text :start colon :test #'char/=)
+                       0)))
+        (unless (and start
+                     (plusp (length text))
+                     ;; The reader takes # at the start for reader syntax, as in #:NAME.
+                     (char/= #\# (char text 0))
+                     (<= start (+ 2 (or colon 0)))
+                     (eql (length text) (catch 'scan-failed (token-end text 0))))
           (fail))
-        (values name (and colon (subseq text 0 colon)))))))
+        (multiple-value-bind (name second-colon) (read-name (subseq text start))
+          (when second-colon
+            (fail))
+          (values name (and colon (subseq text 0 colon))))))))
 
 (defun prefix-package (prefix)
   "Return the package that PREFIX, the second value of PARSE-SYMBOL, designates, or NIL if there is no such package."
   (cond ((null prefix) *package*)
         ((string= prefix "") (find-package "KEYWORD"))
-        (t (find-package-leniently prefix))))
+        (t (or (find-package-leniently prefix)
+               (find-package (read-name prefix))))))
 
 (defun symbol-named (text)
   "Return the symbol that TEXT spells (see PARSE-SYMBOL). If TEXT has no package prefix, look in *PACKAGE*. Signal an error if
@@ -369,8 +375,12 @@ form (SETF symbol), return a function that calls the function with this name. Re
   "Return the lambda list in TEXT with its variables interned in PACKAGE. A symbol that is not a variable is replaced by
 the symbol of COMMON-LISP with the same name, if there is one. NAME, the name of the function, is for error messages."
   (handler-bind ((error (lambda (failure)
-                          ;; Print FAILURE now: it may refer to a stream with dynamic extent.
-                          (error "~A cannot be defined: ~A is not a lambda list: ~A" name text (princ-to-string failure)))))
+                          (error "~A cannot be defined: ~A is not a lambda list: ~A"
+                                 name text
+                                 (if (typep failure 'end-of-file)
+                                     "a parenthesis, quotation mark or vertical bar in it is not closed."
+                                     ;; Print FAILURE now: it may refer to a stream with dynamic extent.
+                                     (princ-to-string failure))))))
     (let ((lambda-list (read-single-form text package))
           (variables '()))
       (labels ((standard (symbol)
@@ -421,46 +431,93 @@ may belong to other functions. Set a new **BOOT-TOKEN**, so that local functions
         do (setf (program-function-number function) nil))
   (setf **boot-token** (list nil)))
 
+(defun token-names (text)
+  "Return the names that the reader makes of the tokens in TEXT under the standard readtable."
+  (loop with text = (coerce text 'source-text)
+        with position = 0
+        while (< position (length text))
+        if (constituent-p (char text position))
+          collect (let ((start (shiftf position (or (catch 'scan-failed (token-end text position)) (length text)))))
+                    (values (read-name (subseq text start position))))
+        else
+          do (incf position)))
+
+(defun unintern-unused (name package)
+  "Unintern the symbol called NAME whose home package is PACKAGE, if there is such a symbol and it has no meaning."
+  (multiple-value-bind (symbol status) (find-symbol name package)
+    (unless (or (null status)
+                (not (eq package (symbol-package symbol)))
+                (boundp symbol)
+                (fboundp symbol)
+                (fboundp (list 'setf symbol))
+                (find-class symbol nil)
+                (symbol-plist symbol))
+      (unintern symbol package))))
+
+(defun call-undoing-interning (package new names function)
+  "Call FUNCTION, which may intern symbols called NAMES in PACKAGE. If FUNCTION exits non-locally, unintern the symbols that
+did not exist before, unless they have got a meaning. Then also delete PACKAGE if NEW is true and PACKAGE is empty."
+  (declare (type function function))
+  (let ((names (remove-if (lambda (name) (nth-value 1 (find-symbol name package))) names))
+        (returned nil))
+    (unwind-protect
+         (progn (funcall function)
+                (setf returned t))
+      (unless returned
+        (dolist (name names)
+          (unintern-unused name package))
+        (when (and new
+                   (null (package-used-by-list package))
+                   (do-symbols (symbol package t)
+                     (return nil)))
+          (delete-package package))))))
+
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define a Lisp function that calls the program's function NUMBER. NAME, a string, spells the name of the Lisp function: a
 symbol, or a list (SETF symbol). LAMBDA-LIST is a string with the lambda list, and DOCUMENTATION is the documentation string.
 SHAPES is a list with a shape (see PUT-OBJECT) for each variable of the lambda list. Create the package that NAME mentions if
 it does not exist, and export the symbol unless its package is COMMON-LISP-USER. Notify the program when the function is
-defined."
+defined. If the definition fails, leave no new symbols and no new package."
   (multiple-value-bind (symbol-text setf) (split-function-name name)
     (multiple-value-bind (bare-name prefix) (parse-symbol symbol-text)
-      (let* ((package (or (prefix-package prefix) (make-package (read-name prefix) :use '())))
-             (symbol (intern bare-name package))
-             (function-name (if setf (list 'setf symbol) symbol))
+      (let* ((known (prefix-package prefix))
+             (package (or known (make-package (read-name prefix) :use '())))
              ;; A keyword cannot be a variable, and a locked package accepts no new symbols.
-             (variable-package (if (or (keywordp symbol) (sb-ext:package-locked-p package)) **user-package** package))
-             (lambda-list (read-lambda-list lambda-list variable-package name))
-             (variables (parameter-variables lambda-list))
-             (cell (make-program-function :number number)))
-        (unless (= (length variables) (length shapes))
-          (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
-                 (length shapes)))
-        (setf (program-function-function cell)
-              (compile-program-function function-name lambda-list documentation cell variables shapes name))
-        (unless (eq package **user-package**)
-          (export symbol package))
-        ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
-        (check-stack-room 16384 16384)
-        ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
-        ;; would wait forever.
-        (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
-          (without-interrupts
-            (sb-ext:with-locked-hash-table (**program-functions**)
-              (let ((before (gethash function-name **program-functions**)))
-                (setf (fdefinition function-name) (program-function-function cell)
-                      (gethash function-name **program-functions**) cell)
-                (call-program +program-defined+
-                              (lambda (buffer)
-                                (put-integer buffer number)
-                                (put-integer buffer (or (and before (program-function-number before)) 0))))
-                (when before
-                  (setf (program-function-number before) nil))))))
-        (setf (documentation function-name 'function) documentation)
+             (variable-package (if (or (eq package (find-package "KEYWORD")) (sb-ext:package-locked-p package))
+                                   **user-package**
+                                   package)))
+        (call-undoing-interning
+         variable-package (not known) (cons bare-name (token-names lambda-list))
+         (lambda ()
+           (let* ((symbol (intern bare-name package))
+                  (function-name (if setf (list 'setf symbol) symbol))
+                  (lambda-list (read-lambda-list lambda-list variable-package name))
+                  (variables (parameter-variables lambda-list))
+                  (cell (make-program-function :number number)))
+             (unless (= (length variables) (length shapes))
+               (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
+                      (length shapes)))
+             (setf (program-function-function cell)
+                   (compile-program-function function-name lambda-list documentation cell variables shapes name))
+             (unless (eq package **user-package**)
+               (export symbol package))
+             ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
+             (check-stack-room 16384 16384)
+             ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another
+             ;; definition would wait forever.
+             (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
+               (without-interrupts
+                 (sb-ext:with-locked-hash-table (**program-functions**)
+                   (let ((before (gethash function-name **program-functions**)))
+                     (setf (fdefinition function-name) (program-function-function cell)
+                           (gethash function-name **program-functions**) cell)
+                     (call-program +program-defined+
+                                   (lambda (buffer)
+                                     (put-integer buffer number)
+                                     (put-integer buffer (or (and before (program-function-number before)) 0))))
+                     (when before
+                       (setf (program-function-number before) nil))))))
+             (setf (documentation function-name 'function) documentation))))
         nil))))
 
 (defun add-supplied-p-variables (lambda-list)

@@ -172,21 +172,23 @@ there are still no tests, run the tests in the packages of all these systems. Re
 ;;; Tests by name
 
 (defun split-name (text)
-  "Return the name of the symbol that TEXT spells in reader syntax. The second value is the name of the package in TEXT's
-package prefix, or NIL if TEXT has no prefix."
+  "Return the name of the symbol that TEXT spells in reader syntax, or TEXT itself if it ends inside a name. The second value
+is the name of the package in TEXT's package prefix, or NIL if TEXT has no prefix. The third value is READ-NAME's."
   (let* ((text (string-left-trim "'" (string-trim " " text)))
          (colon (position #\: text :end (position #\| text) :from-end t))
-         (package (and colon (string-right-trim ":" (subseq text 0 colon)))))
-    (values (token-name (coerce text 'source-text) 0)
+         (package (and colon (string-right-trim ":" (subseq text 0 colon))))
+         (problem (nth-value 2 (read-name text))))
+    (values (if problem text (token-name (coerce text 'source-text) 0))
             (cond ((null colon) nil)
                   ((string= package "") "KEYWORD")
-                  (t package)))))
+                  (t package))
+            problem)))
 
 (defun run-tests-named (text)
   "Run the tests that TEXT names: a test, or the tests of a group such as a suite. If TEXT has no package prefix, prefer
 tests of the current package to tests with the same name in other packages. If TEXT names no tests, signal an error that
 suggests similar names or, if no tests are loaded or TEXT names an empty suite, says so."
-  (multiple-value-bind (name package-name) (split-name text)
+  (multiple-value-bind (name package-name problem) (split-name text)
     (let ((package (and package-name (find-package-or-suggest package-name)))
           (names '())
           (found nil))
@@ -222,6 +224,8 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
         (when (zerop (length (test-run-verdicts *test-run*)))
           (when found
             (signal-no-tests "Nothing ran: the suite ~A contains no tests." text))
+          (when problem
+            (signal-no-tests "There is no test or suite named ~A, and it does not spell a symbol: ~A." text problem))
           (unless (some (lambda (framework)
                           (let ((*framework* framework))
                             (funcall (framework-tests framework))))

@@ -69,7 +69,7 @@
   "Return TEXT. If TEXT is longer than +MAX-SHOWN-LENGTH+, return its beginning and the number of omitted characters
 instead."
   (if (> (length text) +max-shown-length+)
-      (format nil "~A[... ~D characters omitted]" (subseq text 0 +max-shown-length+) (- (length text) +max-shown-length+))
+      (format nil "~A[... ~D character~:P omitted]" (subseq text 0 +max-shown-length+) (- (length text) +max-shown-length+))
       text))
 
 (defun shown-form (form)

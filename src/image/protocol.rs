@@ -184,12 +184,7 @@ impl Job {
                     | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 }
                     | if detached { bindings::SBCL_EVALUATE_DETACHED } else { 0 }
                     | if background { bindings::SBCL_EVALUATE_BACKGROUND } else { 0 },
-                u64::from(match self.audience {
-                    Audience::Agent => sbcl_audience::SBCL_AUDIENCE_AGENT,
-                    Audience::Shell => sbcl_audience::SBCL_AUDIENCE_SHELL,
-                    Audience::AttachedShell => sbcl_audience::SBCL_AUDIENCE_ATTACHED_SHELL,
-                    Audience::Repl => sbcl_audience::SBCL_AUDIENCE_REPL,
-                }),
+                0,
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
             JobKind::FrameLocals { from, count } => (sbcl_job_kind::SBCL_JOB_FRAME_LOCALS, count, from),
@@ -231,6 +226,12 @@ impl Job {
             operation: self.operation.as_ptr(),
             operation_length: self.operation.len() as u64,
             connection: self.connection,
+            audience: match self.audience {
+                Audience::Agent => sbcl_audience::SBCL_AUDIENCE_AGENT,
+                Audience::Shell => sbcl_audience::SBCL_AUDIENCE_SHELL,
+                Audience::AttachedShell => sbcl_audience::SBCL_AUDIENCE_ATTACHED_SHELL,
+                Audience::Repl => sbcl_audience::SBCL_AUDIENCE_REPL,
+            },
         }
     }
 }

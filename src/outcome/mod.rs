@@ -222,13 +222,9 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// Returns the first clause of the message, which says what happened, for an evaluation that did not end. Later clauses
-    /// may give advice, describe the state of the image, or say that the evaluation ended.
-    pub(crate) fn first_clause(&self) -> &str {
-        let text = &*self.message.text;
-        let marks = ["; ", ". ", " and was interrupted", ", so the evaluation was stopped"];
-        let end = marks.iter().filter_map(|mark| text.find(mark)).min();
-        text[..end.unwrap_or(text.len())].trim_end_matches('.')
+    /// Returns the message without a period at the end, as the beginning of a longer message.
+    pub(crate) fn message_clause(&self) -> &str {
+        self.message.text.trim_end().trim_end_matches('.')
     }
 
     /// Returns a copy of the record with `locals` in place of its own local variables.

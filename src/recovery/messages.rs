@@ -193,7 +193,7 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: boo
         return failed_outcome(IMAGE_LOST, format!("The Lisp image {}. {restored}", crash.cause));
     };
     let mut error = ErrorRecord::clone(error);
-    let text = format!("{}.\nThe Lisp image {}. {restored}", error.first_clause(), crash.cause);
+    let text = format!("{}.\nThe Lisp image {}. {restored}", error.message_clause(), crash.cause);
     error.message = Clipped::from(text);
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }

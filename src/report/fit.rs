@@ -132,9 +132,9 @@ impl Omission {
             Self::Values(id) => (id, "values"),
             Self::Error(id) => (id, "error"),
         };
+        let (omitted, them) = (count_text(characters, "character"), if characters == 1 { "it" } else { "them" });
         format!(
-            "[... {characters} characters omitted; check-evaluation {{\"id\": {id}, \"part\": \"{part}\", \"from\": {from}}} \
-             shows them]"
+            "[... {omitted} omitted; check-evaluation {{\"id\": {id}, \"part\": \"{part}\", \"from\": {from}}} shows {them}]"
         )
     }
 }

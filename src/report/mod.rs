@@ -50,7 +50,7 @@ const NO_FRAMES: &str = "0: (no frames available)";
 /// Returns the marker that replaces cut text of `characters` characters.
 #[must_use]
 pub fn omission_marker(characters: u64) -> String {
-    format!("[... {characters} characters omitted]")
+    format!("[... {} omitted]", load::count_text(characters, "character"))
 }
 
 fn push_clipped(target: &mut String, clipped: &Clipped, escape: impl Fn(&str) -> String) {

@@ -238,10 +238,10 @@ impl Inner {
             Activity::Evaluate(EvaluationActivity { mut builder, reply, .. }) if is_background => {
                 std::mem::forget(reply);
                 let earlier = EarlierErrors::take(&mut builder);
-                let mut outcome = builder.finish(end);
+                let mut outcome = builder.finish_unended(end);
                 if let Err(error) = &mut outcome.result {
                     let text =
-                        format!("{}. The evaluation did not end, so its image was replaced.", error.first_clause());
+                        format!("{}. The evaluation did not end, so its image was replaced.", error.message_clause());
                     Arc::make_mut(error).message = Clipped::from(text);
                 }
                 self.record_background_evaluation(
@@ -255,12 +255,12 @@ impl Inner {
             }
             // The next image answers the call. The reply must not be dropped here: dropping it would send an answer.
             Activity::Evaluate(EvaluationActivity { builder, reply, .. }) => {
-                observer.stuck(Some(builder.finish(end)), why);
+                observer.stuck(Some(builder.finish_unended(end)), why);
                 std::mem::forget(reply);
             }
             Activity::Held(about) if !about.is_aborted() && about.request.outcome_builder().is_some() => {
                 let builder = about.request.into_builder_without_reply();
-                observer.stuck(builder.map(|builder| builder.finish(end)), why);
+                observer.stuck(builder.map(|builder| builder.finish_unended(end)), why);
             }
             _ => {
                 let answer = self.finish(&mut self.scheduler.lock(), running, end);

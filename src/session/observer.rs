@@ -89,7 +89,7 @@ impl<F: Fn(Outcome) + Send + Sync> Observer for StuckReporter<F> {
     fn stuck(&self, outcome: Option<Outcome>, why: StuckReason) {
         let Some(mut outcome) = outcome else { return };
         if let Err(error) = &mut outcome.result {
-            let text = format!("{}. The Lisp image {}.", error.first_clause(), why.predicate().trim_end_matches(','));
+            let text = format!("{}. The Lisp image {}.", error.message_clause(), why.predicate().trim_end_matches(','));
             Arc::make_mut(error).message = Clipped::from(text);
         }
         (self.0)(outcome);

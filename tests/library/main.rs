@@ -628,7 +628,8 @@ fn failed_define_keeps_the_previous_host_function() {
     lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
     for (lambda_list, why) in [
         ("n &key &key", "lambda list"),
-        ("(", "end of file"),
+        ("(", "is not closed"),
+        ("n|", "is not closed"),
         ("n m", "2 parameters"),
         ("n)", "unmatched close parenthesis"),
         ("(n) m", "more text follows"),
@@ -649,6 +650,22 @@ fn failed_define_keeps_the_previous_host_function() {
 }
 
 #[test]
+fn failed_define_leaves_no_new_symbol_and_no_new_package() {
+    let lisp = lisp();
+    lisp.define("leftover:kept", "Keep the package.", || 1).unwrap();
+    for lambda_list in ["n m", "n &key &key", "n (m"] {
+        for name in ["leftover:failed", "leftover-package:failed"] {
+            lisp.define_as(name, lambda_list, "Wrong.", |n: i64| n).unwrap_err();
+        }
+    }
+    let left = r#"(or (find-symbol "FAILED" "LEFTOVER") (find-symbol "N" "LEFTOVER") (find-symbol "&KEY" "LEFTOVER")
+                      (find-package "LEFTOVER-PACKAGE"))"#;
+    assert!(!lisp.eval::<bool>(left).unwrap());
+    lisp.define_as("leftover-package:failed", "n", "Right.", |n: i64| n).unwrap();
+    assert_eq!(lisp.eval::<i64>("(leftover-package:failed 4)").unwrap(), 4);
+}
+
+#[test]
 fn host_functions_whose_names_differ_in_case_are_distinct() {
     let lisp = lisp();
     for (name, value) in [("host:|odd|", "lower"), ("host:|ODD|", "upper"), ("|Mixed|:|Odd|", "mixed")] {
@@ -663,10 +680,20 @@ fn host_functions_whose_names_differ_in_case_are_distinct() {
 #[test]
 fn define_refuses_text_that_is_not_a_function_name() {
     let lisp = lisp();
-    let not_symbols = ["", " ", "a)", "(a", "a b", "'a", "host:", ":", "host:::a", "host:a:b", "host:|a", "#:a"];
+    let not_symbols = ["", " ", "a)", "(a", "a b", "'a", "host:", ":", "host:::a", "host:a:b", "#:a"];
     for name in not_symbols.into_iter().chain(["(setf)", "(setf a b)", "(setf host:a))", "(cas host:a)"]) {
         let message = condition(lisp.define(name, "Wrong.", || 1).unwrap_err()).message().to_owned();
         assert!(message.contains("does not spell a symbol: write NAME or PACKAGE:NAME"), "{name:?}: {message}");
+    }
+    for (name, why) in [
+        ("host:|a", "host:|a does not spell a symbol: a vertical bar in it is not closed."),
+        ("a|b", "a|b does not spell a symbol: a vertical bar in it is not closed."),
+        (r"host:a\", r"host:a\ does not spell a symbol: no character follows the backslash at its end."),
+        (r"(setf host:a\)", r"host:a\ does not spell a symbol: no character follows the backslash at its end."),
+    ] {
+        let message = condition(lisp.define(name, "Wrong.", || 1).unwrap_err()).message().to_owned();
+        assert!(message.starts_with(why), "{name:?}: {message}");
+        assert!(condition(lisp.call::<i64>(name, ()).unwrap_err()).message().starts_with(why), "{name:?}");
     }
     assert!(!lisp.eval::<bool>(r#"(or (find-package "(SETF HOST") (find-package "(CAS HOST"))"#).unwrap());
 }

@@ -17,8 +17,8 @@ fn length(text: &str) -> usize {
 
 /// Returns the arguments of the check-evaluation call that the first marker in `text` names.
 fn next_call(text: &str) -> Option<Value> {
-    let (_, rest) = text.split_once(" characters omitted; check-evaluation ")?;
-    let (call, _) = rest.split_once(" shows them]")?;
+    let (_, rest) = text.split_once(" omitted; check-evaluation ")?;
+    let (call, _) = rest.split_once(" shows ")?;
     Some(serde_json::from_str(call).expect("JSON"))
 }
 

@@ -533,6 +533,24 @@ fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(
     assert!(outcome(&client.request("sbcl-mcp/take-over", &json!({}))).0.starts_with("No evaluation is held"));
 }
 
+/// A person at the REPL resets the session with a command, and an agent with a tool.
+#[apply(both_modes)]
+fn messages_of_an_evaluation_that_was_taken_over_are_for_the_client_that_took_it(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = Client::connect(&runtime.socket(&server));
+    client.initialize_with("person", json!({"experimental": {"sbcl-mcp/audience": {"name": "repl"}}}));
+    let code = "(restart-case (error \"held\") (go-on () nil)) (exit)";
+    call_err(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    let text = call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(exit)"}));
+    assert!(text.contains("For a new session, use the tool reset-session."), "{text}");
+    client.request("sbcl-mcp/take-over", &json!({}));
+    let text = client.call_err("eval-in-frame", json!({"frame": 0, "code": "(exit)"}));
+    assert!(text.contains("For a new session, use :reset."), "{text}");
+    let text = client.call_err("invoke-restart", json!({"restart": "go-on"}));
+    assert!(text.contains("For a new session, use :reset."), "{text}");
+}
+
 #[apply(both_modes)]
 fn disconnecting_client_ends_only_its_own_evaluations(mode: Mode) {
     let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);

@@ -268,6 +268,8 @@ fn callees_exclude_functions_from_expansions_of_standard_macros() {
     ] {
         assert_eq!(call_err(&mut server, "find-references", json!({"name": name})), reason);
     }
+    let text = call_err(&mut server, "find-references", json!({"name": "a|b"}));
+    assert!(text.contains("a|b does not spell a symbol: a vertical bar in it is not closed."), "{text}");
 }
 
 #[test]

@@ -283,6 +283,14 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
             "There is no function FAKT in package COMMON-LISP-USER. Similar names: \
             FACT. Names of local functions have the form (labels",
         ),
+        (
+            json!({"code": "1", "functions": ["fa|ct"]}),
+            "fa|ct does not spell a symbol: a vertical bar in it is not closed.",
+        ),
+        (
+            json!({"code": "1", "functions": ["fact\\"]}),
+            "fact\\ does not spell a symbol: no character follows the backslash at its end.",
+        ),
         (json!({"code": "1", "functions": ["twice"]}), "twice is a macro: only functions can be traced."),
         (json!({"code": "1", "functions": ["if"]}), "if is a special operator: only functions can be traced."),
         (

@@ -492,6 +492,25 @@ fn describe_symbol_in_an_unknown_package_suggests_similar_names() {
 }
 
 #[test]
+fn describe_symbol_says_why_a_text_does_not_spell_a_symbol() {
+    let lisp = fresh();
+    for (name, why) in [
+        (r"car\", r"car\ does not spell a symbol: no character follows the backslash at its end."),
+        ("a|b", "a|b does not spell a symbol: a vertical bar in it is not closed."),
+        ("cl:|CAR", "cl:|CAR does not spell a symbol: a vertical bar in it is not closed."),
+    ] {
+        match lisp.describe_in(name, None) {
+            Ok(SymbolDescription::NotFound(text)) => assert!(text.starts_with(why), "{name}: {text}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    // A name that is written as it is, without escapes, still finds its symbol or package.
+    lisp.values(r#"(defvar |a\|b| 1) (defpackage "C|D")"#);
+    assert!(lisp.describe_text("a|b").contains("[VARIABLE]"));
+    assert!(lisp.describe_text("C|D").contains("[PACKAGE]"));
+}
+
+#[test]
 fn describe_symbol_looks_in_the_current_package_by_default() {
     let lisp = fresh();
     lisp.values("(defpackage :p (:use :cl)) (in-package :p) (defun here () 1)");

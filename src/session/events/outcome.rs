@@ -406,6 +406,22 @@ impl OutcomeBuilder {
         Outcome { result: Err(Arc::new(error)), ..self.finish(JobEnd::Failed) }
     }
 
+    /// Returns the outcome of an evaluation that does not end although it was interrupted, as `end` says. If Lisp has not
+    /// reported an error with a message, the message is a clause that says only why the evaluation was interrupted, and the
+    /// caller adds what becomes of the evaluation.
+    pub(crate) fn finish_unended(self, end: JobEnd) -> Outcome {
+        let has_message = self.error.as_ref().is_some_and(|error| !error.has_no_message());
+        let (timeout, step) = (self.timeout, self.step.clone());
+        let mut outcome = self.finish(end);
+        if let Err(error) = &mut outcome.result
+            && !has_message
+            && let Some(clause) = interruption_clause(&error.kind, timeout, step.as_deref())
+        {
+            Arc::make_mut(error).message = clause.into();
+        }
+        outcome
+    }
+
     /// Returns the outcome. `end` is the way in which the evaluation's job ended.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
         let errors =
@@ -493,28 +509,35 @@ fn default_message(
     advice: impl FnOnce() -> String,
     step: Option<&str>,
 ) -> String {
-    match (kind, end, timeout) {
-        (_, JobEnd::Abandoned(reason, why), _) => abandoned_message(reason, why, timeout),
-        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => format!(
-            "{} and was interrupted; changes it had already made remain. For more time, {}.",
-            timeout_clause(timeout),
-            advice()
-        ),
-        (TIMEOUT, JobEnd::Interrupted(_), None) => {
-            format!("The time limit for {} was exceeded.", step.unwrap_or("the current step"))
-        }
-        (HEAP_EXHAUSTED, JobEnd::Interrupted(_), _) => {
-            "The heap was nearly used up, so the evaluation was stopped.".to_owned()
-        }
-        (CANCELLED, JobEnd::Interrupted(_), _) => {
-            "The evaluation was cancelled; changes it had already made remain.".to_owned()
-        }
+    match (end, interruption_clause(kind, timeout, step)) {
+        (JobEnd::Abandoned(reason, why), _) => abandoned_message(reason, why, timeout),
+        (JobEnd::Interrupted(_), Some(clause)) => match (kind, timeout) {
+            (TIMEOUT, Some(_)) => {
+                let advice = advice();
+                format!("{clause} and was interrupted; changes it had already made remain. For more time, {advice}.")
+            }
+            (HEAP_EXHAUSTED, _) => format!("{clause}, so the evaluation was stopped."),
+            (CANCELLED, _) => format!("{clause}; changes it had already made remain."),
+            _ => format!("{clause}."),
+        },
         // The evaluation has changed nothing, or its changes are gone with its image.
-        (CANCELLED, JobEnd::Withdrawn, _) => "The evaluation was cancelled before it finished.".to_owned(),
-        (THREAD_TERMINATED, JobEnd::Failed, _) => {
+        (JobEnd::Withdrawn, _) if kind == CANCELLED => "The evaluation was cancelled before it finished.".to_owned(),
+        (JobEnd::Failed, _) if kind == THREAD_TERMINATED => {
             "The code ended its own evaluation thread; a new thread has replaced it.".to_owned()
         }
         _ => "(no message)".to_owned(),
+    }
+}
+
+/// Returns the beginning of a sentence that says why an evaluation was interrupted; `None` if `kind` is not the kind of an
+/// error that reports an interruption. `step` is the step for which a time limit applied, if the evaluation has none.
+fn interruption_clause(kind: &str, timeout: Option<Duration>, step: Option<&str>) -> Option<String> {
+    match (kind, timeout) {
+        (TIMEOUT, Some(timeout)) => Some(timeout_clause(timeout)),
+        (TIMEOUT, None) => Some(format!("The time limit for {} was exceeded", step.unwrap_or("the current step"))),
+        (HEAP_EXHAUSTED, _) => Some("The heap was nearly used up".to_owned()),
+        (CANCELLED, _) => Some("The evaluation was cancelled".to_owned()),
+        _ => None,
     }
 }
 
@@ -555,4 +578,33 @@ fn timeout_clause(timeout: Duration) -> String {
     let seconds = timeout.as_secs_f64();
     let plural = if timeout == Duration::from_secs(1) { "" } else { "s" };
     format!("The evaluation did not finish within its time limit of {seconds} second{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{JobEnd, OutcomeBuilder};
+    use crate::config::Limits;
+    use crate::image::InterruptReason;
+
+    /// Returns the message of an evaluation that does not end after an interruption because of its time limit.
+    fn message_of_unended(timeout: Option<Duration>, step: &str) -> String {
+        let mut builder = OutcomeBuilder::new(1, "(run)".into(), Limits::default(), timeout);
+        builder.step = Some(step.to_owned());
+        let error = builder.finish_unended(JobEnd::Interrupted(InterruptReason::Timeout)).result.unwrap_err();
+        error.message.text.clone()
+    }
+
+    #[test]
+    fn message_of_an_evaluation_that_does_not_end_gives_the_reason_of_the_interruption_without_advice() {
+        assert_eq!(
+            message_of_unended(None, "the test |A; B. C|"),
+            "The time limit for the test |A; B. C| was exceeded"
+        );
+        assert_eq!(
+            message_of_unended(Some(Duration::from_secs(2)), ""),
+            "The evaluation did not finish within its time limit of 2 seconds"
+        );
+    }
 }
