@@ -181,7 +181,7 @@ impl Lisp {
     /// Calls on other threads continue in this process. In the core, these calls are cut off where they were, without
     /// their cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
     /// definitions, changes of packages and of weak or synchronized hash tables, and anything else in
-    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for a few milliseconds. All other changes
+    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for up to two seconds. All other changes
     /// can be cut off midway, whether they affect multiple objects or one hash table. If the core must not contain such a
     /// change half done, hold a lock of your own during the change, and take the same lock to save.
     ///

@@ -192,7 +192,7 @@ pub struct FormPosition {
     pub text: String,
 }
 
-/// An error and everything known about it, recorded where it happened.
+/// An error, recorded where it happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorRecord {
     /// The number of the error in the session's history, from 1 (`E1`); 0 before a number is assigned.
@@ -342,8 +342,8 @@ pub struct Timing {
     pub bytes_consed: u64,
 }
 
-/// A form that defined something. Evaluating all such forms again, in order and each in its package, restores the
-/// definitions in another image.
+/// A form that defined something. To make its definitions in another image, evaluate such forms again, in order and each in
+/// its package.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DefiningForm {
     /// The text of the form.

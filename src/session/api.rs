@@ -117,8 +117,8 @@ impl Session {
     /// Boots SBCL in this process and starts a session with it, which takes 10 to 30 ms.
     ///
     /// # Errors
-    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted or tried to
-    /// boot an image, or the system refuses memory, a library or a thread.
+    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted an image or
+    /// failed to start SBCL, or the system refuses memory, a library or a thread.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
         Self::start_for_program(image, limits, None)
     }
@@ -143,16 +143,18 @@ impl Session {
     /// Evaluates and waits for the outcome.
     ///
     /// Where the call would wait for itself, it evaluates nothing and returns an error of kind `DEADLOCK` at once: in a
-    /// Rust function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook
-    /// of [`Builder`](crate::Builder). There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or
-    /// [`submit`](Self::submit) the code.
+    /// Rust function that a foreground evaluation of this session called, in a `reply` closure that an evaluation thread of
+    /// Lisp calls, and in a stream or warning hook of [`Builder`](crate::Builder). In a Rust function or a `reply`, call
+    /// Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or [`submit`](Self::submit) the code; in a stream or hook, only
+    /// the latter.
     ///
     /// A background evaluation may wait for another evaluation. The call returns a `DEADLOCK` error only if the
     /// background is full and all evaluations there would wait for evaluations that cannot begin or end. When the
     /// waiting evaluation is interrupted, for instance by its time limit, the awaited evaluation is cancelled.
     ///
     /// Only the calling thread is checked. A deadlock through *another* thread, of Rust or Lisp, is not detected: if an
-    /// evaluation waits for a thread that itself waits for this function, neither ends.
+    /// evaluation waits for a thread that itself waits for this function, neither ends before the evaluation is interrupted,
+    /// for example by its time limit. An interruption does not end a wait in Rust code.
     ///
     /// In a child process after `fork`, which has no Lisp threads, the outcome is an error of kind `FORKED`.
     #[must_use]
