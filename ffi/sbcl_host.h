@@ -1,7 +1,7 @@
 /* The contract between the Rust host and the Lisp side.
  *
- * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. All
- * text crosses as UTF-32 in native byte order, as SBCL holds strings, so that neither side encodes anything.
+ * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. The text
+ * of jobs, events and messages is UTF-32 in native byte order, as in SBCL's character strings.
  *
  * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/core/contract.lisp reads it when the
  * core is built. After a change, generate the bindings again and increment SBCL_HOST_CONTRACT.
@@ -18,8 +18,8 @@
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
   SBCL_LANE_EVALUATION = 0, /* runs the user's code, in as many threads as the host requests */
-  SBCL_LANE_INSPECTION = 1, /* answers read-only questions; may run the user's print methods */
-  SBCL_LANE_CONTROL = 2,    /* interrupts threads of other lanes; never runs the user's code */
+  SBCL_LANE_INSPECTION = 1, /* answers read-only questions; may run the user's print methods and macro functions */
+  SBCL_LANE_CONTROL = 2,    /* interrupts threads of other lanes, and starts threads; never runs the user's code */
   SBCL_LANE_SIGNALS = 3     /* one thread, which pulls once to identify itself and gets no job: the host forwards
                                SBCL's signals to this thread */
 };
