@@ -27,11 +27,12 @@ enum sbcl_lane {
 enum sbcl_job_kind {
   SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the operation to run with the code, or empty
                                to evaluate the code; flags: SBCL_EVALUATE_…; argument: an sbcl_audience */
-  SBCL_JOB_RESET = 2,       /* remove the session's definitions */
+  SBCL_JOB_RESET = 2,       /* end the user's threads, remove the session's definitions and reset its variables */
   SBCL_JOB_DEFINITIONS = 3, /* list the session's definitions; flags: the sbcl_item to list, or 0 for all; argument:
                                maximum number of definitions; name: the package to list, or empty for all */
   SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty; flags: SBCL_DESCRIBE_SOURCE or 0 */
-  SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt; flags: an sbcl_interrupt */
+  SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt, or 0 for none; flags: an sbcl_interrupt.
+                               SBCL_INTERRUPT_HEAP also ends the user's threads */
   /* Operations on a held evaluation. Only the thread that holds the evaluation gets these jobs. */
   SBCL_JOB_INVOKE_RESTART = 6,    /* argument: the restart's number, from 1, or 0 to use the name; name: the restart's
                                      name; text: expressions whose values are the restart's arguments */

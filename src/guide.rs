@@ -368,7 +368,7 @@ pub mod what_ends_the_process {
     //! | handlers of floating-point traps (such as a division by 0.0), other errors, garbage collections and interruptions are nested six deep in a thread, directly or through calls of Rust | the next error calls no handler: the call fails with a `storage-condition`, `interrupt-contexts-exhausted` |
     //! | a thread is interrupted many times at once, for example by `terminate-thread` | interruptions that would be nested too deeply wait |
     //! | more than about 15,000 different special variables are bound while the process runs, including by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
-    //! | on x86-64, more than about a million keywords and symbols with names such as `*name*` exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
+    //! | on x86-64, more than about a million keywords and interned symbols with names such as `*name*` exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
     //! | Lisp code starts a thread while 1,000 of its threads exist (with a heap of less than 500 MiB, one thread for every 512 KiB of heap) | an error in Lisp |
     //! | SBCL detects that memory is corrupted (by `(safety 0)` or foreign code) | SBCL ends the process with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |

@@ -249,8 +249,8 @@ impl Builder {
     /// [`OtherBuild`](crate::BootError::OtherBuild), [`OtherHeap`](crate::BootError::OtherHeap), or
     /// [`Core`](crate::BootError::Core) if the file is not a saved core, is incomplete, or was changed after the save.
     /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before SBCL's
-    /// runtime is started, such as a size out of range or a missing core, another boot may be tried. After other errors,
-    /// each further boot fails with [`BootFailed`](crate::BootError::BootFailed).
+    /// runtime is started, such as a size out of range or a missing core, another boot may be tried. If SBCL's runtime or
+    /// the preparation of the image fails, each further boot fails with [`BootFailed`](crate::BootError::BootFailed).
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOT_LOCK.lock();
         let booted = self.boot_with_lock_held();

@@ -216,9 +216,9 @@ impl Lisp {
     /// Returns [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
     /// [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
     /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols or
-    /// define classes without a pause, a thread stays in `without-interrupts`, or a finalizer does not return;
-    /// [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made. After an error, a
-    /// previous file at `path` is unchanged.
+    /// define classes without a pause, a thread stays in `without-interrupts`, a thread in C code holds a lock of the C
+    /// library, or a finalizer does not return; [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before
+    /// the copy is made. After an error, a previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| {

@@ -486,10 +486,10 @@ impl Session {
         self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), RequestBody::Inspect(inspection))
     }
 
-    /// Removes all definitions made since the image was booted, and clears the error state. The limits stay. The reset
-    /// waits for its turn in the queue of evaluations. Functions that the program defined by
-    /// [`Lisp::define`](crate::Lisp::define) and code that the program loaded are removed, too: no call of the program
-    /// may use them during the reset.
+    /// Removes the functions, macros, variables, types, classes, methods and packages defined since the image was booted,
+    /// and clears the error state. The limits stay. The reset waits for its turn in the queue of evaluations. Functions that
+    /// the program defined by [`Lisp::define`](crate::Lisp::define) and code that the program loaded are removed, too: no
+    /// call of the program may use them during the reset.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
         let body = RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
@@ -502,7 +502,8 @@ impl Session {
         *self.inner.limits.lock()
     }
 
-    /// Sets the limits of future evaluations.
+    /// Sets the limits of future evaluations. The hold's time limit and the grace period of cleanup forms also apply to
+    /// evaluations that already run.
     pub fn set_limits(&self, limits: Limits) {
         *self.inner.limits.lock() = limits;
         if let Some(observer) = self.inner.observer.get() {
