@@ -163,9 +163,9 @@ impl Lisp {
     /// Saves the image as a core in the file `path`, which another process of the same program boots with
     /// [`Builder::core`](super::Builder::core).
     ///
-    /// Saving takes 0.9 s with 40 MB of objects and 11 s with 1 GB, while Lisp continues to run. Lisp is stopped only while
-    /// this process is copied (`fork`), for about 3 to 10 ms; the copy does the saving. The calling thread, which may be any
-    /// thread, waits until the file is complete. This function works on Linux only.
+    /// Saving takes about 1 s with 40 MB of objects and about 10 s with 1 GB, while Lisp continues to run. Lisp is stopped
+    /// only while this process is copied (`fork`), usually for 3 to 10 ms; the copy does the saving. The calling thread,
+    /// which may be any thread, waits until the file is complete. This function works on Linux only.
     ///
     /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions and
     /// closures, tables, classes and instances, loaded systems. The core does not contain threads, open files and sockets,
