@@ -53,7 +53,7 @@ async fn price(State(lisp): State<Lisp>, Path((customer, total)): Path<(String, 
     Ok(cents.to_string())
 }
 
-/// Loads new rules. Calls that are running complete with the old definitions, and later calls use the new ones.
+/// Loads new rules. A rule that is running completes with its old definition, and later calls use the new definition.
 async fn change(State(lisp): State<Lisp>, rules: String) -> Answer {
     let loaded = tokio::task::spawn_blocking(move || lisp.load_str(&rules)).await;
     loaded.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?.map_err(error_response)?;

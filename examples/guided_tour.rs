@@ -50,7 +50,7 @@ fn main() -> Result<(), Error> {
     let handled: String = lisp.eval(r#"(handler-case (host:read "/nowhere") (error (e) (format nil "no: ~a" e)))"#)?;
     println!("{handled}");
 
-    // Conditions are matched by class, and contain everything that SBCL knows about the error.
+    // Conditions are matched by class, and contain the message, the restarts and the backtrace.
     match lisp.eval::<i64>("(/ 1 0)") {
         Err(Error::Condition(condition)) if condition.is("arithmetic-error") => {
             println!("{condition}\n{}", condition.backtrace());

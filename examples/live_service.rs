@@ -2,7 +2,7 @@
 //!
 //! The rules are Lisp code in this program's own image, and a thread serves orders without a pause. The agent, here a few
 //! lines that speak MCP over a socket pair, learns that customers complain, finds the wrong rule, and redefines the rule.
-//! No order waits, no order is lost, and nothing is restarted.
+//! No order is lost, and nothing is restarted.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,7 +1,7 @@
 /* The contract between the Rust host and the Lisp side.
  *
- * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. All
- * text crosses as UTF-32 in native byte order, as SBCL holds strings, so that neither side encodes anything.
+ * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. The text
+ * of jobs, events and messages is UTF-32 in native byte order, as in SBCL's character strings.
  *
  * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/core/contract.lisp reads it when the
  * core is built. After a change, generate the bindings again and increment SBCL_HOST_CONTRACT.
@@ -18,8 +18,8 @@
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
   SBCL_LANE_EVALUATION = 0, /* runs the user's code, in as many threads as the host requests */
-  SBCL_LANE_INSPECTION = 1, /* answers read-only questions; may run the user's print methods */
-  SBCL_LANE_CONTROL = 2,    /* interrupts threads of other lanes; never runs the user's code */
+  SBCL_LANE_INSPECTION = 1, /* answers read-only questions; may run the user's print methods and macro functions */
+  SBCL_LANE_CONTROL = 2,    /* interrupts threads of other lanes, and starts threads; never runs the user's code */
   SBCL_LANE_SIGNALS = 3     /* one thread, which pulls once to identify itself and gets no job: the host forwards
                                SBCL's signals to this thread */
 };
@@ -27,11 +27,12 @@ enum sbcl_lane {
 enum sbcl_job_kind {
   SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: the operation to run with the code, or empty
                                to evaluate the code; flags: SBCL_EVALUATE_… */
-  SBCL_JOB_RESET = 2,       /* remove the session's definitions */
+  SBCL_JOB_RESET = 2,       /* end the user's threads, remove the session's definitions and reset its variables */
   SBCL_JOB_DEFINITIONS = 3, /* list the session's definitions; flags: the sbcl_item to list, or 0 for all; argument:
                                maximum number of definitions; name: the package to list, or empty for all */
   SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty; flags: SBCL_DESCRIBE_SOURCE or 0 */
-  SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt; flags: an sbcl_interrupt */
+  SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt, or 0 for none; flags: an sbcl_interrupt.
+                               SBCL_INTERRUPT_HEAP also ends the user's threads */
   /* Operations on a held evaluation. Only the thread that holds the evaluation gets these jobs. */
   SBCL_JOB_INVOKE_RESTART = 6,    /* argument: the restart's number, from 1, or 0 to use the name; name: the restart's
                                      name; text: expressions whose values are the restart's arguments */

@@ -22,7 +22,7 @@ pub struct ImageConfig {
     pub core_dir: Option<PathBuf>,
     /// A core file that an image of this program has saved, to boot instead of the plain core.
     pub image: Option<PathBuf>,
-    /// True to load the user's `~/.sbclrc` after the boot.
+    /// True to load the user's `~/.sbclrc` after the boot. Ignored if `image` is given.
     pub user_init: bool,
     /// A directory that serves as the home directory if the user has no home directory, and that receives ASDF's compiled
     /// files if the user's cache directory is not writable. The directory need not exist; the caller removes it. `None`
@@ -61,7 +61,7 @@ pub enum OnError {
     Abort,
     /// The evaluation is held where it failed, for the debugger's tools.
     Debug,
-    /// The evaluation is held, and the user is asked to choose a restart.
+    /// The evaluation is held, and the user is asked to choose a restart if the client supports such questions.
     Ask,
 }
 

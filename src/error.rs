@@ -80,7 +80,8 @@ pub enum BootError {
         /// The loader's message, or the reason why the library was refused.
         reason: String,
     },
-    /// The core cannot be used: it does not exist, is incomplete, or belongs to another build of SBCL.
+    /// The core cannot be used, for example because it does not exist, is incomplete, was changed after it was saved, or
+    /// belongs to another build of SBCL.
     #[error("cannot use the SBCL core {path}: {reason}")]
     Core {
         /// The core's file.

@@ -16,7 +16,7 @@
 //! | [`mistakes`] | common mistakes, and what to do instead |
 //! | [`performance`] | costs of calls and conversions, and how to avoid them |
 //!
-//! The crate's example `guided_tour` shows most of these topics in one file.
+//! The crate's example `guided_tour` shows several of these topics in one file.
 
 pub mod values {
     //! Conversions between Lisp objects and Rust values.
@@ -55,10 +55,10 @@ pub mod values {
     //! ```
     //!
     //! Structs and enums are converted by serde, as property lists and keywords: see [`Serde`](crate::Serde). Integers
-    //! of more than 128 bits convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios convert to and
-    //! from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as memory allows.
-    //! [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets without a copy, which is `unsafe` because another
-    //! Lisp thread may write to them meanwhile.
+    //! of more than 128 bits convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios whose parts fit an
+    //! `i128` convert to and from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast
+    //! as memory allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets without a copy. This function is
+    //! `unsafe`: the caller must ensure that nothing writes to the octets meanwhile.
 }
 
 pub mod functions {
@@ -197,7 +197,7 @@ pub mod threads {
     //! future interrupts the call.
     //!
     //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` leaves neither the closure nor the thread, and that a
-    //! closure that Lisp may call on any thread owns its data and can be sent to other threads:
+    //! closure that Lisp may call on any thread borrows no local variables and can be shared between threads:
     //!
     //! ```compile_fail,E0277
     //! fn is_send<T: Send>() {}
@@ -266,22 +266,22 @@ pub mod own_core {
     //!
     //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp
     //! files into a core that the program contains: see the example `bundled`. Disable the default feature `core` to
-    //! leave the plain core out of the program. [`Builder::core`](crate::Builder::core) boots a core from a directory
-    //! instead of the core that the program contains.
+    //! leave the plain core out of the program. [`Builder::core`](crate::Builder::core) boots a core from a directory, or
+    //! a saved core, instead of the core that the program contains.
 }
 
 pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
-    //! [`Lisp::save`](crate::Lisp::save) writes the complete image, including the values of variables, while the program
-    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than booting the plain
-    //! core, unless the file is a copy: then the boot first reads the whole file to check it.
+    //! [`Lisp::save`](crate::Lisp::save) writes the image, including the values of variables, while the program continues.
+    //! [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than booting the plain core,
+    //! unless the file is a copy or has another modification time: then the boot first reads the whole file to check it.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
     //!
     //! let lisp = match Lisp::builder().core("app.core").boot() {
-    //!     // No saved core, or one saved by another build of this program: boot a fresh image.
+    //!     // No usable saved core, or one saved by another build of this program: boot a fresh image.
     //!     Err(Error::Boot(BootError::OtherBuild { .. } | BootError::Core { .. })) => Lisp::boot()?,
     //!     booted => booted?,
     //! };
@@ -301,9 +301,9 @@ pub mod saving {
     //! | threads, timers, open files, sockets, foreign memory | not saved |
     //!
     //! A forked copy of the process saves the image. The copy has a single thread, a Lisp thread, which runs none of
-    //! the program's Rust code and waits for none of the program's locks. The program itself continues normally. If a
-    //! call changes an object, such as a hash table, at the moment of the copy, the saved object may be inconsistent:
-    //! hold the same lock while you change the object and while you save.
+    //! the program's Rust code and waits for none of the program's locks. If a call changes an object, such as a hash
+    //! table, at the moment of the copy, the saved object may be inconsistent: hold the same lock while you change the
+    //! object and while you save.
     //!
     //! SBCL saves an image by moving every object, and then ends the process, so saving without a copy would end the
     //! program. Therefore `save` fails if the process cannot be copied. `save` works only on Linux.
@@ -319,12 +319,13 @@ pub mod safety {
     //! an implementation of [`IntoLisp`](crate::IntoLisp) writes, and whatever a callback calls, returns, forgets or
     //! panics with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
-    //! There is one exception. Crates such as `stacker` and `corosensei` switch stacks in safe functions: do not use them
+    //! There are two exceptions. Crates such as `stacker` and `corosensei` switch stacks in safe functions: do not use them
     //! on a Lisp thread, that is, in a function that Lisp calls or in the closure of [`enter`](crate::Lisp::enter). The
     //! garbage collector scans only the thread's own stack, and usually [ends the
     //! process](crate::guide::what_ends_the_process) if the thread runs on another stack. On such a stack, a call through
     //! [`Lisp`](crate::Lisp) runs on another Lisp thread, and a call through a [`Cx`](crate::Cx) fails with
-    //! [`Error::CannotCall`](crate::Error::CannotCall).
+    //! [`Error::CannotCall`](crate::Error::CannotCall). And a [`Value`](crate::Value) that refers to an object with dynamic
+    //! extent must be dropped before the Lisp code that made this object returns.
     //!
     //! Lisp code can be unsafe. Code run by [`eval`](crate::Lisp::eval) or [`load_file`](crate::Lisp::load_file), a
     //! function called by name, and a booted core can do anything that this process can do, as foreign code can:
@@ -336,11 +337,11 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Other unsafe features are `(safety 0)` with false declarations, `sb-alien`, and symbols of internal packages
-    //! (SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If several threads change an object at the same
-    //! time without a lock, SBCL guarantees nothing. The image is not a sandbox: evaluate only code that you trust,
-    //! just as you link only code that you trust. SBCL checks ordinary Lisp code: a wrong index, type or number of
-    //! arguments signals a condition.
+    //! Other unsafe features are `(safety 0)`, false declarations of `dynamic-extent`, `sb-alien`, and symbols of internal
+    //! packages (SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If several threads change an object at the
+    //! same time without a lock, SBCL guarantees nothing. The image is not a sandbox: evaluate only code that you trust,
+    //! just as you link only code that you trust. SBCL checks code that uses no unsafe feature: a wrong index, type or
+    //! number of arguments signals a condition.
 }
 
 pub mod what_ends_the_process {
@@ -351,9 +352,9 @@ pub mod what_ends_the_process {
     //!
     //! | fault | consequence |
     //! |---|---|
-    //! | endless recursion in Lisp | a `storage-condition` |
+    //! | endless recursion in Lisp | a `storage-condition`; but if the stack is exhausted during an allocation, as in about one of several hundred recursions that allocate, SBCL ends the process |
     //! | a handler of such a `storage-condition` exhausts the stack again | the thread ends, as with `abort-thread`, and another thread replaces it: the call returns [`Error::Aborted`](crate::Error::Aborted) |
-    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of the control stack besides its guard pages, and 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
+    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 288 KiB of the control stack besides its guard pages, and (on x86-64) 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
@@ -367,7 +368,7 @@ pub mod what_ends_the_process {
     //! | handlers of floating-point traps (such as a division by 0.0), other errors, garbage collections and interruptions are nested six deep in a thread, directly or through calls of Rust | the next error calls no handler: the call fails with a `storage-condition`, `interrupt-contexts-exhausted` |
     //! | a thread is interrupted many times at once, for example by `terminate-thread` | interruptions that would be nested too deeply wait |
     //! | more than about 15,000 different special variables are bound while the process runs, including by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
-    //! | more than about a million symbols exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
+    //! | on x86-64, more than about a million keywords and interned symbols with names such as `*name*` exist, for example keywords made from data | SBCL ends the process with status 86: convert such data to strings |
     //! | Lisp code starts a thread while 1,000 of its threads exist (with a heap of less than 500 MiB, one thread for every 512 KiB of heap) | an error in Lisp |
     //! | SBCL detects that memory is corrupted (by `(safety 0)` or foreign code) | SBCL ends the process with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
@@ -388,8 +389,8 @@ pub mod what_ends_the_process {
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
     //! code, and on other threads, these signals go to the handlers that were installed before boot. SIGCHLD and
     //! SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such signals from other
-    //! processes are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot must
-    //! call the previous handler, as the handlers of tokio and `signal-hook` do.
+    //! processes are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot for one
+    //! of the signals that SBCL handles must call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
     //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may change
     //! the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal is blocked,
@@ -448,9 +449,9 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Code as a string for each call.** Code in a string that contains values must be built, read and compiled for
-    //! each call, and breaks if a value contains a quotation mark. Define a function once, and call the function with
-    //! arguments.
+    //! **Code as a string for each call.** Code in a string that contains values must be built, read and usually compiled
+    //! for each call, and breaks if a value contains a quotation mark that is not escaped. Define a function once, and call
+    //! the function with arguments.
     //!
     //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
     //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
@@ -491,7 +492,8 @@ pub mod performance {
     //! copies vectors of octets as fast as memory allows.
     //!
     //! **Generic arithmetic.** Without declarations, Lisp arithmetic works on numbers of all types. Type declarations
-    //! (`fixnum`, `double-float`) can make inner loops many times faster; SBCL checks these declarations.
+    //! (`fixnum`, `double-float`) can make inner loops many times faster. SBCL checks these declarations, except in code
+    //! that is compiled with `(safety 0)`.
     //!
     //! **Garbage.** A garbage collection stops all threads that run Lisp code, for a time that grows with the amount of live
     //! data: usually a few milliseconds. Rust code continues, until it calls Lisp or waits for the result of a call.

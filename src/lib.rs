@@ -37,7 +37,7 @@
 //!
 //! | feature | default | effect |
 //! |---|---|---|
-//! | `core` | yes | The program contains the plain core. Without this feature, the program needs another core: its build script makes one from the program's Lisp code with the crate `sbcl-build`, or [`Builder::core`] names one. |
+//! | `core` | yes | The program contains the plain core. Without this feature, the program needs another core: its build script makes one from the program's Lisp code with the crate `sbcl-build`, or [`Builder::core`] names a directory with one. |
 //! | `mcp` | yes | The module [`mcp`]: the MCP server and the command line. Without this feature the library has few dependencies. |
 //! | `num-bigint` | no | Conversions between Lisp integers and the integers of the crate `num-bigint`, which have any size. |
 //!
@@ -49,7 +49,8 @@
 //! | aarch64 Linux | the server has run in QEMU only; the library has never run there |
 //! | macOS, Windows | not supported |
 //!
-//! The crate needs Rust 1.89 or newer. The first build on a machine compiles SBCL, which takes some minutes.
+//! The crate needs Rust 1.89 or newer. The first build compiles SBCL, which takes some minutes; later builds use the
+//! cached result.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]

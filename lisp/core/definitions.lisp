@@ -208,8 +208,8 @@ system."
                   (delete-package package))))))
 
 (defun remove-definitions ()
-  "Remove all definitions of the session, packages last, and unintern the symbols of COMMON-LISP-USER that have a value.
-Return a list of the names and methods whose removal failed."
+  "Remove the recorded definitions of the session, packages last, and unintern the symbols of COMMON-LISP-USER that have a
+value and are not constants. Return a list of the names and methods whose removal failed."
   (setf *package* **user-package**
         **debug-declaimed** nil)
   (sb-ext:without-package-locks

@@ -310,7 +310,7 @@ if it is empty, use the current package. OPERATION, if not empty, is the text of
 
 (defun monotonic-milliseconds ()
   "Return the number of milliseconds since a fixed moment in the past. On Linux, read the precise clock:
-GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which has 4 ms ticks."
+GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which advances only at the kernel's ticks, some milliseconds apart."
   #+linux
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
     (+ (* 1000 seconds) (/ nanoseconds 1000000)))

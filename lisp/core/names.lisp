@@ -78,7 +78,7 @@ NAME, most similar first. To save time in a package with many symbols, consider 
           (list-all-packages)))
 
 (defun host-package-p (package)
-  "Return true when PACKAGE belongs to the Lisp side."
+  "Return true when the name of PACKAGE is SBCL-HOST or begins with SBCL-HOST/, as the names of the Lisp side's packages do."
   (let ((name (package-name package)))
     (and name
          (or (string= "SBCL-HOST" name)

@@ -391,7 +391,7 @@ file, or NIL; and the value of SCAN-START-POSITIONS, or NIL.")
 source locations; :NONE before the first source location is found; NIL outside a report.")
 
 (defmacro with-source-files (() &body body)
-  "Evaluate BODY with caches, so that each file is read and each code location is looked up only once."
+  "Evaluate BODY with caches of source files and of code locations."
   `(let ((*source-files* '())
          (*known-source-locations* :none))
      ,@body))

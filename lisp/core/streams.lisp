@@ -24,7 +24,8 @@
 
 (declaim (type (unsigned-byte 64) *job-id*))
 (defvar *job-id* 0
-  "The number of the job that this thread works for, or 0. A thread that an evaluation starts inherits the number.")
+  "The number of the job that this thread works for, or 0. A thread that an evaluation starts inherits the number, unless
+the thread is ephemeral, as a timer's thread is.")
 
 (defvar *spare-buffer* nil
   "A buffer, allocated earlier, that this thread's next text stream can use; or NIL.")
@@ -59,7 +60,7 @@ so their output is pushed in the order in which it was printed."
 
 (declaim (type (or null thread-output) *thread-output*))
 (defvar *thread-output* nil
-  "The THREAD-OUTPUT of this thread; NIL in a thread that works for no job. The output of such a thread is not buffered.")
+  "The THREAD-OUTPUT of this thread, or NIL. Without a THREAD-OUTPUT, the output of the thread is not buffered.")
 
 (defstruct (standard-stream (:include sb-kernel:ansi-stream
                              (cout #'print-character)

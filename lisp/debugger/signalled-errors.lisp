@@ -44,7 +44,7 @@ for these conditions, and an error in OBSERVER only ends OBSERVER."
   "Return the values of FUNCTION. Before any handler runs, call OBSERVER for each error that is signalled meanwhile in
 this thread, or in a thread that the evaluation starts. Storage conditions are not observed. OBSERVER receives the
 condition, a frame pointer for ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may
-call OBSERVER at once. Errors in OBSERVER are discarded. Observing a signal costs about as much as a function call."
+call OBSERVER at once. Errors in OBSERVER are discarded."
   (declare (type function observer function))
   (let ((*signal-observer* observer))
     (funcall function)))

@@ -15,7 +15,8 @@
    (message :initarg :message :reader rust:host-error-message))
   (:report (lambda (condition stream)
              (format stream "~A: ~A" (rust:host-error-function condition) (rust:host-error-message condition))))
-  (:documentation "An error that a function written in Rust returned."))
+  (:documentation "An error that a function written in Rust returned, or the error for a call of a function that the program
+does not have."))
 
 (define-condition rust:host-panic (rust:host-error)
   ()

@@ -15,8 +15,9 @@
 among its own threads.")
 
 (defun host-thread-p (thread)
-  "Return true when THREAD belongs to the host. User code sees only a main thread, which evaluates in the foreground, the
-thread that it runs in, and the threads that it made."
+  "Return true when THREAD belongs to the host. Evaluated code sees only a main thread, which evaluates in the foreground, the
+thread that it runs in, and the threads of user code. Code that runs in a call of the embedding program does not see its own
+thread."
   (or (eq thread **boot-thread**)
       (program-thread-p thread)
       (find thread **lane-threads** :test #'eq)

@@ -15,8 +15,8 @@ pub const NEXT: &str = "SBCL_MCP_NEXT";
 pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
 /// The environment variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
-/// The environment variable with the command of the C compiler for aarch64 Linux on other machines. Build scripts that use
-/// the crate `cc` read the same variable.
+/// The environment variable with the command of the C compiler for aarch64 Linux on machines of other platforms. Build scripts
+/// that use the crate `cc` read the same variable.
 pub const CROSS_COMPILER: &str = "CC_aarch64_unknown_linux_gnu";
 /// The environment variable that names a directory with an aarch64 Linux system. Programs in QEMU use the C library of this
 /// system.

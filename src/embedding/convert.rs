@@ -570,7 +570,7 @@ pub trait FromLisp: Sized {
 /// | `None`, `false`, `()` | `nil` |
 /// | references, `Box<T>` | the object of the value that they refer to |
 ///
-/// Converting a map is an error if some of its keys become the same object, such as `None` and `Some(false)`.
+/// Converting a map is an error if some of its keys become `equal` objects, such as `None` and `Some(false)`.
 ///
 /// `Result` does not implement this trait: a [host function](super::HostFunction) that returns `Err` signals a condition.
 ///

@@ -58,8 +58,9 @@ pub(super) enum Entry {
 
 /// Proof that the current thread is a Lisp thread. [`Lisp::enter`](super::Lisp::enter) lends a `Cx` to its closure.
 ///
-/// Calls through a `Cx` are direct: they wake no other thread and wait for none. A `Cx` cannot leave its thread or outlive
-/// the closure that received it:
+/// Calls through a `Cx` are direct: they run on the current thread. Besides the errors that its method lists, each call can
+/// fail with [`Error::Unwinding`], [`Error::CannotCall`], [`Error::Forked`], or an [`Error::Condition`] about an exhausted
+/// stack or heap. A `Cx` cannot leave its thread or outlive the closure that received it:
 ///
 /// ```compile_fail,E0521
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -241,8 +242,8 @@ impl Cx {
 
     /// Lends `work` the octets of a vector in place, without copying them.
     ///
-    /// The vector may be of any length. If the vector has a fill pointer, `work` gets only the octets before the fill
-    /// pointer. The safe alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
+    /// If the vector has a fill pointer, `work` gets only the octets before the fill pointer. The safe alternative is
+    /// [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -263,7 +264,7 @@ impl Cx {
     /// # Errors
     /// Returns [`Error::Condition`] with a `type-error` if `octets` is not a vector of octets (`(unsigned-byte 8)`);
     /// [`Error::Unwinding`] if a call that `work` makes starts to unwind. An interruption takes effect when `work` has
-    /// returned.
+    /// returned, or while `work` calls Lisp.
     ///
     /// # Panics
     /// Panics if `work` panics.

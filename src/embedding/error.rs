@@ -223,7 +223,8 @@ impl Condition {
     /// Returns true if the condition is of the class `name` or a subclass of it, such as `error` or
     /// `my-app:out-of-stock`.
     ///
-    /// Case is ignored. A name without a package matches a class of any package.
+    /// Case is ignored. A name without a package matches a class of any package. A name with a package must be written as
+    /// in [`classes`](Self::classes): with two colons if the package does not export the name.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.classes.iter().any(|class| {
@@ -241,7 +242,7 @@ impl Condition {
     /// Returns the restarts that were available, innermost first: at most 20. The list ends before the first restart that
     /// has no name.
     ///
-    /// The list is empty if the stack or the heap was exhausted.
+    /// The list is empty for a `storage-condition`, such as an exhausted stack or heap.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -257,7 +258,7 @@ impl Condition {
 
     /// Returns the calls that were active, innermost first: at most 30 frames.
     ///
-    /// The list is empty if the stack or the heap was exhausted.
+    /// The list is empty for a `storage-condition`, such as an exhausted stack or heap.
     #[must_use]
     pub fn frames(&self) -> &[Frame] {
         &self.frames

@@ -50,8 +50,8 @@ impl Function {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if the function fails; [`Error::Conversion`] if its values cannot be read as a `T`;
-    /// [`Error::Timeout`] if the call exceeds its time limit; [`Error::Interrupted`] if an interrupt handle ends the call.
+    /// Returns [`Error::Condition`] if the function fails; [`Error::Conversion`] if an argument has no Lisp counterpart, or
+    /// the values cannot be read as a `T`; and the errors of [`Lisp::enter`](super::Lisp::enter).
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
         let work = |cx: &Cx| cx.apply(&self.value, &arguments);
         match &self.options {

@@ -109,9 +109,10 @@ impl Builder {
     /// Sets the core to boot in place of the core in this program: a file that [`Lisp::save`] wrote, or a directory with
     /// an `sbcl.core`.
     ///
-    /// The runtime is always the `libsbcl` that the program was built with. A different `libsbcl` in the directory is
-    /// refused before any of its code runs, and so is a core from another build of SBCL. A core that is accepted is Lisp
-    /// code and can do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
+    /// A program that contains no core can boot only the core in a directory. The runtime is always the `libsbcl` that the
+    /// program was built with. A different `libsbcl` in the directory is refused before any of its code runs, and so is a
+    /// core from another build of SBCL. A core that is accepted is Lisp code and can do what [evaluated
+    /// code](crate::guide::safety) can: boot no core that you do not trust.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self
@@ -247,8 +248,9 @@ impl Builder {
     /// booted, such as a size out of range or no usable core. A saved core can be refused with
     /// [`OtherBuild`](crate::BootError::OtherBuild), [`OtherHeap`](crate::BootError::OtherHeap), or
     /// [`Core`](crate::BootError::Core) if the file is not a saved core, is incomplete, or was changed after the save.
-    /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error about a size or the core,
-    /// another boot may be tried.
+    /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before SBCL's
+    /// runtime is started, such as a size out of range or a missing core, another boot may be tried. If SBCL's runtime or
+    /// the preparation of the image fails, each further boot fails with [`BootFailed`](crate::BootError::BootFailed).
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOT_LOCK.lock();
         let booted = self.boot_with_lock_held();
@@ -395,8 +397,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such function or it fails; [`Error::Conversion`] if its values cannot be
-    /// read as a `T`.
+    /// Returns [`Error::Condition`] if there is no such function or it fails; [`Error::Conversion`] if an argument has no
+    /// Lisp counterpart, or the values cannot be read as a `T`.
     pub fn call<T: FromLisp + Send>(&self, name: &str, arguments: impl Arguments + Sync) -> Result<T, Error> {
         self.enter(|cx| cx.call(name, &arguments))
     }
@@ -473,7 +475,7 @@ impl Lisp {
     /// The name is written as for [`call`](Self::call); a function `(setf name)` receives the new value as its first
     /// argument. The name's package is created if it does not exist. Any package but `COMMON-LISP-USER` exports the name.
     /// Lisp may call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
-    /// collection nor other Lisp threads wait for it. A running function cannot be interrupted before it returns.
+    /// collection nor other Lisp threads wait for it. An interruption waits until the function returns or calls Lisp.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
     /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.

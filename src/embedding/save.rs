@@ -163,9 +163,9 @@ impl Lisp {
     /// Saves the image as a core in the file `path`, which another process of the same program boots with
     /// [`Builder::core`](super::Builder::core).
     ///
-    /// Saving takes 0.9 s with 40 MB of objects and 11 s with 1 GB, while Lisp continues to run. Lisp is stopped only while
-    /// this process is copied (`fork`), for about 3 to 10 ms; the copy does the saving. The calling thread, which may be any
-    /// thread, waits until the file is complete. This function works on Linux only.
+    /// Saving takes about 1 s with 40 MB of objects and about 10 s with 1 GB, while Lisp continues to run. Lisp is stopped
+    /// only while this process is copied (`fork`), usually for 3 to 10 ms; the copy does the saving. The calling thread,
+    /// which may be any thread, waits until the file is complete. This function works on Linux only.
     ///
     /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions and
     /// closures, tables, classes and instances, loaded systems. The core does not contain threads, open files and sockets,
@@ -181,7 +181,7 @@ impl Lisp {
     /// Calls on other threads continue in this process. In the core, these calls are cut off where they were, without
     /// their cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
     /// definitions, changes of packages and of weak or synchronized hash tables, and anything else in
-    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for a few milliseconds. All other changes
+    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for up to two seconds. All other changes
     /// can be cut off midway, whether they affect multiple objects or one hash table. If the core must not contain such a
     /// change half done, hold a lock of your own during the change, and take the same lock to save.
     ///
@@ -216,9 +216,9 @@ impl Lisp {
     /// Returns [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
     /// [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
     /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols or
-    /// define classes without a pause, a thread stays in `without-interrupts`, or a finalizer does not return;
-    /// [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made. After an error, a
-    /// previous file at `path` is unchanged.
+    /// define classes without a pause, a thread stays in `without-interrupts`, a thread in C code holds a lock of the C
+    /// library, or a finalizer does not return; [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before
+    /// the copy is made. After an error, a previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| {

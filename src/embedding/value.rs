@@ -208,8 +208,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if the object has no keys or indices; [`Error::Conversion`] if the entry cannot be read
-    /// as a `T`, or `key` has no Lisp counterpart.
+    /// Returns [`Error::Condition`] if the object has no keys or indices, or is a malformed or circular list in which `key`
+    /// cannot be searched; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key` has no Lisp counterpart.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
         let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()
@@ -253,7 +253,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Conversion`] if the object is a string, or neither a list nor a vector.
+    /// Returns [`Error::Conversion`] if the object is a string, a dotted list, or neither a list nor a vector;
+    /// [`Error::Condition`] if it is a circular list.
     pub fn elements(&self) -> Result<Vec<Self>, Error> {
         self.to()
     }

@@ -114,11 +114,10 @@ pub fn set_tools(tools: &str) -> Result<(), String> {
 /// Serves an MCP client on this program's own image, so that the client can inspect and repair the running
 /// application.
 ///
-/// The client has all tools of the server ([`set_tools`] chooses some) except reset-session and checkpoint, which would
-/// remove the program's own definitions. run-tests lacks the arguments `fresh` and `suspects`, which start the server's
-/// program. The client has a connection of its own ([`Session::connect`](crate::Session::connect)): its error state, held
-/// evaluation and `*package*` affect no other client. The program's calls into Lisp run concurrently with the client's
-/// evaluations.
+/// The client has all tools of the server ([`set_tools`] chooses some) except reset-session and checkpoint. run-tests lacks
+/// the arguments `fresh` and `suspects`, which start the server's program. The client has a connection of its own
+/// ([`Session::connect`](crate::Session::connect)): its error state, held evaluation and `*package*` affect no other client.
+/// The program's calls into Lisp run concurrently with the client's evaluations.
 ///
 /// Anybody who can write to `stream` has all rights of this process, so restrict access to the stream.
 ///

@@ -192,7 +192,7 @@ pub struct FormPosition {
     pub text: String,
 }
 
-/// An error and everything known about it, recorded where it happened.
+/// An error, recorded where it happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorRecord {
     /// The number of the error in the session's history, from 1 (`E1`); 0 before a number is assigned.
@@ -209,7 +209,7 @@ pub struct ErrorRecord {
     /// The slots of the condition.
     pub slots: Vec<Slot>,
     /// The recorded restarts, in the order of `compute-restarts`. If there are very many, some restarts in the middle are
-    /// missing, as gaps in the numbers show. The server itself establishes the last two restarts.
+    /// missing, as gaps in the numbers show. The session itself establishes the last two restarts, `RETRY` and `ABORT`.
     pub restarts: Vec<RestartRecord>,
     /// The recorded frames, innermost first. The middle of a very deep stack is missing, as gaps in the numbers show.
     pub frames: Vec<FrameRecord>,
@@ -338,8 +338,8 @@ pub struct Timing {
     pub bytes_consed: u64,
 }
 
-/// A form that defined something. Evaluating all such forms again, in order and each in its package, restores the
-/// definitions in another image.
+/// A form that defined something. To make its definitions in another image, evaluate such forms again, in order and each in
+/// its package.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DefiningForm {
     /// The text of the form.
@@ -427,7 +427,7 @@ pub struct Outcome {
     pub evaluation: u64,
     /// True if the session keeps the complete outcome, under the number `evaluation`, until newer outcomes replace it.
     pub kept: bool,
-    /// Messages from the server itself.
+    /// Messages about the session, which the evaluated code did not print.
     pub notices: Vec<String>,
     /// Output of threads that outlived their evaluation.
     pub background: Clipped,
@@ -635,7 +635,7 @@ pub struct TestCounts {
     pub failed: u64,
     /// Tests ended by an error.
     pub errors: u64,
-    /// Tests that did not run, or that checked nothing and said why.
+    /// Tests that did not run, that checked nothing and gave a reason, or that failed as expected.
     pub skipped: u64,
     /// The duration of the test run, in milliseconds.
     pub milliseconds: u64,

@@ -75,7 +75,7 @@ pub enum TestStatus {
     Failed,
     /// An error ended the test.
     Error,
-    /// The test did not run, or checked nothing and gave a reason.
+    /// The test did not run, checked nothing and gave a reason, or failed as expected.
     Skipped,
 }
 

@@ -126,7 +126,7 @@ impl Page {
         Self { evaluation, part, text: page, from, total: length(text) as u64, omitted }
     }
 
-    /// Shortens the page so that its report has at most `max` characters.
+    /// Shortens the page so that its report has at most `max` characters, or only the text that every report has.
     #[must_use]
     pub fn fitted(mut self, max: usize) -> Self {
         loop {

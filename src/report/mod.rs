@@ -1,7 +1,7 @@
 //! Reports: outcomes as the text that a client reads.
 //!
-//! The functions here have no side effects. Text from Lisp is escaped wherever it could be mistaken for one of the
-//! report's own markers.
+//! The functions here have no side effects. Output, messages and names from Lisp are escaped where they could be mistaken
+//! for one of the report's own markers. Printed values of evaluations are not escaped.
 
 #[cfg(feature = "mcp")]
 mod calls;

@@ -117,8 +117,8 @@ impl Session {
     /// Boots SBCL in this process and starts a session with it, which takes 10 to 30 ms.
     ///
     /// # Errors
-    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted or tried to
-    /// boot an image, or the system refuses memory, a library or a thread.
+    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has already booted an image or
+    /// failed to start SBCL, or the system refuses memory, a library or a thread.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
         Self::start_for_program(image, limits, None)
     }
@@ -143,16 +143,18 @@ impl Session {
     /// Evaluates and waits for the outcome.
     ///
     /// Where the call would wait for itself, it evaluates nothing and returns an error of kind `DEADLOCK` at once: in a
-    /// Rust function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook
-    /// of [`Builder`](crate::Builder). There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or
-    /// [`submit`](Self::submit) the code.
+    /// Rust function that a foreground evaluation of this session called, in a `reply` closure that an evaluation thread of
+    /// Lisp calls, and in a stream or warning hook of [`Builder`](crate::Builder). In a Rust function or a `reply`, call
+    /// Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or [`submit`](Self::submit) the code; in a stream or hook, only
+    /// the latter.
     ///
     /// A background evaluation may wait for another evaluation. The call returns a `DEADLOCK` error only if the
     /// background is full and all evaluations there would wait for evaluations that cannot begin or end. When the
     /// waiting evaluation is interrupted, for instance by its time limit, the awaited evaluation is cancelled.
     ///
     /// Only the calling thread is checked. A deadlock through *another* thread, of Rust or Lisp, is not detected: if an
-    /// evaluation waits for a thread that itself waits for this function, neither ends.
+    /// evaluation waits for a thread that itself waits for this function, neither ends before the evaluation is interrupted,
+    /// for example by its time limit. An interruption does not end a wait in Rust code.
     ///
     /// In a child process after `fork`, which has no Lisp threads, the outcome is an error of kind `FORKED`.
     #[must_use]
@@ -484,10 +486,10 @@ impl Session {
         self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), RequestBody::Inspect(inspection))
     }
 
-    /// Removes all definitions made since the image was booted, and clears the error state. The limits stay. The reset
-    /// waits for its turn in the queue of evaluations. Functions that the program defined by
-    /// [`Lisp::define`](crate::Lisp::define) and code that the program loaded are removed, too: no call of the program
-    /// may use them during the reset.
+    /// Removes the functions, macros, variables, types, classes, methods and packages defined since the image was booted,
+    /// and clears the error state. The limits stay. The reset waits for its turn in the queue of evaluations. Functions that
+    /// the program defined by [`Lisp::define`](crate::Lisp::define) and code that the program loaded are removed, too: no
+    /// call of the program may use them during the reset.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
         let body = RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
@@ -500,7 +502,8 @@ impl Session {
         *self.inner.limits.lock()
     }
 
-    /// Sets the limits of future evaluations.
+    /// Sets the limits of future evaluations. The hold's time limit and the grace period of cleanup forms also apply to
+    /// evaluations that already run.
     pub fn set_limits(&self, limits: Limits) {
         *self.inner.limits.lock() = limits;
         if let Some(observer) = self.inner.observer.get() {

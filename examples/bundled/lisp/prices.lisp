@@ -10,6 +10,6 @@
       (error "There is no ~A." article)))
 
 (defun total (order)
-  "Return the price of ORDER, a list of lists of an article and how many, in cents. From three on the third is free."
+  "Return the price of ORDER in cents. ORDER is a list of lists (ARTICLE COUNT). Every third piece of an article is free."
   (loop for (article count) in order
         sum (* (price article) (- count (floor count 3)))))

@@ -1,8 +1,8 @@
 //! A demonstration of the server from an MCP client's side: `make demo`, or
 //! `cargo run -p demo -- PATH-OF-SBCL-MCP`.
 //!
-//! The program starts the binary, speaks MCP over its stdin and stdout, prints each request and its answer, and fails if
-//! an answer lacks the expected text.
+//! The program starts the binary, speaks MCP over its stdin and stdout, prints each tool call and its answer, and fails if
+//! an answer lacks an expected text.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
