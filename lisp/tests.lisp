@@ -127,6 +127,9 @@ b| ()) (defvar *changed* 1))"))
 (define-test evaluating-a-form-pushes-its-value
   (expect "3" (getf (evaluation-results "(+ 1 2)") :value)))
 
+(define-test a-text-of-exactly-the-limit-has-no-ellipsis
+  (expect '("(1 2)" "(1 2…") (list (bounded-prin1-text '(1 2) 5) (bounded-prin1-text '(1 2) 4))))
+
 (define-test standard-output-and-error-output-are-reported-separately
   (let ((result (evaluation-results "(progn (princ :out) (princ :err *error-output*) (terpri) 1)")))
     (expect (format nil "OUT~%") (getf result :stdout))

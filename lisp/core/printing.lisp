@@ -123,9 +123,9 @@ of PUSH-TEXT, which is :ENOUGH when the limit is reached."
 (defun bounded-prin1-text (object limit)
   "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
 more; or a substitute when OBJECT cannot be printed."
-  (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
+  (multiple-value-bind (text result) (bounded-text (1+ limit) (lambda (stream) (prin1 object stream)))
     (cond ((null result) text)
-          ((eq result :enough) (concatenate 'string text "…"))
+          ((eq result :enough) (concatenate 'string (subseq text 0 limit) "…"))
           (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
 
 (defun push-unprintable (kind object)
