@@ -276,8 +276,7 @@ mod tests {
 
     #[test]
     fn a_crash_message_says_what_happened_and_what_is_lost() {
-        let stuck =
-            failed_outcome(CANCELLED, "The evaluation was cancelled; changes it had already made remain.".to_owned());
+        let stuck = failed_outcome(CANCELLED, "The evaluation was cancelled".to_owned());
         let crash = CrashReport {
             cause: "did not respond to an interrupt and was terminated".to_owned(),
             in_flight: true,

@@ -620,6 +620,7 @@ impl RecoveryState {
         {
             self.restorable.retain(|entry| entry.checkpoint.file != checkpoint.file);
             *restore = RequestedRestore::Failed { name: checkpoint.name.clone(), reason };
+            self.replay = ReplayPolicy::default();
         }
     }
 
