@@ -28,11 +28,13 @@ const UNFINISHED_LIMIT: u32 = 5;
 /// Limit for a worker that has not finished its start or the replay of definitions. A check counts unless the form
 /// that is being replayed still has time left.
 const UNREADY_LIMIT: u32 = 45;
+/// The shortest time between two checks of such a worker. However short the interval, a slow machine can boot SBCL.
+const UNREADY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The watchdog of one worker process.
 #[derive(Debug, Default)]
 pub(super) struct Watchdog {
-    /// The time between two checks while a client waits for the worker.
+    /// The time between two checks while a client waits for a worker that is ready.
     pub(super) interval: Duration,
     /// The time of the last check.
     last_check: Option<Instant>,
@@ -60,7 +62,8 @@ impl Watchdog {
     /// Checks the worker if the interval has passed. Returns the crash to record if the worker must be ended.
     /// `is_serving` is false while the server shuts down: the worker then need not read its input or write answers.
     pub(super) fn check(&mut self, worker: &WorkerProcess, requests: &mut Requests, is_serving: bool) -> Option<Crash> {
-        if self.last_check.get_or_insert_with(Instant::now).elapsed() < self.interval {
+        let interval = if worker.replayed { self.interval } else { self.interval.max(UNREADY_INTERVAL) };
+        if self.last_check.get_or_insert_with(Instant::now).elapsed() < interval {
             return None;
         }
         self.last_check = Some(Instant::now());

@@ -296,7 +296,7 @@ fn late_answer_or_cancellation_of_a_question_acts_on_no_other_evaluation(mode: M
 
 #[apply(both_modes)]
 fn question_that_expires_while_another_request_resumes_the_evaluation_reports_the_result(mode: Mode) {
-    let arguments = ["--hold", "2", "--watch-interval", "20"];
+    let arguments = ["--hold", "2", "--watch-interval", "100"];
     let mut server = elicitation_server_with(mode, &arguments, &json!({"elicitation": {}}));
     let call = post_asking(&mut server, "(restart-case (error \"boo\") (take () (sleep 3) :resumed))");
     next_question(&mut server);
@@ -374,10 +374,11 @@ fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
 #[test]
 fn a_long_evaluation_that_waited_for_the_users_choice_keeps_its_image() {
     let capabilities = json!({"elicitation": {}});
-    let mut server = elicitation_server_with(Mode::Supervised, &["--watch-interval", "20"], &capabilities);
+    // The supervisor ends a worker that runs nothing for 20 checks, here two seconds, although a client waits.
+    let mut server = elicitation_server_with(Mode::Supervised, &["--watch-interval", "100"], &capabilities);
     let asking = post_asking(&mut server, CODE);
     let (id, params) = next_question(&mut server);
-    let waiting = server.post_call("evaluate-lisp", json!({"code": "(loop repeat 10 do (sleep 0.1))"}));
+    let waiting = server.post_call("evaluate-lisp", json!({"code": "(loop repeat 30 do (sleep 0.1))"}));
     server.request("ping", json!({}));
     reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "1"));
     assert!(server.outcome(asking).0.ends_with("=> (1 :END)"));
@@ -402,7 +403,7 @@ fn a_call_that_waits_for_the_users_choice_runs_when_the_choice_ends_the_image() 
 #[apply(both_modes)]
 fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) {
     let mut server =
-        elicitation_server_with(mode, &["--hold", "0.3", "--watch-interval", "20"], &json!({"elicitation": {}}));
+        elicitation_server_with(mode, &["--hold", "0.3", "--watch-interval", "100"], &json!({"elicitation": {}}));
     let first = post_asking(&mut server, CODE);
     let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
     next_question(&mut server);

@@ -722,7 +722,7 @@ fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate(
 
 #[test]
 fn request_at_which_two_workers_stopped_is_answered_and_not_repeated() {
-    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    let mut server = Server::start_with(&["--watch-interval", "100"]);
     server.initialize("2025-11-25");
     // SIGSTOP. Reading the definition again stops nothing; expanding the macro stops the worker.
     server.evaluate(

@@ -599,7 +599,9 @@ fn export_command_writes_definitions_loadable_by_bare_sbcl() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Kills all processes that use this state directory.
+/// Kills all processes that use this state directory. They are stopped first, and killed in the reverse order of their
+/// start, so that no worker sees the end of its supervisor, whereupon it would begin to save the session, and no
+/// supervisor sees the end of its worker.
 fn kill_all(state: &StateDirectory) {
     let mark = format!("XDG_STATE_HOME={}\0", state.directory.display());
     loop {
@@ -613,7 +615,8 @@ fn kill_all(state: &StateDirectory) {
         if found.is_empty() {
             return;
         }
-        let _ = Command::new("kill").arg("-KILL").args(found).output();
+        let _ = Command::new("kill").arg("-STOP").args(&found).output();
+        let _ = Command::new("kill").arg("-KILL").args(found.iter().rev()).output();
     }
 }
 

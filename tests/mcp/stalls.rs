@@ -807,7 +807,7 @@ fn garbage_collection_by_another_thread_delays_no_request(mode: Mode) {
 /// The watchdog must not take the deadline of a query for the deadline of the evaluation that runs beside it.
 #[test]
 fn query_that_times_out_does_not_end_a_running_evaluation() {
-    let mut server = Server::start_with(&["--watch-interval", "20", "--cleanup", "0.5"]);
+    let mut server = Server::start_with(&["--watch-interval", "100", "--cleanup", "0.5"]);
     server.initialize("2025-11-25");
     server.evaluate("(defmacro stuck () (loop))");
     let end = server.home().join("end");
@@ -905,7 +905,7 @@ fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mod
 /// The watchdog must not take an inspection within its time limit for a stall.
 #[test]
 fn inspection_that_times_out_loses_no_data() {
-    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    let mut server = Server::start_with(&["--watch-interval", "100"]);
     server.initialize("2025-11-25");
     server.evaluate("(defmacro stuck () (loop)) (defvar *kept* 1) (setf *kept* 2)");
     let failed = call_err(&mut server, "macroexpand", json!({"form": "(stuck)"}));

@@ -97,11 +97,12 @@ fn new_evaluation_releases_the_held_evaluation_with_a_notice(mode: Mode) {
 
 #[test]
 fn a_long_release_before_the_next_evaluation_keeps_the_image() {
-    let mut server = Server::start_with(&["--cleanup", "20", "--watch-interval", "20"]);
+    // The supervisor ends a worker that runs nothing for 20 checks, here four seconds, although a client waits.
+    let mut server = Server::start_with(&["--cleanup", "20", "--watch-interval", "200"]);
     server.initialize("2025-06-18");
     server.evaluate("(defvar *x* 1)");
     server.evaluate("(setf *x* 2)");
-    hold(&mut server, "(unwind-protect (error \"x\") (loop repeat 10 do (sleep 0.1)))");
+    hold(&mut server, "(unwind-protect (error \"x\") (loop repeat 50 do (sleep 0.1)))");
     assert_eq!(server.evaluate("*x*"), format!("{RELEASED}=> 2"));
 }
 

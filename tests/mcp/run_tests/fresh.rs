@@ -276,8 +276,8 @@ fn slow_fresh_image_is_not_ended_by_the_watchdog() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
-    // The test takes a hundred intervals of the watchdog.
-    let mut server = libraries::start_with(&["--watch-interval", "20"]);
+    // The test takes forty intervals of the watchdog.
+    let mut server = libraries::start_with(&["--watch-interval", "50"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     server.evaluate("(progn (make-package :session) (defvar *kept* 1))");
