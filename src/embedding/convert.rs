@@ -991,8 +991,8 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // The capacity is limited, so that a large count alone does not make this function allocate much memory.
-        let mut items = Self::with_capacity(count.min(1 << 16));
+        // At most 1 MiB is reserved, because it may turn out that the elements cannot be read as `T`.
+        let mut items = Self::with_capacity(count.min((1 << 20) / size_of::<T>().max(1)));
         for index in 0..count {
             items.push(reader.read().map_err(|error| error.with_outer_place(|| format!("element {index}")))?);
         }

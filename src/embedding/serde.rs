@@ -417,7 +417,8 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some((*self.left).min(1 << 16))
+        // A visitor may reserve memory for this number of elements before it reads one, however large their type is.
+        Some((*self.left).min(1 << 10))
     }
 }
 

@@ -478,6 +478,39 @@ fn serde_refuses_objects_that_the_rust_type_has_no_room_for() {
     assert_eq!(lists, [Lenient(None), Lenient(Some((4, 5)))]);
 }
 
+/// The size hint of a sequence.
+struct SizeHint(Option<usize>);
+
+impl<'de> serde::Deserialize<'de> for SizeHint {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = SizeHint;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut elements: A) -> Result<SizeHint, A::Error> {
+                let hint = elements.size_hint();
+                while elements.next_element::<serde::de::IgnoredAny>()?.is_some() {}
+                Ok(SizeHint(hint))
+            }
+        }
+
+        deserializer.deserialize_seq(Visitor)
+    }
+}
+
+#[test]
+fn serde_size_hint_of_a_long_list_is_limited() {
+    for (length, hint) in [(0, 0), (100, 100), (100_000, 1024)] {
+        let code = format!("(make-list {length} :initial-element 7)");
+        assert_eq!(lisp().eval::<sbcl::Serde<SizeHint>>(&code).unwrap().0.0, Some(hint), "{length}");
+    }
+}
+
 #[test]
 fn serde_map_keys_of_a_recursive_type_are_a_conversion_error() {
     #[derive(Debug, PartialEq, Eq, Hash, serde::Deserialize)]
