@@ -267,6 +267,17 @@ fn circular_list_is_an_error_for_len_get_and_to() {
 }
 
 #[test]
+fn index_beyond_a_list_is_none_or_for_a_dotted_list_a_type_error() {
+    let lisp = lisp();
+    let (proper, dotted): (Value, Value) = lisp.eval("(values (list 1 2) (list* 1 2 3))").unwrap();
+    assert_eq!((proper.get::<i64>(1).unwrap(), dotted.get::<i64>(1).unwrap()), (Some(2), Some(2)));
+    for index in [2, 9_999, 10_000, 10_001, u64::from(u32::MAX), 1 << 62, u64::MAX] {
+        assert_eq!(proper.get::<i64>(index).unwrap(), None, "{index}");
+        assert!(condition(dotted.get::<i64>(index).unwrap_err()).is("type-error"), "{index}");
+    }
+}
+
+#[test]
 fn value_is_printed_in_full_up_to_the_character_limit() {
     let numbers: Vec<i64> = (0..100).collect();
     let text = format!("({})", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(" "));
