@@ -267,6 +267,16 @@ fn circular_list_is_an_error_for_len_get_and_to() {
 }
 
 #[test]
+fn vector_displaced_to_a_vector_that_became_shorter_is_an_error_that_says_so() {
+    let code = "(let* ((whole (make-array 10 :adjustable t :initial-element 1))
+                       (part (make-array 5 :displaced-to whole :displaced-index-offset 5)))
+                  (adjust-array whole 2)
+                  part)";
+    let error = lisp().eval::<Vec<i64>>(code).unwrap_err().to_string();
+    assert!(error.contains("displaced to a vector that became shorter"), "{error}");
+}
+
+#[test]
 fn index_beyond_a_list_is_none_or_for_a_dotted_list_a_type_error() {
     let lisp = lisp();
     let (proper, dotted): (Value, Value) = lisp.eval("(values (list 1 2) (list* 1 2 3))").unwrap();
