@@ -357,6 +357,7 @@ pub mod what_ends_the_process {
     //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 288 KiB of the control stack besides its guard pages, and (on x86-64) 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion) |
     //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | `apply` spreads a list whose elements take more than half of the control stack (with its default size, some 16 million elements) over the arguments of a function that copies them on the stack, such as `values` | the stack pointer skips the guard pages: a memory fault, a hang, or SBCL ends the process with status 86. If [`call`](crate::Lisp::call) itself has so many arguments, it returns a `storage-condition` |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
     //! | a Rust function calls Lisp when less than 16 KiB of the stack are left, not counting the guard pages | [`Error::CannotCall`](crate::Error::CannotCall) |
     //! | garbage is collected while code on a Lisp thread runs on another stack, as in a coroutine of `corosensei` or the closure of `stacker::grow` | SBCL ends the process with status 86 |

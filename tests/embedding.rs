@@ -144,6 +144,21 @@ fn values_and_arguments_larger_than_the_stack_do_not_kill_the_process() {
 }
 
 #[test]
+fn reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them() {
+    let name = "reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().threads(1).boot().expect("SBCL boots");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
+    // The elements of the requested type would take 512 MiB.
+    limit_memory(Some(128 << 20));
+    let error = lisp.eval::<Vec<[f64; 1024]>>("(make-list 65536)").expect_err("the elements are nil");
+    assert!(matches!(error, Error::Conversion(_)), "{error:?}");
+}
+
+#[test]
 fn cleanup_time_is_clamped_to_one_day() {
     let name = "cleanup_time_is_clamped_to_one_day";
     if is_child(name) {
@@ -342,11 +357,16 @@ fn signals_during_boot_do_not_change_host_signal_masks() {
 /// If `none` is true, limits the address space of this process so that it is too small for the stacks of another thread;
 /// otherwise removes the limit.
 fn leave_no_room_for_threads(none: bool) {
+    limit_memory(none.then_some(1 << 20));
+}
+
+/// Limits the address space of this process to `more` bytes beyond what it has now. `None` removes the limit.
+fn limit_memory(more: Option<u64>) {
     let status = std::fs::read_to_string("/proc/self/status").expect("it can be read");
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
     let kilobytes: u64 = size.and_then(|size| size.parse().ok()).expect("a size");
-    let room = if none { (kilobytes << 10) + (1 << 20) } else { libc::RLIM_INFINITY };
-    let limit = libc::rlimit { rlim_cur: room, rlim_max: libc::RLIM_INFINITY };
+    let bytes = more.map_or(libc::RLIM_INFINITY, |more| (kilobytes << 10) + more);
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: setrlimit(2) reads a valid `rlimit`.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
 }

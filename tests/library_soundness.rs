@@ -375,6 +375,68 @@ fn non_utf8_path_in_a_struct_is_a_conversion_error_naming_the_field() {
     assert!(lisp.function("list").expect("a function").call::<()>([Serde(job())]).is_err());
 }
 
+/// A value whose serialization panics.
+struct Panics;
+
+impl serde::Serialize for Panics {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        std::panic::resume_unwind(Box::new("on purpose"))
+    }
+}
+
+/// A value whose serialization ignores that a part fails. Its number selects the container and the failure.
+struct Careless(usize);
+
+impl serde::Serialize for Careless {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::{SerializeMap as _, SerializeStruct as _, SerializeTuple as _};
+        match self.0 {
+            0 => {
+                let mut fields = serializer.serialize_struct("Careless", 2)?;
+                assert!(fields.serialize_field("source", &job()).is_err());
+                fields.serialize_field("next", &1)?;
+                fields.end()
+            }
+            1 => {
+                let mut fields = serializer.serialize_struct("Careless", 2)?;
+                assert!(catch_unwind(AssertUnwindSafe(|| fields.serialize_field("source", &Panics))).is_err());
+                fields.serialize_field("next", &1)?;
+                fields.end()
+            }
+            2 => {
+                let mut fields = serializer.serialize_struct("Careless", 2)?;
+                fields.serialize_field("next", &1)?;
+                assert!(fields.serialize_field("Next", &2).is_err());
+                fields.end()
+            }
+            3 => {
+                let mut entries = serializer.serialize_map(None)?;
+                for number in [1, 2] {
+                    assert!(entries.serialize_key(&job()).is_err());
+                    entries.serialize_value(&number)?;
+                }
+                entries.end()
+            }
+            _ => {
+                let mut elements = serializer.serialize_tuple(2)?;
+                assert!(elements.serialize_element(&job()).is_err());
+                elements.serialize_element(&1)?;
+                elements.end()
+            }
+        }
+    }
+}
+
+#[test]
+fn serialize_implementation_that_ignores_an_error_writes_nothing() {
+    let lisp = lisp();
+    for number in 0..5 {
+        let error = lisp.value(Serde(Careless(number))).expect_err("a part is missing");
+        assert!(matches!(error, Error::Conversion(_)), "{number}: {error:?}");
+        assert!(error.to_string().contains("ignored that a part could not be written"), "{number}: {error}");
+    }
+}
+
 #[test]
 fn unconvertible_result_of_a_rust_function_is_a_host_error() {
     let lisp = lisp();

@@ -735,22 +735,23 @@ can also be a hash table. Signal an error for any other object."
                 (values nil nil)))
     (list
      ;; In a circular list, a search for a key would never end, and counting to a large index would take too long.
-     (unless (or (typep key '(integer 0 10000))
-                 (list-extent object))
-       (error "The list contains itself: its elements can be found only by an index up to 10000."))
-     (cond ((typep key 'index)
-            (let ((rest (nthcdr key object)))
-              (values (car rest) (and rest t))))
-           ;; An integer is never a key.
-           ((integerp key)
-            (values nil nil))
-           ((consp (first object))
-            (let ((entry (assoc key object :test #'equal)))
-              (values (cdr entry) (and entry t))))
-           (t
-            (multiple-value-bind (indicator value tail) (get-properties object (list key))
-              (declare (ignore indicator))
-              (values value (and tail t))))))
+     (let ((limit (if (typep key '(integer 0 10000)) key (list-extent object))))
+       (unless limit
+         (error "The list contains itself: its elements can be found only by an index up to 10000."))
+       (cond ((typep key 'unsigned-byte)
+              ;; NTHCDR or CAR signals an error for an index beyond a dotted list.
+              (let ((rest (nthcdr (min key limit) object)))
+                (values (car rest) (and rest t))))
+             ;; An integer is never a key.
+             ((integerp key)
+              (values nil nil))
+             ((consp (first object))
+              (let ((entry (assoc key object :test #'equal)))
+                (values (cdr entry) (and entry t))))
+             (t
+              (multiple-value-bind (indicator value tail) (get-properties object (list key))
+                (declare (ignore indicator))
+                (values value (and tail t)))))))
     (t (error 'type-error :datum object :expected-type '(or list vector hash-table)))))
 
 (defun objects-as-values (&rest objects)

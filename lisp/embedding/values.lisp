@@ -240,11 +240,12 @@ compiler that its END is within DATA, so the compiler would fold an inline compa
 (defmacro with-vector-data ((data start end) vector &body body)
   "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, and START and END to the bounds of
 the elements in DATA. DATA is pinned meanwhile. Signal an error unless the bounds lie within DATA: another thread may adjust
-VECTOR at any time, even between two reads of its header."
+VECTOR at any time, even between two reads of its header, and a vector to which VECTOR is displaced may have become shorter."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
-         (error "Another thread adjusted a vector while it was being read: guard the vector with a lock."))
+         (error "The elements of a vector lie outside its memory: either another thread adjusted the vector while it was ~
+                 being read, so guard the vector with a lock; or it is displaced to a vector that became shorter."))
        ,@body)))
 
 (defun put-string (buffer string)

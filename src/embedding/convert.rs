@@ -159,10 +159,13 @@ impl<'m> Reader<'m> {
         if self.cx.context().has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
-    /// Reads the next object.
+    /// Reads the next object. If it cannot be read as a `T`, the next read starts at the object that follows.
+    ///
+    /// An implementation of [`FromLisp::from_lisp`] should read one object. A second read would read the object that
+    /// follows, such as the next element of the enclosing list, or `nil` if no object follows.
     ///
     /// # Errors
-    /// Returns an error if the object cannot be read as a `T`.
+    /// Returns an error if the object cannot be read as a `T`, or the stack has no room for one more level.
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
@@ -991,8 +994,8 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // The capacity is limited, so that a large count alone does not make this function allocate much memory.
-        let mut items = Self::with_capacity(count.min(1 << 16));
+        // At most 1 MiB is reserved, because it may turn out that the elements cannot be read as `T`.
+        let mut items = Self::with_capacity(count.min((1 << 20) / size_of::<T>().max(1)));
         for index in 0..count {
             items.push(reader.read().map_err(|error| error.with_outer_place(|| format!("element {index}")))?);
         }

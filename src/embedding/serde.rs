@@ -417,7 +417,8 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some((*self.left).min(1 << 16))
+        // A visitor may reserve memory for this number of elements before it reads one, however large their type is.
+        Some((*self.left).min(1 << 10))
     }
 }
 
@@ -550,14 +551,20 @@ struct CompoundSerializer<'w, 'm> {
     is_table: bool,
     /// The Lisp names of a struct's fields written so far.
     fields: HashSet<String>,
+    /// False if a part is missing, because writing it failed or panicked.
+    is_intact: bool,
 }
 
 impl CompoundSerializer<'_, '_> {
     fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), SerdeError> {
+        // A Serialize implementation may ignore an error or a panic. Without the part, the other parts would be shifted.
+        let was_intact = std::mem::replace(&mut self.is_intact, false);
         let mut writer = Writer(&mut self.written);
         Serializer(&mut writer)
             .serialize_nested(value)
-            .map_err(|SerdeError(error)| SerdeError(error.with_outer_place(place)))
+            .map_err(|SerdeError(error)| SerdeError(error.with_outer_place(place)))?;
+        self.is_intact = was_intact;
+        Ok(())
     }
 
     fn add_element(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
@@ -575,6 +582,7 @@ impl CompoundSerializer<'_, '_> {
     fn add_field(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
         let lisp = self.add_name(name);
         if let Some(lisp) = self.fields.replace(lisp) {
+            self.is_intact = false;
             let found = format!("two fields named :{}", lisp.to_lowercase());
             return Err(ConversionError::new("a struct whose field names become different keywords", found).into());
         }
@@ -582,7 +590,10 @@ impl CompoundSerializer<'_, '_> {
     }
 
     fn finish(self) -> Result<(), SerdeError> {
-        let Self { writer, written, is_table, .. } = self;
+        let Self { writer, written, is_table, is_intact, .. } = self;
+        if !is_intact {
+            return Err(ser::Error::custom("its Serialize implementation ignored that a part could not be written"));
+        }
         let write = |writer: &mut Writer<'_>| {
             writer.0.append(written);
             Ok(())
@@ -598,6 +609,7 @@ impl<'w, 'm> Serializer<'w, 'm> {
             written: message::MessageWriter::new(),
             is_table: false,
             fields: HashSet::new(),
+            is_intact: true,
         }
     }
 

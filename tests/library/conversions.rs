@@ -267,6 +267,27 @@ fn circular_list_is_an_error_for_len_get_and_to() {
 }
 
 #[test]
+fn vector_displaced_to_a_vector_that_became_shorter_is_an_error_that_says_so() {
+    let code = "(let* ((whole (make-array 10 :adjustable t :initial-element 1))
+                       (part (make-array 5 :displaced-to whole :displaced-index-offset 5)))
+                  (adjust-array whole 2)
+                  part)";
+    let error = lisp().eval::<Vec<i64>>(code).unwrap_err().to_string();
+    assert!(error.contains("displaced to a vector that became shorter"), "{error}");
+}
+
+#[test]
+fn index_beyond_a_list_is_none_or_for_a_dotted_list_a_type_error() {
+    let lisp = lisp();
+    let (proper, dotted): (Value, Value) = lisp.eval("(values (list 1 2) (list* 1 2 3))").unwrap();
+    assert_eq!((proper.get::<i64>(1).unwrap(), dotted.get::<i64>(1).unwrap()), (Some(2), Some(2)));
+    for index in [2, 9_999, 10_000, 10_001, u64::from(u32::MAX), 1 << 62, u64::MAX] {
+        assert_eq!(proper.get::<i64>(index).unwrap(), None, "{index}");
+        assert!(condition(dotted.get::<i64>(index).unwrap_err()).is("type-error"), "{index}");
+    }
+}
+
+#[test]
 fn value_is_printed_in_full_up_to_the_character_limit() {
     let numbers: Vec<i64> = (0..100).collect();
     let text = format!("({})", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(" "));
@@ -476,6 +497,39 @@ fn serde_refuses_objects_that_the_rust_type_has_no_room_for() {
     // The objects that are refused do not shift the next object.
     let lists = lisp.eval::<sbcl::Serde<Vec<Lenient<(i64, i64)>>>>("'((1 2 3) (4 5))").unwrap().0;
     assert_eq!(lists, [Lenient(None), Lenient(Some((4, 5)))]);
+}
+
+/// The size hint of a sequence.
+struct SizeHint(Option<usize>);
+
+impl<'de> serde::Deserialize<'de> for SizeHint {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = SizeHint;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut elements: A) -> Result<SizeHint, A::Error> {
+                let hint = elements.size_hint();
+                while elements.next_element::<serde::de::IgnoredAny>()?.is_some() {}
+                Ok(SizeHint(hint))
+            }
+        }
+
+        deserializer.deserialize_seq(Visitor)
+    }
+}
+
+#[test]
+fn serde_size_hint_of_a_long_list_is_limited() {
+    for (length, hint) in [(0, 0), (100, 100), (100_000, 1024)] {
+        let code = format!("(make-list {length} :initial-element 7)");
+        assert_eq!(lisp().eval::<sbcl::Serde<SizeHint>>(&code).unwrap().0.0, Some(hint), "{length}");
+    }
 }
 
 #[test]
