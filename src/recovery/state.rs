@@ -511,9 +511,9 @@ impl RecoveryState {
     /// advances the replay: a poisoned form is left out, a first form is recorded as possibly poisoned, or the
     /// recorded form has fewer tries left.
     ///
-    /// If a restore is pending and its checkpoint is not tried again, the restore has failed. If the lost image was to replace
-    /// another image at the request of a call, the state contains a crash only if a form is left out: otherwise the next
-    /// image reports the reset or restore, as the lost image would have done.
+    /// If a restore is pending and its checkpoint is not tried again, the restore has failed. If the lost image was to
+    /// replace another image at the request of a call, the state contains a crash only if a form is left out: otherwise
+    /// the next image reports the reset or restore, as the lost image would have done.
     pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         self.raise_counters(&last);

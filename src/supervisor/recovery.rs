@@ -257,6 +257,15 @@ impl RecoveryRecord {
         }
     }
 
+    /// Completes a pending restore at the end of the server, so that the next server continues from the checkpoint. No
+    /// image has booted the checkpoint, but its core must be intact.
+    pub(super) fn complete_restore_at_end(&mut self) {
+        let requested = self.state.requested_checkpoint();
+        if requested.is_some_and(|checkpoint| self.checkpoints.is_bootable(checkpoint)) {
+            self.record_replay(&[]);
+        }
+    }
+
     /// Records the crash of a worker. `replayed` is true when the worker had replayed its definitions. Returns true
     /// when the crash advances the replay, for instance because a poisoned form is now left out.
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, replayed: bool, crash: &Crash) -> bool {
@@ -609,6 +618,29 @@ mod tests {
         assert_eq!(logged_files(), [saved.file]);
         recovery.record_crash(&status, false, &Crash::new("died"));
         assert!(logged_files().is_empty());
+    }
+
+    #[test]
+    fn a_restore_that_is_pending_at_the_end_of_the_server_is_part_of_the_log() {
+        let checkpoints = TestCheckpoints::new("end");
+        let (mut recovery, status) = session(&checkpoints);
+        let directory = start_log(&mut recovery);
+        recovery.record(defined("(f)"));
+        let saved = checkpoints.add("mine", 1, 10);
+        recovery.record(saving(&*saved.file));
+        recovery.record(SessionEvent::Saved(Box::new(saved.clone())));
+        recovery.record(defined("(g)"));
+        let logged_forms = || log::load(&directory).expect("a log").state.definitions().count();
+        recovery.request_restore(&status, 0, saved.clone(), Vec::new());
+        assert_eq!(logged_forms(), 2);
+        recovery.complete_restore_at_end();
+        assert_eq!(logged_forms(), 1);
+        // Without the checkpoint, the definitions stay.
+        recovery.record(defined("(h)"));
+        recovery.request_restore(&status, 0, saved.clone(), Vec::new());
+        checkpoints.0.delete(&saved).expect("it is there");
+        recovery.complete_restore_at_end();
+        assert_eq!(logged_forms(), 2);
     }
 
     #[test]
