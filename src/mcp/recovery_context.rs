@@ -103,6 +103,11 @@ impl RecoveryContext {
         let ReplacementMessages { requested_by, notices, reset, .. } = messages;
         if *requested_by == connection {
             notices.iter().for_each(|notice| session.add_notice(notice.clone()));
+            // The answer to the restore withdraws the notice. If that call was cancelled, the client's next answer has
+            // the notice. After a crash, an earlier image has already reported the restore.
+            if let (None, Some(Err(reason))) = (&messages.crash, &messages.restore) {
+                session.add_notice(reason.clone());
+            }
         } else if let Some(reset) = reset {
             session.notify(reset.clone());
         }

@@ -511,8 +511,9 @@ impl RecoveryState {
     /// advances the replay: a poisoned form is left out, a first form is recorded as possibly poisoned, or the
     /// recorded form has fewer tries left.
     ///
-    /// If a restore is pending and its checkpoint is not tried again, the restore has failed, and the state contains no
-    /// crash: the call that requested the restore reports the failure.
+    /// If a restore is pending and its checkpoint is not tried again, the restore has failed. If the lost image was to
+    /// replace another image at the request of a call, the state contains a crash only if a form is left out: otherwise
+    /// the next image reports the reset or restore, as the lost image would have done.
     pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         self.raise_counters(&last);
@@ -537,6 +538,7 @@ impl RecoveryState {
             }
             self.continued_session = None;
         } else {
+            let is_requested = self.crash.is_none() && self.replacement.is_some();
             // If the lost image was itself recovering from a crash, that crash is kept, since no client has seen it yet.
             report = self.crash.take().unwrap_or(report);
             let is_restore = self.requested_checkpoint().is_some();
@@ -554,9 +556,11 @@ impl RecoveryState {
                 }
                 ReplayDecision::PreviousCheckpoint if is_restore => {
                     self.fail_restore(format!("its image {}", crash.cause));
-                    return false;
                 }
                 ReplayDecision::PreviousCheckpoint => drop(self.restorable.pop_back()),
+            }
+            if is_requested && report.poisoned.is_empty() {
+                return progress;
             }
         }
         self.crash = Some(report);
@@ -1002,6 +1006,30 @@ mod tests {
         // The failed restore has discarded no evaluations.
         let last = LastStatus { evaluations: 4, ..LastStatus::default() };
         assert_eq!(restore(&mut state, checkpoint(), &last, None), 3);
+    }
+
+    #[test]
+    fn an_image_that_is_lost_while_it_replaces_another_by_request_is_no_crash_unless_a_form_is_left_out() {
+        let mut restored = with_pending_restore();
+        let mut reset = with_pending_restore();
+        reset.record_reset(&LastStatus::default(), reset_or_restore());
+        let killed = Crash::new("was killed").possibly_external();
+        for state in [&mut restored, &mut reset] {
+            assert!(!state.record_crash(LastStatus::default(), false, &killed));
+            assert!(state.crash.is_none());
+        }
+        assert_eq!(next_image(&mut restored), (Some("x".to_owned()), Vec::new()));
+        let mut failed = with_pending_restore();
+        failed.fail_restore("its file is missing".to_owned());
+        let at_first = LastStatus { replaying: Some(0), ..LastStatus::default() };
+        assert!(failed.record_crash(at_first.clone(), false, &Crash::new("died")));
+        assert!(failed.crash.is_none());
+        assert!(failed.record_crash(at_first, false, &Crash::new("died")));
+        assert_eq!(failed.crash.expect("a form is left out").poisoned[0].form.code, "(h)");
+        // The loss of an image that has served its clients is a crash.
+        assert!(restored.complete_restore().is_some());
+        restored.record_crash(LastStatus::default(), true, &killed);
+        assert!(restored.crash.is_some());
     }
 
     #[test]

@@ -257,6 +257,15 @@ impl RecoveryRecord {
         }
     }
 
+    /// Completes a pending restore at the end of the server, so that the next server continues from the checkpoint. No
+    /// image has booted the checkpoint, but its core must be intact.
+    pub(super) fn complete_restore_at_end(&mut self) {
+        let requested = self.state.requested_checkpoint();
+        if requested.is_some_and(|checkpoint| self.checkpoints.is_bootable(checkpoint)) {
+            self.record_replay(&[]);
+        }
+    }
+
     /// Records the crash of a worker. `replayed` is true when the worker had replayed its definitions. Returns true
     /// when the crash advances the replay, for instance because a poisoned form is now left out.
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, replayed: bool, crash: &Crash) -> bool {
@@ -270,7 +279,18 @@ impl RecoveryRecord {
         if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
             self.requests.record_stall(line);
         }
-        self.state.record_crash(last, replayed, crash)
+        let was_pending = self.has_pending_restore();
+        let progress = self.state.record_crash(last, replayed, crash);
+        if was_pending && !self.has_pending_restore() {
+            // The restore has failed: neither the next image nor the next server may boot its checkpoint.
+            self.log_state();
+        }
+        progress
+    }
+
+    /// Returns true if a call has requested a restore whose checkpoint has not booted yet.
+    pub(super) fn has_pending_restore(&self) -> bool {
+        self.state.requested_checkpoint().is_some()
     }
 
     /// Returns the session's newest numbers so far.
@@ -333,6 +353,8 @@ impl RecoveryRecord {
         checkpoint: Checkpoint,
         notices: Vec<String>,
     ) {
+        // The state forgets the saves in progress, because their processes were killed with the image.
+        self.record_finished_saves();
         let (replacement, last) = (self.replacement(job, notices), self.last_status(status));
         let content = log::load_checkpoint_forms(&self.checkpoints.forms_path(&checkpoint.file));
         self.state.request_restore(checkpoint, &last, replacement, content);
@@ -410,6 +432,15 @@ mod tests {
             recorder: None,
         };
         (RecoveryRecord::new(&options), WorkerStatus::new(None, Default::default()).expect("memory"))
+    }
+
+    /// Gives a session a log, as if the session were persistent. Returns the directory of the log.
+    fn start_log(recovery: &mut RecoveryRecord) -> PathBuf {
+        let directory = recovery.checkpoints.make_directory().expect("a directory");
+        let mut log = RecoveryLog::new(&directory);
+        log.compact(&recovery.state).expect("the log can be written");
+        recovery.log = Some(log);
+        directory
     }
 
     fn saving(file: impl Into<String>) -> SessionEvent {
@@ -557,6 +588,59 @@ mod tests {
         checkpoints.0.delete(&saved).expect("it is there");
         assert_eq!(recovery.next_core(), None);
         assert!(recovery.state.requested_checkpoint().is_none());
+    }
+
+    #[test]
+    fn checkpoints_completed_just_before_a_restore_is_requested_can_be_booted() {
+        let checkpoints = TestCheckpoints::new("requested");
+        let (mut recovery, status) = session(&checkpoints);
+        let [first, second] = [("first", 1), ("second", 2)].map(|(name, seconds)| {
+            let checkpoint = checkpoints.add(name, seconds, 10);
+            recovery.record(saving(&*checkpoint.file));
+            checkpoint
+        });
+        recovery.request_restore(&status, 0, first, Vec::new());
+        recovery.record_crash(&status, false, &Crash::new("died"));
+        assert_eq!(recovery.next_core(), Some(checkpoints.0.path(&second)));
+    }
+
+    #[test]
+    fn a_failed_restore_is_part_of_the_log() {
+        let checkpoints = TestCheckpoints::new("logged");
+        let (mut recovery, status) = session(&checkpoints);
+        let directory = start_log(&mut recovery);
+        let saved = checkpoints.add("mine", 1, 10);
+        recovery.record(saving(&*saved.file));
+        recovery.record(SessionEvent::Saved(Box::new(saved.clone())));
+        let logged_files = || log::load(&directory).expect("a log").state.saved_files();
+        recovery.request_restore(&status, 0, saved.clone(), Vec::new());
+        recovery.record_crash(&status, false, &Crash::new("was killed").possibly_external());
+        assert_eq!(logged_files(), [saved.file]);
+        recovery.record_crash(&status, false, &Crash::new("died"));
+        assert!(logged_files().is_empty());
+    }
+
+    #[test]
+    fn a_restore_that_is_pending_at_the_end_of_the_server_is_part_of_the_log() {
+        let checkpoints = TestCheckpoints::new("end");
+        let (mut recovery, status) = session(&checkpoints);
+        let directory = start_log(&mut recovery);
+        recovery.record(defined("(f)"));
+        let saved = checkpoints.add("mine", 1, 10);
+        recovery.record(saving(&*saved.file));
+        recovery.record(SessionEvent::Saved(Box::new(saved.clone())));
+        recovery.record(defined("(g)"));
+        let logged_forms = || log::load(&directory).expect("a log").state.definitions().count();
+        recovery.request_restore(&status, 0, saved.clone(), Vec::new());
+        assert_eq!(logged_forms(), 2);
+        recovery.complete_restore_at_end();
+        assert_eq!(logged_forms(), 1);
+        // Without the checkpoint, the definitions stay.
+        recovery.record(defined("(h)"));
+        recovery.request_restore(&status, 0, saved.clone(), Vec::new());
+        checkpoints.0.delete(&saved).expect("it is there");
+        recovery.complete_restore_at_end();
+        assert_eq!(logged_forms(), 2);
     }
 
     #[test]

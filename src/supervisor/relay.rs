@@ -116,16 +116,8 @@ impl Relay {
             match self.step() {
                 Ok(()) => {}
                 Err(LoopAction::Replace(id, crash)) => self.replace(id, &crash),
-                Err(LoopAction::Reset(id, job, notices)) => {
-                    self.replace_on_request(id, |recovery, process| {
-                        recovery.record_reset(&process.status, job, notices)
-                    });
-                }
-                Err(LoopAction::Restore(id, job, checkpoint, notices)) => {
-                    self.replace_on_request(id, |recovery, process| {
-                        recovery.request_restore(&process.status, job, *checkpoint, notices);
-                    });
-                }
+                Err(LoopAction::Reset(id, job, notices)) => self.reset(id, job, notices),
+                Err(LoopAction::Restore(id, job, checkpoint, notices)) => self.restore(id, job, *checkpoint, notices),
                 Err(LoopAction::Fail(reason)) => self.fail(reason),
                 Err(LoopAction::End) => break,
             }
@@ -136,6 +128,10 @@ impl Relay {
         }
         self.read_last_answers();
         self.kill_processes();
+        // A server that cannot continue keeps the definitions, since the requested checkpoint may be the cause.
+        if self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.waits_for_request) {
+            self.workers.values_mut().for_each(|worker| worker.recovery.complete_restore_at_end());
+        }
         let Self { shutdown, mut output, mut attached, workers, .. } = self;
         let first = &workers[&WorkerId::FIRST];
         shutdown.map_or(0, |shutdown| {
@@ -425,8 +421,8 @@ impl Relay {
         }
     }
 
-    /// Reads the answers that the workers have sent by the end of the loop: the system may not have run this process until
-    /// the deadline of the shutdown had passed.
+    /// Reads the answers that the workers have sent by the end of the loop, and performs a reset or restore that they
+    /// have requested: the system may not have run this process until the deadline of the shutdown had passed.
     fn read_last_answers(&mut self) {
         let end = Instant::now() + FINAL_READ_TIME;
         loop {
@@ -446,8 +442,13 @@ impl Relay {
             }
             let Ok(ready) = set.wait(Some(left)) else { return };
             for id in ready.names() {
-                if self.read_worker(id).is_err() {
-                    return;
+                match self.read_worker(id) {
+                    Ok(()) => {}
+                    Err(LoopAction::Reset(id, job, notices)) => return self.reset(id, job, notices),
+                    Err(LoopAction::Restore(id, job, checkpoint, notices)) => {
+                        return self.restore(id, job, *checkpoint, notices);
+                    }
+                    Err(_) => return,
                 }
             }
         }
@@ -515,7 +516,11 @@ impl Relay {
         if self.shutdown.is_some() {
             self.kill_processes();
             if let Some(worker) = self.workers.get_mut(&id) {
-                worker.announced_status = worker.process.take().and_then(|process| process.announced_status);
+                let process = worker.process.take();
+                if let Some(process) = process.as_ref().filter(|_| worker.recovery.has_pending_restore()) {
+                    worker.recovery.record_crash(&process.status, process.replayed, crash);
+                }
+                worker.announced_status = process.and_then(|process| process.announced_status);
             }
             return;
         }
@@ -531,11 +536,27 @@ impl Relay {
         }
     }
 
+    /// Resets the session at the request of the call whose jobs begin at `job`.
+    fn reset(&mut self, id: WorkerId, job: u64, notices: Vec<String>) {
+        self.replace_on_request(id, |recovery, process| recovery.record_reset(&process.status, job, notices));
+    }
+
+    /// Restores the checkpoint at the request of the call whose jobs begin at `job`.
+    fn restore(&mut self, id: WorkerId, job: u64, checkpoint: Checkpoint, notices: Vec<String>) {
+        self.replace_on_request(id, |recovery, process| {
+            recovery.request_restore(&process.status, job, checkpoint, notices);
+        });
+    }
+
     /// Replaces a worker's process at the request of a call. `record` records the reason in the recovery record.
     fn replace_on_request(&mut self, id: WorkerId, record: impl FnOnce(&mut RecoveryRecord, &WorkerProcess)) {
         // The process must not outlive its input: at the end of its input it would believe that the server has ended, and
         // delete the checkpoints.
         self.kill_processes_of(id);
+        if let Some((session, _)) = self.session.as_ref().filter(|_| self.shutdown.is_some()) {
+            // The worker may have begun to save the image that the call discards. The save is not a failed save.
+            let _ = session.take_save_failure();
+        }
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.replace(record);
         }

@@ -320,6 +320,33 @@ fn restore_of_a_checkpoint_that_does_not_boot_loses_no_definitions() {
     assert_eq!(server.evaluate("(list (f) (g) (fboundp 'h) *x*)"), "=> (1 2 NIL 2)");
 }
 
+/// The cancelled call gets no answer.
+#[test]
+fn failure_of_a_cancelled_restore_is_reported_in_the_next_answer() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defun f () 1)");
+    save(&mut server, "x");
+    damage(&state.files(Some("core"))[0]);
+    let [unwinding, cancelled] = ["unwinding", "cancelled"].map(|name| state.directory.join(name));
+    // The restore waits until this evaluation has unwound.
+    let code = format!(
+        "(sleep 60))
+           (with-open-file (file {unwinding:?} :direction :output))
+           (loop until (probe-file {cancelled:?}) do (sleep 0.01)))"
+    );
+    let running = server.post_running("(unwind-protect (progn", &code, 60.0);
+    let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
+    wait_until("the evaluation unwinds", || unwinding.exists());
+    server.notify("notifications/cancelled", json!({"requestId": restoring}));
+    std::fs::write(&cancelled, "").unwrap();
+    assert!(server.outcome(running).1);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("The checkpoint \"x\" was not restored: its image could not be started: "), "{text}");
+    assert!(text.ends_with("=> 1") && !server.has_answered(restoring), "{text}");
+    assert_eq!(server.evaluate("(f)"), "=> 1");
+}
+
 #[test]
 fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
     let state = StateDirectory::new(Mode::Supervised);

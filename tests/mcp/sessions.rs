@@ -734,6 +734,33 @@ fn killed_server_of_a_session_has_lost_no_definitions_in_a_failed_restore() {
 }
 
 #[test]
+fn session_whose_server_ends_during_a_restore_continues_from_the_checkpoint() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("ends");
+    server.evaluate("(defun f () 1) (defvar *x* 1)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(defun g () 2) (setf *x* 2)");
+    let [unwinding, ending] = ["unwinding", "ending"].map(|name| state.directory.join(name));
+    // The restore waits until this evaluation has unwound.
+    let code = format!(
+        "(sleep 60))
+           (with-open-file (file {unwinding:?} :direction :output))
+           (loop until (probe-file {ending:?}) do (sleep 0.01)))"
+    );
+    server.post_running("(unwind-protect (progn", &code, 60.0);
+    server.post_call("checkpoint", json!({"action": "restore", "name": "mine"}));
+    wait_until("the evaluation unwinds", || unwinding.exists());
+    server.close();
+    // If this takes too long, the worker does not wait for the evaluation, and the session continues in the same way.
+    wait_until("the server ends", || !state.list().contains("; served by process"));
+    std::fs::write(&ending, "").unwrap();
+    server.end();
+    let text = state.serve("ends").evaluate("(list (f) (fboundp 'g) *x*)");
+    assert!(text.contains("The session \"ends\" continues. Restored: the checkpoint \"mine\" from "), "{text}");
+    assert!(text.ends_with("=> (1 NIL 1)"), "{text}");
+}
+
+#[test]
 fn client_is_answered_while_its_session_is_restored() {
     let state = StateDirectory::new();
     let (gate, marker) = (state.directory.join("gate"), state.directory.join("marker"));

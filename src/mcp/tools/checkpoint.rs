@@ -289,6 +289,9 @@ fn answer_restore(call: Call, outcome: Result<CheckpointRestore, String>) {
                 call.reply(CheckpointReply::Restored { checkpoint, forgotten, package, notices });
             });
         }
-        Err(reason) => refuse(call, reason),
+        Err(reason) => {
+            call.session().withdraw_notice(reason.clone());
+            refuse(call, reason);
+        }
     }
 }
