@@ -4,9 +4,10 @@
 //! number whose meaning depends on the kind. The length and the number are little-endian.
 //!
 //! Frames are no defence against malicious code: code in the worker's address space can write any frame, and so answer
-//! for the server, drop a request, or replace the image. Frames do prevent accidents: the descriptors have high numbers,
-//! no program that Lisp starts inherits them, and bytes that are not a frame are detected at once. Since the size of a
-//! frame is bounded, no frame can make the supervisor wait, exit, or use up memory.
+//! for the server, drop a request, make the supervisor replace the image or, during the first start or if repeated, end
+//! the server. Frames do prevent accidents: the descriptors have high numbers, no program that Lisp starts inherits them,
+//! and bytes that are not a frame are detected at once. Since the size of a frame is bounded, no frame can make the
+//! supervisor block or run out of memory.
 
 /// Length of a header, in bytes.
 pub(crate) const HEADER_LEN: usize = 16;

@@ -46,7 +46,7 @@ pub(super) struct Arguments {
 impl ToolSpec for EvaluateLisp {
     const NAME: &'static str = "evaluate-lisp";
     const TITLE: &'static str = "Evaluate Lisp";
-    const DESCRIPTION: &'static str = "Evaluate Common Lisp code in the persistent SBCL session: any number of forms, \
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code in the session's SBCL image: any number of forms, \
         one by one. Send mutually recursive functions together. Definitions, variables and `*package*` persist; `*`, \
         `**`, `***` hold the last values. Returns [stdout], [stderr], [warnings], then `=> value` for each value \
         of the last form. If the code fails: [ERROR] with type and message, and a [Backtrace][[describe-last-error|; \

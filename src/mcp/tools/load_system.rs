@@ -84,7 +84,7 @@ impl ToolSpec for LoadSystem {
     const NAME: &'static str = "load-system";
     const TITLE: &'static str = "Load a system or file";
     const DESCRIPTION: &'static str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; \
-        compiles what changed on disk. Use it after edits, in place of asdf:load-system. Finds a system by \
+        compiles what changed on disk. Use after edits, in place of asdf:load-system. Finds a system by \
         name, or by the .asd file in or near `directory`. [warnings] have file, line and form; [notice] names \
         variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \
         \"my-app\"}.";
