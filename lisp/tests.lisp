@@ -128,7 +128,10 @@ b| ()) (defvar *changed* 1))"))
   (expect "3" (getf (evaluation-results "(+ 1 2)") :value)))
 
 (define-test a-text-of-exactly-the-limit-has-no-ellipsis
-  (expect '("(1 2)" "(1 2…") (list (bounded-prin1-text '(1 2) 5) (bounded-prin1-text '(1 2) 4))))
+  (expect '("(1 2)" "(1 2…") (list (bounded-prin1-text '(1 2) 5) (bounded-prin1-text '(1 2) 4)))
+  (flet ((bounded (limit)
+           (multiple-value-list (bounded-text limit (lambda (stream) (write-string "text" stream))))))
+    (expect '(("text" nil) ("tex" :enough)) (list (bounded 4) (bounded 3)))))
 
 (define-test standard-output-and-error-output-are-reported-separately
   (let ((result (evaluation-results "(progn (princ :out) (princ :err *error-output*) (terpri) 1)")))
