@@ -886,7 +886,7 @@ pub(crate) mod tests {
         let checkpoint = test.add("mine", 1, 1000);
         let path = test.0.path(&checkpoint);
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
-        fs::write(&path, [1; 1000]).unwrap();
+        fs::write(&path, [1_u8; 1000]).unwrap();
         File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
         assert_eq!(test.names(), ["mine"]);
         assert!(!test.0.verify_core(&checkpoint));
