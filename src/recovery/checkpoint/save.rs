@@ -311,8 +311,8 @@ impl Saver {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
         }
-        // The marker becomes the manifest of a complete save. If the marker cannot be created and the save fails, the next
-        // server does not report the failure unless the errors file has the reason.
+        // The marker becomes the manifest of a complete save. If the marker cannot be created and the save fails, the next server does not
+        // report the failure unless the errors file has the reason.
         let _ = files::create(&at_end.directory.join(SAVE_MARKER_FILE));
         let path = at_end.directory.join(ERRORS_FILE);
         let errors =
