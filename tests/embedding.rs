@@ -1520,10 +1520,14 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         let full = lisp.save(&core).expect_err("it does not fit");
         assert!(matches!(&full, Error::Save { path, .. } if *path == core), "{full:?}");
         limit(libc::RLIM_INFINITY);
-        // A save whose hook does not end.
+        // A save whose hook prints to standard error and does not end.
         lisp.load_str(
             "(sb-ext:unlock-package :sbcl-host) (setf sbcl-host::**saving-seconds** 1)
-             (push (lambda () (sb-ext:schedule-timer (sb-ext:make-timer #'list) 60) (loop)) sb-ext:*save-hooks*)",
+             (push (lambda ()
+                     (sb-unix:unix-write 2 (sb-ext:string-to-octets \"printed\") 0 7)
+                     (sb-ext:schedule-timer (sb-ext:make-timer #'list) 60)
+                     (loop))
+                   sb-ext:*save-hooks*)",
         )
         .expect("it is loaded");
         let late = lisp.save(&core).expect_err("it has no end");

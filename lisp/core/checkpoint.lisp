@@ -536,11 +536,11 @@ and SIGURG."
 
 (defun save-and-report (path report)
   "In a forked child, fork a second process, which saves the image to PATH; wait for this saving process, and end. The
-descriptor REPORT receives the output of the saving process, followed by its wait status (waitpid(2)) in four
-octets. The program cannot rely on waitpid(2) itself, because it may wait for all its children elsewhere. Killing the
-child, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too."
+descriptor REPORT receives the output of the saving process, followed by four zero octets and by its wait status
+(waitpid(2)) in four octets. The program cannot rely on waitpid(2) itself, because it may wait for all its children
+elsewhere. Killing the child, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too."
   (unwind-protect
-       (let ((status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
+       (let ((end (make-array 2 :element-type '(signed-byte 32) :initial-contents '(0 -1))))
          (reset-signals)
          (dotimes (number 3)
            (alien-funcall (extern-alien "dup2" (function int int int)) report number))
@@ -550,10 +550,10 @@ child, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too
                 (saver (fork-process)))
            (when (eql 0 saver)
              (save-for-parent path process))
-           (with-pinned-objects (status)
+           (with-pinned-objects (end)
              (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
-                            saver (vector-sap status) 0)
-             (sb-unix:unix-write 2 status 0 4))))
+                            saver (sap+ (vector-sap end) 4) 0)
+             (sb-unix:unix-write 2 end 0 8))))
     ;; Nothing depends on this status. If the saving process gets here, by a non-local exit out of SAVE-FOR-PARENT, it has
     ;; saved nothing.
     (alien-funcall (extern-alien "_exit" (function void int)) 9)))

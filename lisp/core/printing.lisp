@@ -105,15 +105,15 @@ stopped because the host wants no more text."
 
 (defun bounded-text (limit function)
   "Call FUNCTION with a stream. Return the text that FUNCTION prints to the stream, at most LIMIT characters; and the value
-of PUSH-TEXT, which is :ENOUGH when the limit is reached."
+of PUSH-TEXT, which is :ENOUGH when FUNCTION printed more."
   (declare (type function function))
   (let* ((parts '())
          (left limit)
          (result (let ((*text-sink* (lambda (string start end)
-                                      (let ((end (min end (+ start left))))
-                                        (decf left (- end start))
-                                        (push (subseq string start end) parts)
-                                        (zerop left)))))
+                                      (let ((kept (min left (- end start))))
+                                        (decf left kept)
+                                        (push (subseq string start (+ start kept)) parts)
+                                        (< kept (- end start))))))
                    (push-text 0 function))))
     (values (if (and parts (null (rest parts)))
                 (first parts)
@@ -123,9 +123,9 @@ of PUSH-TEXT, which is :ENOUGH when the limit is reached."
 (defun bounded-prin1-text (object limit)
   "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
 more; or a substitute when OBJECT cannot be printed."
-  (multiple-value-bind (text result) (bounded-text (1+ limit) (lambda (stream) (prin1 object stream)))
+  (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
     (cond ((null result) text)
-          ((eq result :enough) (concatenate 'string (subseq text 0 limit) "…"))
+          ((eq result :enough) (concatenate 'string text "…"))
           (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
 
 (defun push-unprintable (kind object)

@@ -109,10 +109,9 @@ impl Builder {
     /// Sets the core to boot in place of the core in this program: a file that [`Lisp::save`] wrote, or a directory with
     /// an `sbcl.core`.
     ///
-    /// A program that contains no core can boot only the core in a directory. The runtime is always the `libsbcl` that the
-    /// program was built with. A different `libsbcl` in the directory is refused before any of its code runs, and so is a
-    /// core from another build of SBCL. A core that is accepted is Lisp code and can do what [evaluated
-    /// code](crate::guide::safety) can: boot no core that you do not trust.
+    /// The runtime is always the `libsbcl` that the program was built with. A different `libsbcl` in the directory is refused
+    /// before any of its code runs, and so is a core from another build of SBCL. A core that is accepted is Lisp code and can
+    /// do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self

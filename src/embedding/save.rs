@@ -26,6 +26,8 @@ use crate::os::poll_set::PollSet;
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// Maximum size of the saving process's message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
+/// Number of bytes at the end of a complete report: four zero bytes, and the saving process's wait status.
+const REPORT_END_BYTES: usize = 8;
 /// The last eight bytes of a saved core. The eight bytes before this magic number contain the length of the trailer.
 const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
 /// The last word of a core as SBCL writes it: `CORE_MAGIC` of SBCL's `core.h`.
@@ -273,15 +275,16 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
             Ok(count) => {
                 report.extend_from_slice(&buffer[..count]);
                 // The beginning has the reason for a failure, and the end has the exit status: drop the text between them.
-                if report.len() > MAX_REPORT_BYTES + 4 {
-                    report.drain(MAX_REPORT_BYTES..report.len() - 4);
+                if report.len() > MAX_REPORT_BYTES + REPORT_END_BYTES {
+                    report.drain(MAX_REPORT_BYTES..report.len() - REPORT_END_BYTES);
                 }
             }
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.to_string()),
         }
     }
-    let Some((message, status)) = report.split_last_chunk::<4>() else {
+    // Without this end, the text may be the output of a saving process that was killed.
+    let Some((message, [0, 0, 0, 0, status @ ..])) = report.split_last_chunk::<REPORT_END_BYTES>() else {
         return Err("the process that was saving the image was killed, or took longer than 300 seconds".to_owned());
     };
     let message = String::from_utf8_lossy(message).trim().to_owned();

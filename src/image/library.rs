@@ -53,23 +53,10 @@ impl Runtime {
     /// Finds the core, and loads the libsbcl that this program was built with. A libsbcl of another build is refused before
     /// it is loaded, because loading a library runs its constructors.
     pub(super) fn load(config: &ImageConfig) -> Result<Self, BootError> {
-        let (path, core) = match &config.core_dir {
-            Some(directory) => {
-                let core = directory.join("sbcl.core");
-                if !core.is_file() {
-                    return Err(BootError::Core { path: core, reason: "no such file".to_owned() });
-                }
-                (library_path_for_core(directory)?, CoreLocation::File(core))
-            }
-            None => {
-                let core = embedded_core_address().ok_or(BootError::NoCore)?;
-                (embedded_library_path()?, CoreLocation::Section(containing_file(core)?))
-            }
-        };
-        let core = match &config.image {
-            Some(image) if image.is_file() => CoreLocation::File(image.clone()),
-            Some(image) => return Err(BootError::Core { path: image.clone(), reason: "no such file".to_owned() }),
-            None => core,
+        let core = locate_core(config, embedded_core_address())?;
+        let path = match &config.core_dir {
+            Some(directory) => library_path_for_core(directory)?,
+            None => embedded_library_path()?,
         };
         let library = LIBSBCL.get_or_try_init(|| {
             // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL is needed because SBCL
@@ -216,6 +203,21 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
+/// Returns the location of the core to boot: a saved image, which is a complete core; or the core in a directory; or the core
+/// at the address `embedded` in this program.
+fn locate_core(config: &ImageConfig, embedded: Option<NonZero<usize>>) -> Result<CoreLocation, BootError> {
+    let core = match (&config.image, &config.core_dir) {
+        (Some(image), _) => image.clone(),
+        (None, Some(directory)) => directory.join("sbcl.core"),
+        (None, None) => return Ok(CoreLocation::Section(containing_file(embedded.ok_or(BootError::NoCore)?)?)),
+    };
+    if core.is_file() {
+        Ok(CoreLocation::File(core))
+    } else {
+        Err(BootError::Core { path: core, reason: "no such file".to_owned() })
+    }
+}
+
 /// Returns the address of the embedded core, if this program has one.
 fn embedded_core_address() -> Option<NonZero<usize>> {
     // SAFETY: the symbol is an aligned word of this program's data, which nothing writes to.
@@ -323,4 +325,17 @@ fn containing_file(address: NonZero<usize>) -> Result<PathBuf, BootError> {
         return Ok(PathBuf::from("/proc/self/exe"));
     }
     Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_image_is_located_in_a_program_without_a_core() {
+        let image = std::env::current_exe().unwrap();
+        let config = ImageConfig { image: Some(image.clone()), ..ImageConfig::default() };
+        assert!(matches!(locate_core(&config, None), Ok(CoreLocation::File(path)) if path == image));
+        assert!(matches!(locate_core(&ImageConfig::default(), None), Err(BootError::NoCore)));
+    }
 }

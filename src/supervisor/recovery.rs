@@ -396,6 +396,12 @@ impl RecoveryRecord {
         self.state.checkpoint().map(|checkpoint| self.checkpoints.path(checkpoint))
     }
 
+    /// Returns true if the last checkpoint, which the current process boots, is damaged. Reads its core, which takes seconds
+    /// if the core is large: a damaged core may have the modification time with which it counts as unchanged.
+    pub(super) fn boots_damaged_checkpoint(&self) -> bool {
+        self.state.checkpoint().is_some_and(|checkpoint| !self.checkpoints.verify_core(checkpoint))
+    }
+
     /// Sends a worker its recovery state, as one line.
     pub(super) fn send_state(&mut self, worker: &mut WorkerProcess) -> io::Result<()> {
         let mut state = self.state.for_worker();

@@ -314,7 +314,9 @@ impl Relay {
                 process.announced_status = Some(status);
                 match reason {
                     _ if self.shutdown.is_some() => {}
-                    Some(reason) if !*has_served => return Err(LoopAction::Fail(reason)),
+                    Some(reason) if !*has_served && !recovery.boots_damaged_checkpoint() => {
+                        return Err(LoopAction::Fail(reason));
+                    }
                     Some(reason) => {
                         let reason = reason.strip_prefix(CANNOT_START).unwrap_or(&reason);
                         return Err(LoopAction::Replace(id, Crash::new(format!("could not be started: {reason}"))));

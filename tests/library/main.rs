@@ -652,13 +652,16 @@ fn failed_define_keeps_the_previous_host_function() {
 #[test]
 fn failed_define_leaves_no_new_symbol_and_no_new_package() {
     let lisp = lisp();
-    lisp.define("leftover:kept", "Keep the package.", || 1).unwrap();
-    for lambda_list in ["n m", "n &key &key", "n (m"] {
+    for name in ["leftover:kept", "leftover-variables:kept"] {
+        lisp.define(name, "Keep the package.", || 1).unwrap();
+    }
+    for lambda_list in ["n m", "n &key &key", "n (m", "n &optional (s \"|\") m", "n leftover-variables::m"] {
         for name in ["leftover:failed", "leftover-package:failed"] {
             lisp.define_as(name, lambda_list, "Wrong.", |n: i64| n).unwrap_err();
         }
     }
     let left = r#"(or (find-symbol "FAILED" "LEFTOVER") (find-symbol "N" "LEFTOVER") (find-symbol "&KEY" "LEFTOVER")
+                      (find-symbol "M" "LEFTOVER") (find-symbol "M" "LEFTOVER-VARIABLES")
                       (find-package "LEFTOVER-PACKAGE"))"#;
     assert!(!lisp.eval::<bool>(left).unwrap());
     lisp.define_as("leftover-package:failed", "n", "Right.", |n: i64| n).unwrap();

@@ -816,6 +816,30 @@ fn session_with_damaged_images_replays_its_definitions() {
     assert!(text.contains("The session \"torn\" continues.") && text.ends_with("=> (1 2 1)"), "{text}");
 }
 
+/// The damage is noticed only when the image boots.
+#[test]
+fn session_whose_last_image_does_not_boot_continues_from_the_previous_checkpoint() {
+    let state = StateDirectory::new();
+    let mut server = state.serve("unbootable");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    server.evaluate("(defun g () 2) (setf *x* 3)");
+    server.finish();
+    state.await_free("unbootable");
+    for manifest in files(&state.directory("unbootable"), "json") {
+        let text = std::fs::read_to_string(&manifest).unwrap();
+        let checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
+        if checkpoint["name"].as_str().unwrap().starts_with("auto-") {
+            damage(&manifest.with_extension("core"));
+        }
+    }
+    let mut server = state.serve("unbootable");
+    let text = server.evaluate("(list (f) (g) *x*)");
+    assert!(text.contains("Restored: the checkpoint \"first\" from ") && text.ends_with("=> (1 2 2)"), "{text}");
+    let list = call_ok(&mut server, "checkpoint", json!({}));
+    assert!(list.contains("; damaged: can only be deleted or replaced"), "{list}");
+}
+
 #[test]
 fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
     let state = StateDirectory::new();

@@ -204,14 +204,14 @@ impl Checkpoints {
                 let is_of_core =
                     |known: &Option<Fingerprint>| known.as_ref().is_some_and(|known| known.is_unchanged(&core));
                 core.len() == checkpoint.bytes
-                    && (is_of_core(&checkpoint.fingerprint)
-                        || !is_of_core(&checkpoint.damaged) && self.read_core(checkpoint))
+                    && !is_of_core(&checkpoint.damaged)
+                    && (is_of_core(&checkpoint.fingerprint) || self.verify_core(checkpoint))
             })
     }
 
-    /// Returns true if the core is intact according to the checksum in its fingerprint; the core may be a copy. Writes
-    /// the result into the manifest, so that the core is read only once.
-    fn read_core(&self, checkpoint: &Checkpoint) -> bool {
+    /// Reads the core, and returns true if it is intact according to the checksum in its fingerprint; the core may be a copy.
+    /// Writes the result into the manifest, so that the core is read only once.
+    pub(crate) fn verify_core(&self, checkpoint: &Checkpoint) -> bool {
         let path = self.path(checkpoint);
         let (Some(fingerprint), Ok(mut core)) = (&checkpoint.fingerprint, files::open(&path)) else { return false };
         // The metadata is read first: a core that is written meanwhile has another modification time afterwards.
@@ -878,6 +878,19 @@ pub(crate) mod tests {
         write(0, 2);
         assert_eq!(test.names(), ["mine"]);
         assert_eq!(test.0.list()[0].damaged, None);
+    }
+
+    #[test]
+    fn a_core_that_was_read_and_is_damaged_is_refused_although_its_modification_time_is_unchanged() {
+        let test = TestCheckpoints::new("unchanged");
+        let checkpoint = test.add("mine", 1, 1000);
+        let path = test.0.path(&checkpoint);
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        fs::write(&path, [1_u8; 1000]).unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        assert_eq!(test.names(), ["mine"]);
+        assert!(!test.0.verify_core(&checkpoint));
+        assert_eq!(test.names(), [""; 0]);
     }
 
     #[test]
