@@ -10,10 +10,10 @@
                  "RUN-QUERY")
   (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
                  "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
-                 "COMPILE-PROGRAM-FUNCTION" "DEFINE-PROGRAM-FUNCTION" "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE"
-                 "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE" "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES"
-                 "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS" "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER"
-                 "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD" "WITH-HANDLE-TABLE")
+                 "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
+                 "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
+                 "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD"
+                 "WITH-HANDLE-TABLE")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -340,37 +340,6 @@ BEGINNING is the beginning of the assumption's name."
       (sb-int:unencapsulate 'perform-program-call 'look)
       (sb-int:unencapsulate 'return-message-buffer 'look))
     (expect '(nil (nil t)) seen)))
-
-(define-test a-definition-that-fails-leaves-the-symbols-of-a-definition-that-succeeds
-  (let ((begun (sb-thread:make-semaphore))
-        (failed (sb-thread:make-semaphore))
-        (successful nil))
-    (flet ((define (lambda-list)
-             (define-program-function 1 "concurrent:defined" lambda-list "" '(0)))
-           (exists-p (name)
-             (and (find-symbol name "CONCURRENT") t)))
-      (encapsulate 'compile-program-function 'wait (lambda (compile &rest arguments)
-                                                     (sb-thread:signal-semaphore begun)
-                                                     (sb-thread:wait-on-semaphore failed)
-                                                     (apply (the function compile) arguments)))
-      (encapsulate 'call-program 'ignore (constantly nil))
-      (unwind-protect
-           (progn
-             (handler-case
-                 ;; The definition that succeeds begins after the other definition has interned its symbols.
-                 (handler-bind ((error (lambda (failure)
-                                         (declare (ignore failure))
-                                         (setf successful (sb-thread:make-thread #'define :arguments '("(kept)")))
-                                         (sb-thread:wait-on-semaphore begun))))
-                   (define "(kept unused)"))
-               (error ()))
-             (sb-thread:signal-semaphore failed)
-             (sb-thread:join-thread successful)
-             (expect t (and (fboundp (find-symbol "DEFINED" "CONCURRENT")) t))
-             (expect '(t nil) (list (exists-p "KEPT") (exists-p "UNUSED"))))
-        (sb-int:unencapsulate 'compile-program-function 'wait)
-        (sb-int:unencapsulate 'call-program 'ignore)
-        (delete-package "CONCURRENT")))))
 
 (define-test a-deadline-does-not-end-the-wait-for-the-handle-table
   (let* ((locked (sb-thread:make-semaphore))

@@ -424,162 +424,55 @@ saved the image had it."
   (fail-program-call 'rust:host-error
                      (list name "the program that saved this image defined this function, but this program does not")))
 
-(defstruct (tentative (:copier nil) (:predicate nil))
-  "A symbol, or a package if NAME is NIL, that did not exist before a running definition, and that no definition that succeeded
-uses. USERS is the number of its uses in running definitions."
-  (package **user-package** :type package)
-  (name nil :type (or null string))
-  (users 0 :type index))
-
-(defglobal **tentative-names** '()
-  "A list of all TENTATIVE symbols and packages.")
-
 (defun forget-program-functions ()
   "Clear the numbers of all program functions that were defined before this boot: in the current program, these numbers
-may belong to other functions. Set a new **BOOT-TOKEN**, so that local functions of earlier boots fail, too. Forget the
-definitions that were running when the image was saved."
+may belong to other functions. Set a new **BOOT-TOKEN**, so that local functions of earlier boots fail, too."
   (loop for function being the hash-values of **program-functions**
         do (setf (program-function-number function) nil))
-  (setf **boot-token** (list nil)
-        **tentative-names** '()))
-
-(defmacro with-tentative-names (() &body body)
-  "Evaluate BODY, which must be short, while no other thread changes **TENTATIVE-NAMES** or a package. Interrupts are off, and
-no deadline of user code ends the wait: after an exit from here, a failed definition could leave names."
-  `(let ((sb-impl::*deadline* nil))
-     (without-interrupts
-       ;; A handler of a name conflict runs while its thread holds this lock of SBCL's, and may define functions. If
-       ;; **TENTATIVE-NAMES** had a lock of its own, that thread could wait forever for a thread that removes symbols.
-       (sb-thread:with-recursive-lock (sb-impl::*package-graph-lock*)
-         ,@body))))
-
-(defun token-symbols (text package)
-  "Return conses of a package and a name for the symbols that the reader, with PACKAGE as the current package, may intern for
-the tokens in TEXT."
-  (loop with text = (coerce text 'source-text)
-        with position = 0
-        while (< position (length text))
-        if (constituent-p (char text position))
-          append (let* ((start (shiftf position (or (catch 'scan-failed (token-end text position)) (1+ position))))
-                        (token (subseq text start position)))
-                   (multiple-value-bind (name colon) (read-name token)
-                     (let ((package (if colon (prefix-package (subseq token 0 colon)) package)))
-                       (and package (list (cons package name))))))
-        else
-          do (incf position)))
-
-(defun use-tentative-name (package name new)
-  "Return a list of the TENTATIVE symbol NAME of PACKAGE, or of the TENTATIVE package if NAME is NIL, with one more user. If
-there is none, add it if NEW is true; else return the empty list."
-  (let ((tentative (or (find-if (lambda (tentative)
-                                  (and (eq package (tentative-package tentative))
-                                       (equal name (tentative-name tentative))))
-                                **tentative-names**)
-                       (and new
-                            (first (push (make-tentative :package package :name name) **tentative-names**))))))
-    (when tentative
-      (incf (tentative-users tentative))
-      (list tentative))))
-
-(defun use-tentative-names (symbols new-package)
-  "Return the TENTATIVE symbols among SYMBOLS, conses of a package and a name, and their TENTATIVE packages, each with one
-more user. Symbols that do not exist yet become TENTATIVE, and so does NEW-PACKAGE unless it is NIL."
-  (loop for (package . name) in symbols
-        append (use-tentative-name package nil (eq package new-package))
-        append (use-tentative-name package name (not (nth-value 1 (find-symbol name package))))))
-
-(defun unintern-unused (name package)
-  "Unintern the symbol called NAME whose home package is PACKAGE, if there is such a symbol and it has no meaning."
-  (multiple-value-bind (symbol status) (find-symbol name package)
-    (unless (or (null status)
-                (not (eq package (symbol-package symbol)))
-                (boundp symbol)
-                (fboundp symbol)
-                (fboundp (list 'setf symbol))
-                (find-class symbol nil)
-                (symbol-plist symbol))
-      (unintern symbol package))))
-
-(defun delete-unused-package (package)
-  "Delete PACKAGE if it is empty and no package uses it."
-  (when (and (null (package-used-by-list package))
-             (do-symbols (symbol package t)
-               (return nil)))
-    (delete-package package)))
-
-(defun release-tentative-names (used)
-  "Remove one user from each element of USED, a value of USE-TENTATIVE-NAMES. Unintern the symbols in USED that have no other
-user, unless they have got a meaning. Then delete the empty packages in USED that have no other user."
-  (dolist (tentative used)
-    (decf (tentative-users tentative)))
-  (let ((unused (intersection **tentative-names** (remove-if #'plusp used :key #'tentative-users))))
-    (setf **tentative-names** (set-difference **tentative-names** unused))
-    ;; The user's code may have locked or deleted the packages meanwhile.
-    (sb-ext:without-package-locks
-      (let ((unused (remove-if-not #'package-name unused :key #'tentative-package)))
-        (loop for tentative in unused
-              when (tentative-name tentative)
-                do (unintern-unused (tentative-name tentative) (tentative-package tentative)))
-        (loop for tentative in unused
-              unless (tentative-name tentative)
-                do (delete-unused-package (tentative-package tentative)))))))
+  (setf **boot-token** (list nil)))
 
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define a Lisp function that calls the program's function NUMBER. NAME, a string, spells the name of the Lisp function: a
 symbol, or a list (SETF symbol). LAMBDA-LIST is a string with the lambda list, and DOCUMENTATION is the documentation string.
 SHAPES is a list with a shape (see PUT-OBJECT) for each variable of the lambda list. Create the package that NAME mentions if
 it does not exist, and export the symbol unless its package is COMMON-LISP-USER. Notify the program when the function is
-defined. If the definition fails, leave no new symbols and no new package, except those that another definition uses."
+defined. If the definition fails, new symbols and a new package remain, as after a DEFUN that fails."
   (multiple-value-bind (symbol-text setf) (split-function-name name)
     (multiple-value-bind (bare-name prefix) (parse-symbol symbol-text)
-      (let ((package nil)
-            (variable-package nil)
-            (used '()))
-        (unwind-protect
-             (progn
-               (with-tentative-names ()
-                 (let ((known (prefix-package prefix)))
-                   (setf package (or known (make-package (read-name prefix) :use '()))
-                         ;; A keyword cannot be a variable, and a locked package accepts no new symbols.
-                         variable-package (if (or (eq package (find-package "KEYWORD")) (sb-ext:package-locked-p package))
-                                              **user-package**
-                                              package)
-                         used (use-tentative-names (acons package bare-name (token-symbols lambda-list variable-package))
-                                                   (if known nil package)))))
-               (let* ((symbol (intern bare-name package))
-                      (function-name (if setf (list 'setf symbol) symbol))
-                      (lambda-list (read-lambda-list lambda-list variable-package name))
-                      (variables (parameter-variables lambda-list))
-                      (cell (make-program-function :number number)))
-                 (unless (= (length variables) (length shapes))
-                   (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables)
-                          lambda-list (length shapes)))
-                 (setf (program-function-function cell)
-                       (compile-program-function function-name lambda-list documentation cell variables shapes name))
-                 (unless (eq package **user-package**)
-                   (export symbol package))
-                 ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
-                 (check-stack-room 16384 16384)
-                 ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another
-                 ;; definition would wait forever.
-                 (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
-                   (without-interrupts
-                     (sb-ext:with-locked-hash-table (**program-functions**)
-                       (let ((before (gethash function-name **program-functions**)))
-                         (setf (fdefinition function-name) (program-function-function cell)
-                               (gethash function-name **program-functions**) cell)
-                         (call-program +program-defined+
-                                       (lambda (buffer)
-                                         (put-integer buffer number)
-                                         (put-integer buffer (or (and before (program-function-number before)) 0))))
-                         (when before
-                           (setf (program-function-number before) nil))))
-                     ;; The names are no longer tentative.
-                     (with-tentative-names ()
-                       (setf **tentative-names** (set-difference **tentative-names** used)))))
-                 (setf (documentation function-name 'function) documentation)))
-          (with-tentative-names ()
-            (release-tentative-names used)))
+      (let* ((package (or (prefix-package prefix) (make-package (read-name prefix) :use '())))
+             ;; A keyword cannot be a variable, and a locked package accepts no new symbols.
+             (variable-package (if (or (eq package (find-package "KEYWORD")) (sb-ext:package-locked-p package))
+                                   **user-package**
+                                   package))
+             (symbol (intern bare-name package))
+             (function-name (if setf (list 'setf symbol) symbol))
+             (lambda-list (read-lambda-list lambda-list variable-package name))
+             (variables (parameter-variables lambda-list))
+             (cell (make-program-function :number number)))
+        (unless (= (length variables) (length shapes))
+          (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
+                 (length shapes)))
+        (setf (program-function-function cell)
+              (compile-program-function function-name lambda-list documentation cell variables shapes name))
+        (unless (eq package **user-package**)
+          (export symbol package))
+        ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
+        (check-stack-room 16384 16384)
+        ;; Signal an error for a locked package here: while the table is locked, a handler that waits for another definition
+        ;; would wait forever.
+        (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
+          (without-interrupts
+            (sb-ext:with-locked-hash-table (**program-functions**)
+              (let ((before (gethash function-name **program-functions**)))
+                (setf (fdefinition function-name) (program-function-function cell)
+                      (gethash function-name **program-functions**) cell)
+                (call-program +program-defined+
+                              (lambda (buffer)
+                                (put-integer buffer number)
+                                (put-integer buffer (or (and before (program-function-number before)) 0))))
+                (when before
+                  (setf (program-function-number before) nil))))))
+        (setf (documentation function-name 'function) documentation)
         nil))))
 
 (defun add-supplied-p-variables (lambda-list)

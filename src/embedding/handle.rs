@@ -515,8 +515,8 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns the errors of [`define`](Self::define), and an error if `lambda_list` is not a lambda list, or the number of
-    /// its variables is not the number of parameters. After such an error, an existing function of that name is unchanged,
-    /// and there is no new symbol or package.
+    /// its variables is not the number of parameters. After such an error, an existing function of that name is unchanged.
+    /// New symbols and a new package remain, as after a `defun` that fails.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
