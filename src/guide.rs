@@ -148,7 +148,7 @@ pub mod conditions {
     //! assert!(condition.frames().iter().any(|frame| frame.call == "(/ 1 0)"));
     //! assert_eq!(condition.slot::<Vec<i64>>("operands")?, [1, 0]);
     //!
-    //! // Decided where it happens, before anything is unwound.
+    //! // The handler decides at the error, before anything is unwound.
     //! let careful = lisp.with_handler(|c: &Condition| c.is("division-by-zero").then(|| Restart::invoke("use-value", 0)));
     //! assert_eq!(careful.eval::<i64>("(+ 1 (restart-case (/ 1 0) (use-value (v) v)))")?, 1);
     //! # Ok::<(), sbcl::Error>(())

@@ -1,15 +1,16 @@
-//! The exit statuses of the program's commands.
+//! The exit statuses of the program's commands. [`EXIT_STATUSES`] has the exact meaning of each status of each command.
 
 use crate::image::heap::{EXIT_HEAP_EXHAUSTED, EXIT_IMAGE_LOST};
 use crate::mcp::EXIT_STUCK;
 
 /// Status of a command that succeeded.
 pub(super) const SUCCEEDED: i32 = 0;
-/// Status for errors in the code, files, tests or answers, and for a server that could not start.
+/// Status for errors in the code, files, tests, checks or answers, and for a `serve` or `sessions` that failed.
 pub(super) const FAILED: i32 = 1;
-/// Status for a wrong command line, for a `load` that could not begin, and for a `test` whose tests could not be run.
+/// Status for a wrong command line or a refused request, for a `load` or `test` that got no answer or could not print
+/// the answer, and for a `test` whose tests could not be run.
 pub(super) const NOT_TRIED: i32 = 2;
-/// Status of a command that could not start, read its input, or write its result.
+/// Status of an `eval`, `repl`, `doctor`, `replay` or `check` that could not start, read its input, or write its result.
 pub(super) const CANNOT_RUN: i32 = 3;
 
 /// A row of the table in docs/reference/exit-statuses.md: an exit status of one command.

@@ -392,7 +392,7 @@ impl Cx {
         self.read(self.context.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
     }
 
-    /// Reads the values of a call, or its error, from Lisp's answer; `None` if Lisp could not be called.
+    /// Reads the values of a call, or its error, from Lisp's answer. `answer` is `None` if Lisp could not be called.
     #[inline]
     pub(super) fn read<T: FromLisp>(&self, answer: Option<(CallStatus, MessageBuffer)>) -> Result<T, Error> {
         let (status, message) = answer.ok_or_else(cannot_call)?;

@@ -831,9 +831,9 @@ impl SchedulerState {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds no evaluation, and has neither an evaluation nor a request about a held
-    /// evaluation that runs, except in the background, or waits to begin. Queries and resets do not count: they cannot end in
-    /// a hold.
+    /// Returns true if the connection holds no evaluation, and none of its jobs can end in a hold: no evaluation of
+    /// the connection, and no request about a held evaluation, waits for its turn or runs outside the background.
+    /// Queries and resets do not count.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let may_hold = |running: &RunningJob| {
             running.evaluates() && !running.is_background() && !matches!(running.activity, Activity::Inspect(_))

@@ -123,7 +123,7 @@ impl AttachedClients {
         }
     }
 
-    /// Returns the backlog of a connection in bytes: output that its client has not read.
+    /// Returns the backlog of a connection: the number of bytes that are not written to its socket yet.
     pub(super) fn backlog(&self, connection: u64) -> usize {
         self.clients.iter().find(|client| client.connection == connection).map_or(0, |client| client.output.backlog())
     }

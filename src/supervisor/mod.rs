@@ -50,7 +50,7 @@ pub(crate) struct SupervisorOptions {
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// A supervisor before its first worker, with the recovery state that will outlive the workers.
+/// A supervisor before its first worker, with the recovery record that will outlive the workers.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     options: SupervisorOptions,
