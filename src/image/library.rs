@@ -211,10 +211,10 @@ fn locate_core(config: &ImageConfig, embedded: Option<NonZero<usize>>) -> Result
         (None, Some(directory)) => directory.join("sbcl.core"),
         (None, None) => return Ok(CoreLocation::Section(containing_file(embedded.ok_or(BootError::NoCore)?)?)),
     };
-    if core.is_file() {
-        Ok(CoreLocation::File(core))
-    } else {
-        Err(BootError::Core { path: core, reason: "no such file".to_owned() })
+    match std::fs::metadata(&core) {
+        Ok(metadata) if metadata.is_file() => Ok(CoreLocation::File(core)),
+        Ok(_) => Err(BootError::Core { path: core, reason: "not a regular file".to_owned() }),
+        Err(error) => Err(BootError::Core { path: core, reason: error.to_string() }),
     }
 }
 
