@@ -224,6 +224,12 @@ fn embedded_core_address() -> Option<NonZero<usize>> {
     NonZero::new(unsafe { sbcl_embedded_core })
 }
 
+/// Returns true if this program contains a core.
+#[cfg(feature = "mcp")]
+pub(crate) fn has_embedded_core() -> bool {
+    embedded_core_address().is_some()
+}
+
 /// The first and the last word of a core: `CORE_MAGIC` of SBCL's `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434c;
 /// Number of words read from the beginning of a core to find its build identifier.
