@@ -35,7 +35,7 @@ pub const VARIABLES: [Variable; 11] = [
     },
     Variable {
         name: STATE_HOME,
-        effect: "Base directory for state: persistent sessions, checkpoints and the REPL's history are in its subdirectory `sbcl-mcp`.",
+        effect: "Base directory for state, an absolute path: persistent sessions, checkpoints and the REPL's history are in its subdirectory `sbcl-mcp`.",
         default: "`~/.local/state`",
     },
     Variable {

@@ -1561,6 +1561,8 @@ fn core_save_and_boot_failures_return_distinct_errors() {
     let missing = core.with_extension("missing");
     let error = boot(&missing);
     assert!(matches!(&error, Error::Boot(BootError::Core { path, .. }) if *path == missing), "{error:?}");
+    let error = boot(&core.join("below")).to_string();
+    assert!(error.contains("/below: Not a directory"), "{error}");
     let bytes = std::fs::read(&core).expect("it is there");
     let other = core.with_extension("other");
     let is_unusable = |error: &Error| matches!(error, Error::Boot(BootError::Core { path, .. }) if *path == other);

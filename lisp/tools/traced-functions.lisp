@@ -202,7 +202,7 @@ package named PACKAGE. Signal an error if there is no such local function, or if
 in the foreground."
   (let* ((name (target-name target))
          (known (sb-di::compiled-debug-fun-compiler-debug-fun (target-object target)))
-         (reason (cond ((not foreground) "in an evaluation that may move to the background")
+         (reason (cond ((not foreground) "in a call with `wait` or `background`")
                        ((or (user-threads) (rest **evaluation-threads**)) "while other threads run")
                        ((member known **breakpoint-functions**) "by two evaluations at once")
                        ((find-if (lambda (traced)

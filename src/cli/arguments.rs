@@ -381,7 +381,7 @@ pub(super) struct Options {
     /// A core that an image of this program has saved.
     #[arg(long, hide = true, value_name = "FILE")]
     pub(super) image: Option<PathBuf>,
-    /// Load ~/.sbclrc at startup.
+    /// Load ~/.sbclrc into each new image, except an image that continues from a checkpoint.
     #[arg(long)]
     pub(super) user_init: bool,
     /// Log filter for stderr, such as "debug".

@@ -17,7 +17,7 @@ use super::client::{CallError, Client};
 use super::exit_status::{FAILED, SUCCEEDED};
 use crate::audience::Audience;
 use crate::environment;
-use crate::image::address_space;
+use crate::image::{address_space, has_embedded_core};
 use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::state_directory;
 use crate::{ImageConfig, mcp};
@@ -139,8 +139,19 @@ fn check_program(findings: &mut Findings, config: &ImageConfig) {
             "use this program's full path in the client's configuration",
         ),
     }
-    match &config.core_dir {
-        None => findings.fine("core", "in the binary"),
+    check_core(findings, config.core_dir.as_deref(), has_embedded_core());
+}
+
+/// Checks the core: the core in `directory` or, without a directory, the core in the binary. `is_embedded` is true if
+/// the binary contains a core.
+fn check_core(findings: &mut Findings, directory: Option<&Path>, is_embedded: bool) {
+    match directory {
+        None if is_embedded => findings.fine("core", "in the binary"),
+        None => findings.problem(
+            "core",
+            "this binary contains no core",
+            "add --core with a directory that has sbcl.core to the server's arguments",
+        ),
         Some(directory) => {
             let core = directory.join("sbcl.core");
             match fs::metadata(&core) {
@@ -542,4 +553,18 @@ fn format_bytes(bytes: u64) -> String {
 fn format_milliseconds(time: Duration) -> String {
     let milliseconds = time.as_secs_f64() * 1000.0;
     if milliseconds < 10.0 { format!("{milliseconds:.1} ms") } else { format!("{milliseconds:.0} ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_a_core_needs_a_directory_with_a_core() {
+        for (is_embedded, expected) in [(true, "ok     core "), (false, "FAILS  core ")] {
+            let mut findings = Findings::default();
+            check_core(&mut findings, None, is_embedded);
+            assert!(findings.text.starts_with(expected), "{}", findings.text);
+        }
+    }
 }

@@ -260,16 +260,17 @@ impl Builder {
 
     /// Boots the image; the caller holds [`BOOT_LOCK`].
     fn boot_with_lock_held(&mut self) -> Result<Lisp, Error> {
-        let saved = match self.core.take() {
-            Some(file) if file.is_file() => Some(file),
-            Some(path) if !path.is_dir() => {
-                let reason = if path.exists() { "neither a file nor a directory" } else { "no such file or directory" };
-                return Err(BootError::Core { path, reason: reason.to_owned() }.into());
-            }
-            directory => {
-                self.image.core_dir = directory;
+        let saved = match self.core.take().map(|path| (std::fs::metadata(&path), path)) {
+            None => None,
+            Some((Ok(metadata), file)) if metadata.is_file() => Some(file),
+            Some((Ok(metadata), directory)) if metadata.is_dir() => {
+                self.image.core_dir = Some(directory);
                 None
             }
+            Some((Ok(_), path)) => {
+                return Err(BootError::Core { path, reason: "neither a file nor a directory".to_owned() }.into());
+            }
+            Some((Err(error), path)) => return Err(BootError::Core { path, reason: error.to_string() }.into()),
         };
         if let Some(file) = saved {
             let heap = save::check_core(&file, self.heap)?;

@@ -211,10 +211,10 @@ fn locate_core(config: &ImageConfig, embedded: Option<NonZero<usize>>) -> Result
         (None, Some(directory)) => directory.join("sbcl.core"),
         (None, None) => return Ok(CoreLocation::Section(containing_file(embedded.ok_or(BootError::NoCore)?)?)),
     };
-    if core.is_file() {
-        Ok(CoreLocation::File(core))
-    } else {
-        Err(BootError::Core { path: core, reason: "no such file".to_owned() })
+    match std::fs::metadata(&core) {
+        Ok(metadata) if metadata.is_file() => Ok(CoreLocation::File(core)),
+        Ok(_) => Err(BootError::Core { path: core, reason: "not a regular file".to_owned() }),
+        Err(error) => Err(BootError::Core { path: core, reason: error.to_string() }),
     }
 }
 
@@ -222,6 +222,12 @@ fn locate_core(config: &ImageConfig, embedded: Option<NonZero<usize>>) -> Result
 fn embedded_core_address() -> Option<NonZero<usize>> {
     // SAFETY: the symbol is an aligned word of this program's data, which nothing writes to.
     NonZero::new(unsafe { sbcl_embedded_core })
+}
+
+/// Returns true if this program contains a core.
+#[cfg(feature = "mcp")]
+pub(crate) fn has_embedded_core() -> bool {
+    embedded_core_address().is_some()
 }
 
 /// The first and the last word of a core: `CORE_MAGIC` of SBCL's `core.h`.

@@ -28,4 +28,6 @@ pub(crate) mod signals;
 pub(crate) use boot::address_space;
 pub(crate) use boot::{Embedding, boot};
 pub(crate) use callbacks::current_lane_and_job;
+#[cfg(feature = "mcp")]
+pub(crate) use library::has_embedded_core;
 pub(crate) use protocol::{Event, Host, InterruptReason, ItemKind, Job, JobKind, Lane, Text};

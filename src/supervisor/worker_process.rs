@@ -221,7 +221,9 @@ pub(super) fn describe_exit(status: WaitStatus) -> String {
             "could not continue, because SBCL itself or foreign code aborted (the server's stderr may say why)"
                 .to_owned()
         }
-        Some(heap::EXIT_HEAP_EXHAUSTED) => "filled its heap and was terminated".to_owned(),
+        Some(heap::EXIT_HEAP_EXHAUSTED) => {
+            "filled its heap and was terminated (keep fewer objects, or start with a larger heap)".to_owned()
+        }
         Some(status) => format!("exited with status {status}"),
         None => "ended".to_owned(),
     }

@@ -235,7 +235,8 @@ fn invalid_heap_stack_or_core_exits_with_3() {
         (&["--heap", "5"][..], "heap 5 is out of range; allowed: 128M to 64G"),
         (&["--heap", "65G"], "heap 65G is out of range; allowed: 128M to 64G"),
         (&["--control-stack", "1025K"], "control-stack 1025K is out of range; allowed: 2M to 4G"),
-        (&["--core", "/nowhere"], "/nowhere"),
+        (&["--core", "/nowhere"], "cannot use the SBCL core /nowhere/sbcl.core: No such file or directory"),
+        (&["--core", "/dev/null"], "cannot use the SBCL core /dev/null/sbcl.core: Not a directory"),
     ] {
         let output = run(&[&["eval"], arguments, &["1"]].concat(), "");
         assert_eq!(output.status.code(), Some(3), "{arguments:?}");

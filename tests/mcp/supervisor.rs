@@ -123,6 +123,17 @@ fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
 }
 
 #[test]
+fn image_that_filled_its_heap_is_reported_with_advice() {
+    let mut server = Server::ready();
+    // This is the exit status of a process in which the heap was full (docs/reference/exit-statuses.md).
+    let exit = r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 87)"#;
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": exit}));
+    let expected = "[ERROR] HEAP-EXHAUSTED\nThe heap was used up.\nThe Lisp image filled its heap and was terminated \
+                    (keep fewer objects, or start with a larger heap). A new image has replaced the lost image.\n";
+    assert!(is_error && text.contains(expected), "{text}");
+}
+
+#[test]
 fn only_forms_before_the_killing_form_are_replayed() {
     let mut server = Server::ready();
     let code = format!("(defun before () 1) (progn (defun killer () 2) {ABORT}) (defun after () 3)");

@@ -412,7 +412,7 @@ fn untraceable_local_functions_and_methods_are_refused() {
     }
     let arguments = json!({"code": "(outer 3)", "functions": ["(labels fact :in outer)"], "wait": 50});
     let text = call_err(&mut server, "trace-calls", arguments);
-    assert!(text.contains("cannot be traced in an evaluation that may move to the background"), "{text}");
+    assert!(text.contains("cannot be traced in a call with `wait` or `background`: SBCL traces"), "{text}");
     assert_untraced(&mut server);
 }
 

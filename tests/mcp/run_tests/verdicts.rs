@@ -478,3 +478,12 @@ fn unknown_system_test_or_package_is_an_error_with_near_names() {
     assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
     assert_eq!(server.evaluate("(eq nil (find-symbol \"SPLITING\" :demo-rt))"), "=> T");
 }
+
+#[test]
+fn restart_abort_of_a_test_says_that_it_ends_the_test() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest aborts (princ-to-string (find-restart 'abort)) \"End this test with an error.\")\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let text = call_ok(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("=> all pass  1 passed"), "{text}");
+}
