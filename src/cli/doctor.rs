@@ -375,7 +375,11 @@ fn check_directories(findings: &mut Findings) {
         }
         Some((directory, Err(error))) => note(findings, &format!("{}: {error}", directory.display())),
         None => {
-            note(findings, "XDG_RUNTIME_DIR is not an absolute path: sockets are in the directory for temporary files")
+            let found = match std::env::var_os(environment::RUNTIME_DIRECTORY) {
+                Some(value) if !value.is_empty() => "is not an absolute path",
+                _ => "is not set",
+            };
+            note(findings, &format!("XDG_RUNTIME_DIR {found}: sockets are in the directory for temporary files"));
         }
     }
 }

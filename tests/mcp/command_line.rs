@@ -327,6 +327,12 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
             assert!(is("home", "/dev/null/home is not a directory") && is("ASDF", "sbcl-mcp-"), "{}", stdout(&report));
         }
     }
+    for (value, expected) in [("", "is not set: "), ("run", "is not an absolute path: ")] {
+        let report = doctor().env("XDG_RUNTIME_DIR", value).output().unwrap();
+        let notes = found(&report, "note ");
+        let begin = format!("XDG_RUNTIME_DIR {expected}");
+        assert!(notes.iter().any(|(what, text)| what == "runtime" && text.starts_with(&begin)), "{notes:?}");
+    }
     let init = Scratch::new();
     std::fs::write(init.join(".sbclrc"), "#-quicklisp (when nil (load \"quicklisp/setup.lisp\"))").unwrap();
     let report = doctor().env("HOME", &init).output().unwrap();
