@@ -599,24 +599,24 @@ fn export_command_writes_definitions_loadable_by_bare_sbcl() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Kills all processes that use this state directory. They are stopped first, and killed in the reverse order of their
-/// start, so that no worker sees the end of its supervisor, whereupon it would begin to save the session, and no
-/// supervisor sees the end of its worker.
+/// Kills all processes that use this state directory. They are stopped first, and a process is killed before its parent,
+/// so that no worker sees the end of its supervisor, whereupon it would begin to save the session.
 fn kill_all(state: &StateDirectory) {
     let mark = format!("XDG_STATE_HOME={}\0", state.directory.display());
+    let uses_directory = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        *pid != std::process::id() && String::from_utf8_lossy(&environment).contains(&mark)
+    };
     loop {
-        let mut found = Vec::new();
-        for pid in crate::processes::processes().into_keys().filter(|pid| *pid != std::process::id()) {
-            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            if String::from_utf8_lossy(&environment).contains(&mark) {
-                found.push(pid.to_string());
-            }
-        }
+        let mut found: Vec<u32> = crate::processes::processes().into_keys().filter(uses_directory).collect();
         if found.is_empty() {
             return;
         }
-        let _ = Command::new("kill").arg("-STOP").args(&found).output();
-        let _ = Command::new("kill").arg("-KILL").args(found.iter().rev()).output();
+        // A process has a higher number than its parent.
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        for signal in ["-STOP", "-KILL"] {
+            let _ = Command::new("kill").arg(signal).args(found.iter().map(u32::to_string)).output();
+        }
     }
 }
 
@@ -875,8 +875,7 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
         assert!(text.starts_with("[notice]\nThe session \"cut\" continues. The last checkpoint, "), "{text}");
         assert!(text.contains(damaged) && text.contains(restored), "{text}");
         assert!(text.ends_with(&format!("=> (1 {outcome})")), "{text}");
-        // The server is killed so that it saves no further image. The worker may begin a save before it is killed, too, and
-        // then the next server also reports that this save did not complete.
+        // The server is killed so that it saves no further image.
         kill_all(&state);
     }
 }
