@@ -34,7 +34,7 @@ pub mod values {
     //! let none: Option<f64> = lisp.eval("nil")?;
     //! assert_eq!((quotient, remainder, names.len(), ages["ada"], none), (3, 2, 2, 36, None));
     //!
-    //! // An element of another type is an error that says what was expected, what was found, and where.
+    //! // An element that is not an `i8` is an error that says what was expected, what was found, and where.
     //! let error = lisp.eval::<Vec<i8>>("(list 1 2 300)").unwrap_err();
     //! assert_eq!(error.to_string(), "expected an integer from -128 to 127, but found 300 (in element 2)");
     //! # Ok::<(), sbcl::Error>(())
@@ -121,11 +121,11 @@ pub mod host_functions {
     //! [`Values`](crate::Values) returns multiple values. A closure that cannot be sent to other threads can be a
     //! [local function](crate::Cx::local_function).
     //!
-    //! The foreground evaluations of a session run one after another, so a host function called by such an evaluation cannot
-    //! wait for the next one: there, [`Session::evaluate`](crate::Session::evaluate) immediately returns an error of kind
-    //! `DEADLOCK`. Instead, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or queue
-    //! the code with [`submit`](crate::Session::submit). A deadlock through another thread is not detected: a function that
-    //! waits for a thread which calls `evaluate` waits forever.
+    //! The foreground evaluations of a session run one after another, so a host function called by such an evaluation
+    //! cannot wait for the next one: there, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
+    //! outcome with an error of kind `DEADLOCK`. Instead, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)
+    //! evaluates on the same thread), or queue the code with [`submit`](crate::Session::submit). A deadlock through
+    //! another thread is not detected: a function that waits for a thread which calls `evaluate` waits forever.
     //!
     //! If a non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has
     //! called, the function gets [`Error::Unwinding`](crate::Error::Unwinding) from its call of Lisp. Return this error
@@ -190,11 +190,11 @@ pub mod threads {
     //! ```
     //!
     //! An interrupted call unwinds and runs its cleanup forms. After a grace period, by default [5
-    //! seconds](crate::Builder::cleanup), the cleanup forms are interrupted, too. A Rust function that Lisp has called
-    //! runs to its end before the call unwinds. Interrupting a call that is already being interrupted has no effect.
-    //! [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
-    //! [`enter_async`](crate::Lisp::enter_async) return futures, which work with any async runtime. Dropping such a
-    //! future interrupts the call.
+    //! seconds](crate::Builder::cleanup), the cleanup forms are interrupted, too. While the call is in a Rust function
+    //! that Lisp has called, the interruption waits until the function returns or calls Lisp. Interrupting a call that
+    //! is already being interrupted has no effect. [`eval_async`](crate::Lisp::eval_async),
+    //! [`call_async`](crate::Lisp::call_async) and [`enter_async`](crate::Lisp::enter_async) return futures, which
+    //! work with any async runtime. Dropping such a future interrupts the call.
     //!
     //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` leaves neither the closure nor the thread, and that a
     //! closure that Lisp may call on any thread borrows no local variables and can be shared between threads:
@@ -240,14 +240,14 @@ pub mod output {
     //! `tracing` events by default, so the log of a service can contain output and warnings.
     //!
     //! A thread of the library writes all output in order, and a Lisp thread that prints waits for this thread, so the
-    //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its time
-    //! limit, does not wait, so a stream that blocks cannot delay the call. At most 1 MiB of output then waits in a queue,
-    //! from which it is written later; output that does not fit in the queue is lost. A stream whose code calls Lisp gets
-    //! [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting for the stream; a stream that
-    //! calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`. A stream may wait for
-    //! another thread that calls Lisp, if that call neither prints nor warns. A stream must not wait for a lock that a
-    //! caller of Lisp may hold: `println!("{value}")`, for example, calls Lisp while it holds the lock of
-    //! [`std::io::stdout`].
+    //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its
+    //! time limit, does not wait, so a stream that blocks cannot delay the call. At most 1 MiB of output then waits in
+    //! a queue, from which it is written later; output that does not fit in the queue is lost. A stream whose code
+    //! calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting for the
+    //! stream; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome with an error of
+    //! kind `DEADLOCK`. A stream may wait for another thread that calls Lisp, if that call neither prints nor warns. A
+    //! stream must not wait for a lock that a caller of Lisp may hold: `println!("{value}")`, for example, calls Lisp
+    //! while it holds the lock of [`std::io::stdout`].
     //!
     //! By default Lisp writes to the file descriptors of this process, without the locks and buffers of [`std::io`]. To
     //! print an incomplete line before Lisp's output, flush the buffer: `print!("> "); std::io::stdout().flush()?;`.

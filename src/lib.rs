@@ -37,7 +37,7 @@
 //!
 //! | feature | default | effect |
 //! |---|---|---|
-//! | `core` | yes | The program contains the plain core. Without this feature, the program needs another core: its build script makes one from the program's Lisp code with the crate `sbcl-build`, or [`Builder::core`] names a directory with one. |
+//! | `core` | yes | The program contains the plain core. Without this feature, the program needs another core: its build script makes one from the program's Lisp code with the crate `sbcl-build`, or [`Builder::core`] names a saved core, or a directory with a core. |
 //! | `mcp` | yes | The module [`mcp`]: the MCP server and the command line. Without this feature the library has few dependencies. |
 //! | `num-bigint` | no | Conversions between Lisp integers and the integers of the crate `num-bigint`, which have any size. |
 //!

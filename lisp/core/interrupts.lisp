@@ -23,8 +23,9 @@ COLLECT-RECENT-GARBAGE.")
 (defun kept-bytes ()
   "Return the number of bytes that survived the last collection. Like the host, compute this number from the trigger of the
 next collection."
-  (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
-        (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
+  (let* (;; ADAPT-NURSERY stores the trigger after the step.
+         (trigger (sb-thread:barrier (:read) (extern-alien "auto_gc_trigger" (unsigned 64))))
+         (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
     (if (< step trigger (ash 1 62)) (- trigger step) 0)))
 
 (declaim (type (unsigned-byte 64) *kept-bytes-before-evaluation*))
@@ -217,8 +218,10 @@ END-INTERRUPTION-TIMER, or NIL if no timer could be started. Call this function 
   (let ((timer (start-interruption-timer)))
     (when timer
       (sb-thread::with-tls-lock (sb-thread:*current-thread*)
-        (setf (sb-thread::thread-interruptions sb-thread:*current-thread*)
-              (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function)))))
+        (let ((interruptions (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function))))
+          ;; INTERRUPT-ONCE reads the list without the lock, and must not see it before its elements.
+          (sb-thread:barrier (:write))
+          (setf (sb-thread::thread-interruptions sb-thread:*current-thread*) interruptions))))
     timer))
 
 (defun end-interruption-timer (timer)

@@ -536,8 +536,8 @@ impl Lisp {
 
     /// Returns a handle whose calls fail with [`Error::Timeout`] after `limit`, which includes the wait for a thread.
     ///
-    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
-    /// called runs to its end first.
+    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust function
+    /// that Lisp has called, its interruption waits until the function returns or calls Lisp.
     ///
     /// The limit does not end code whose cleanup forms always stop the unwinding by another non-local exit, such as
     /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
@@ -662,8 +662,9 @@ impl InterruptHandle {
     /// Interrupts the calls that wait or run now, without waiting for their end. [`Lisp::interrupt_handle`] describes which
     /// calls belong to this handle.
     ///
-    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
-    /// called runs to its end first. Interrupting a call again has no effect.
+    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust function
+    /// that Lisp has called, its interruption waits until the function returns or calls Lisp. Interrupting a call again has no
+    /// effect.
     pub fn interrupt(&self) {
         pool::interrupt_group(self.group);
     }

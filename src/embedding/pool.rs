@@ -226,8 +226,8 @@ impl PoolState {
 /// The monitor's schedule.
 #[derive(Default)]
 struct MonitorState {
-    /// Scheduled checks of calls: the time, the call's number and the reason. Checks of finished calls stay until a sweep
-    /// removes them.
+    /// Scheduled checks of calls: the time, the call's number and the reason. Checks of finished calls stay until their time
+    /// comes or a sweep removes them.
     checks: BinaryHeap<Reverse<(Instant, u64, CheckReason)>>,
     /// The number of checks that the last sweep left.
     left_by_last_sweep: usize,
