@@ -108,7 +108,12 @@ fn timed_out_step_of_a_test_run_is_named() {
     let code = "(unwind-protect (progn (sbcl-host/testing::announce-step \"the load of demo\" 100) (loop))
                   (sbcl-host/testing::announce-test nil))";
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": code}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit for the load of demo was exceeded.\n"), "{text}");
+    assert!(
+        text.starts_with(
+            "[ERROR] TIMEOUT\nThe time limit for the load of demo was exceeded, so the test run was stopped.\n"
+        ),
+        "{text}"
+    );
     // No time limit remains after the step.
     let code =
         "(progn (sbcl-host/testing::announce-step \"the load of demo\" 100) (sbcl-host/testing::announce-test nil)
@@ -161,6 +166,11 @@ fn heap_filling_test_is_an_error_and_the_other_tests_run() {
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
     assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
+    assert_eq!(
+        text.matches("so the test was ended. Keep fewer objects, or start with a larger heap.").count(),
+        2,
+        "{text}"
+    );
     server.assert_works();
     // Data that a test keeps leaves less memory to later evaluations.
     project.write(
