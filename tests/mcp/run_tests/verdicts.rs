@@ -470,7 +470,9 @@ fn unknown_system_test_or_package_is_an_error_with_near_names() {
         "{text}"
     );
     let text = call_err(&mut server, "run-tests", json!({"name": "split|ting"}));
-    assert!(text.contains("it does not spell a symbol: a vertical bar in it is not closed."), "{text}");
+    let expected = "There is no test or suite named split|ting. This name does not spell a symbol: a vertical bar in it is not \
+                    closed. In a name, \\| spells a vertical bar, and \\\\ a backslash.";
+    assert!(text.contains(expected), "{text}");
     let text = call_err(&mut server, "run-tests", json!({"test-package": "cl-user"}));
     assert!(text.contains("Nothing ran: there are no tests of the package cl-user."), "{text}");
     // Evaluated tests can be run, too.
