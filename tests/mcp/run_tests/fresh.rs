@@ -28,8 +28,7 @@ fn run_tests_reload_loads_files_changed_on_disk() {
 #[test]
 fn run_tests_reload_names_stale_definitions_and_defvars() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
-    for (fresh, more) in [(false, ""), (true, "The tests ran in a fresh image that loaded only the systems' files.\n")]
-    {
+    for (fresh, more) in [(false, ""), (true, "This test run used a fresh image, which loads only files.\n")] {
         let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
         let source = |variable: &str, function: &str| {
             let text =
@@ -215,7 +214,7 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     project.register(&mut server);
     // Systems not loaded in the session stay unloaded there.
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the systems' files.\n\n\
+    let expected = "[notice]\nThis test run used a fresh image, which loads only files.\n\n\
                     FAILED  2 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(server.evaluate("(find-package \"DEMO-TESTS\")"), "=> NIL");
@@ -252,7 +251,7 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     // Further evaluations need not wait.
     server.assert_works();
     let text = call_ok(&mut server, "check-evaluation", json!({"id": 2, "wait": 60}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the systems' files.\n\n\
+    let expected = "[notice]\nThis test run used a fresh image, which loads only files.\n\n\
                     FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(
         text.starts_with(expected) || text.starts_with(&expected.replace("1 failed, 0 errors", "0 failed, 1 error")),
