@@ -80,8 +80,8 @@ impl ToolRequest {
     /// Returns the name of the tool to call, and its arguments.
     ///
     /// # Errors
-    /// Returns the reason if the request names a test or package together with other names, or if a relative path is needed
-    /// and there is no working directory.
+    /// Returns the reason if the request names a test or package together with other names, or if the working directory
+    /// is needed and does not exist.
     fn tool_call(&self) -> Result<(&'static str, Value), String> {
         match self {
             Self::Evaluate { code, timeout } => {
@@ -227,8 +227,8 @@ pub(super) fn load_arguments(what: &str) -> Result<Value, String> {
 /// Returns the arguments of the tool `run-tests` for systems, or for one test or package, whose name contains a colon.
 ///
 /// # Errors
-/// Returns the reason if several names were given and one of them names a test or package, or if the working directory is
-/// needed and does not exist.
+/// Returns the reason if several names were given and one of them names a test or package, or if the working directory
+/// is needed and does not exist.
 pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
     match names {
         [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),

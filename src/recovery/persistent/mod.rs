@@ -56,7 +56,8 @@ impl PersistentSession {
         if name.as_bytes().contains(&b'/') {
             let directory = std::path::absolute(name).map_err(|error| {
                 format!(
-                    "The working directory, to which {text:?} is relative, cannot be found: {error}. Use an absolute path."
+                    "The working directory, to which {text:?} is relative, cannot be found: {error}. Use an absolute \
+                     path."
                 )
             })?;
             return Ok(Self { name: text.into_owned(), directory });

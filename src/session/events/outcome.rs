@@ -547,8 +547,8 @@ fn interruption_clause(kind: &str, timeout: Option<Duration>, step: Option<&str>
     }
 }
 
-/// Returns the message of an abandoned evaluation. `step` is the step for which a time limit applied, if the evaluation has
-/// none.
+/// Returns the message of an abandoned evaluation. `step` is the step for which a time limit applied, if the evaluation
+/// has none.
 fn abandoned_message(
     reason: InterruptReason,
     why: StuckReason,
