@@ -228,6 +228,26 @@ fn omission_marker_of_one_character_is_in_the_singular() {
     assert!(page.ends_with(marker), "{page}");
 }
 
+#[test]
+fn backtrace_of_one_frame_is_in_the_singular() {
+    let call = "(F)".to_owned();
+    let frame = FrameRecord { number: 0, call, source: None, code: None, machinery: None, locals: Vec::new() };
+    let error = ErrorRecord {
+        id: 1,
+        kind: "SIMPLE-ERROR".to_owned(),
+        message: Clipped::from("x".to_owned()),
+        time: jiff::Timestamp::UNIX_EPOCH,
+        form: None,
+        slots: Vec::new(),
+        slots_omitted: 0,
+        restarts: Vec::new(),
+        total_frames: 1,
+        frames: vec![frame],
+        evaluation: 1,
+    };
+    assert_eq!(report::backtrace(Some(&error), 20), "Backtrace for SIMPLE-ERROR (1 of 1 frame):\n  0: (F)");
+}
+
 /// The number in the marker is the position of the missing text in the output, with stdout and stderr in printing order.
 #[test]
 fn omission_marker_gives_the_from_position_of_the_missing_output() {

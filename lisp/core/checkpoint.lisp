@@ -383,7 +383,7 @@ that cannot be restored."
         (sb-posix:syscall-error (failure)
           (event 0 (event-code :notice) 0
                  (with-server-syntax ()
-                   (format nil "The working directory ~A could not be restored (~A)~@[: the current directory is ~A~]."
+                   (format nil "The working directory ~A could not be restored (~A)~@[: the working directory is now ~A~]."
                            directory (sb-int:strerror (sb-posix:syscall-errno failure))
                            (first **start-directories**)))))))
     (when defaults

@@ -62,9 +62,9 @@ own connection, which uses the global values."
   "Stop messages from mentioning the tool reset-session, because the server does not list it."
   (setf **resets-available** nil))
 
-(define-query :reset-in-place (&key)
-  "Stop messages from saying that the tool reset-session starts a new image, because the server has no supervisor."
-  (setf **resets-available** :in-place))
+(define-query :no-supervisor (&key)
+  "Stop messages from saying that a new image replaces this image, because the server has no supervisor."
+  (setf **supervised** nil))
 
 (define-query :forget-connection (&key connection)
   "Forget the variables of the connection with the number CONNECTION, which has ended."

@@ -87,7 +87,7 @@ interruption, only print CONDITION and continue the unwinding."
                          (event *job-id* (event-code :notice) 0
                                 (format nil "A memory fault occurred: the image may be damaged.~[~; ~A starts a new ~
                                              image.~; To start a new image, restart the server.~]"
-                                        (cond ((eq :in-place **resets-available**)
+                                        (cond ((and **resets-available** (not **supervised**))
                                                (if (eq :shell (audience)) 0 2))
                                               ((reset-command) 1)
                                               (t 0))

@@ -143,7 +143,8 @@ user."
       (adapt-nursery)
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "The heap was nearly used up (~A), so Lisp ended ~A."
+               (format nil "The heap was nearly used up (~A), so Lisp ended ~A. Keep fewer objects, or start with a ~
+                            larger heap."
                        (heap-use-text used) (thread-list-text threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))

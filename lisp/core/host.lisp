@@ -222,5 +222,8 @@ only. Without these pages, a stack overflow would write into the next stack, or 
       (protect (extern-alien "protect_alien_stack_hard_guard_page" (function void int system-area-pointer))))))
 
 (defglobal **resets-available** t
-  "T when the tool reset-session replaces the image; :IN-PLACE when it undoes the definitions in this image, because the
-server has no supervisor; NIL in the image of an embedding program, and when the server does not list this tool.")
+  "True when the server lists the tool reset-session; NIL in the image of an embedding program.")
+
+(defglobal **supervised** t
+  "True when a supervisor replaces a lost image and evaluates the session's definitions again; NIL in the image of an
+embedding program, and when the server has no supervisor.")

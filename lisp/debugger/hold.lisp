@@ -216,13 +216,13 @@ no such restart."
 (defun call-as-value-code (function)
   "Call FUNCTION, which evaluates code whose values resume the held evaluation, and return its values. The code is an
 evaluation of its own: its definitions do not count as definitions of the held evaluation. If the code defines
-something, notify the user that these definitions are not restored."
+something and a supervisor would replace a lost image, notify the user that these definitions are not restored."
   (declare (type function function))
   (let ((*evaluation* (make-evaluation :number (evaluation-number *evaluation*)
                                        :audience (evaluation-audience *evaluation*))))
     (unwind-protect (funcall function)
       (announce-definitions)
-      (when (plusp (evaluation-change-count *evaluation*))
+      (when (and **supervised** (plusp (evaluation-change-count *evaluation*)))
         (push-notice "If the image is lost, the definitions that this code made are restored only from a checkpoint. To keep ~
                       them without a checkpoint, evaluate them again."))
       (when (evaluation-threads *evaluation*)

@@ -775,7 +775,8 @@ the image is saved."
   "Prepare this image for the program that LIBRARY, a struct sbcl_library, describes, and start the threads that work
 for the program."
   (declare (type system-area-pointer library))
-  (setf **resets-available** nil)
+  (setf **resets-available** nil
+        **supervised** nil)
   (forget-program-functions)
   (grow-handle-table)
   (dolist (entry *program-entries*)

@@ -41,8 +41,8 @@ thread."
   (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
     (when (plusp count)
       (event *job-id* (event-code :notice) 0
-             (format nil "The reset could not end ~D evaluation~:P that did not respond to interrupts. To end ~
-                          ~:[them~;it~], restart the server."
+             (format nil "The reset could not end ~D evaluation~:P or inspection~:P that did not respond to interrupts. To ~
+                          end ~:[them~;it~], restart the server."
                      count (= count 1)))))
   (reset-variable-values)
   (install-standard-streams)
@@ -117,8 +117,7 @@ JOB's flags are the lane's number. If the lane is the inspection lane, start ano
       (guarded (start-lane lane)
           (failure)
         (event (job-argument job) (event-code :refused) 0
-               (with-server-syntax () (format nil "Lisp could not start a new thread for queries about the image: ~A"
-                                               failure)))))))
+               (with-server-syntax () (format nil "Lisp could not start a new thread for inspections: ~A" failure)))))))
 
 (defun essential-mutexes ()
   "Return the mutexes that threads need to compile code, to make definitions, to start threads, or to collect garbage."

@@ -9,6 +9,7 @@ struct sbcl_library, is given, also start the threads of the program that embeds
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
         **resets-available** t
+        **supervised** t
         **scratch-directory** scratch)
   (limit-nursery)
   (prefer-large-pages)

@@ -225,7 +225,9 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
           (when found
             (signal-no-tests "Nothing ran: the suite ~A contains no tests." text))
           (when problem
-            (signal-no-tests "There is no test or suite named ~A, and it does not spell a symbol: ~A." text problem))
+            (signal-no-tests "There is no test or suite named ~A. This name does not spell a symbol: ~A. In a name, \\| ~
+                              spells a vertical bar, and \\\\ a backslash."
+                             text problem))
           (unless (some (lambda (framework)
                           (let ((*framework* framework))
                             (funcall (framework-tests framework))))

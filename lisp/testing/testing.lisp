@@ -221,7 +221,8 @@ error to the test around it."
     (setf (test-run-heap-grace-end run) (+ now +unwind-milliseconds+))
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
-            (format nil "The heap was nearly used up (~A), so the test was ended."
+            (format nil "The heap was nearly used up (~A), so the test was ended. Keep fewer objects, or start with a larger ~
+                         heap."
                     (heap-use-text (sb-kernel:dynamic-usage))))
       (capture-test-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
     (funcall (the function (guard-end-test guard)) :heap)))

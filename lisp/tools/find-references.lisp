@@ -469,7 +469,7 @@ source location of the first reference."
                                    :if-unknown (function-file-label (reference-function reference))))))
       (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
             ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
-      (push-note "Not seen: inlined calls, and functions that are called through a variable or a list."))))
+      (push-note "Not searched: inlined calls, and functions that are called through a variable or a list."))))
 
 (defun push-variable-references (symbol relation limit)
   "Push up to LIMIT references to the variable SYMBOL. RELATION is \"sets\" or \"binds\", another string for the references
@@ -746,8 +746,8 @@ first."
       (push-record "more" :count (- (length found) limit)))
     (when (null found)
       (push-note "No loaded test is known to call ~A." (printed-name name)))
-    (push-note "Not seen: calls through variables, data or computed names, and tests that are not defined by a form like ~
-                DEFTEST or TEST.")))
+    (push-note "Not searched: calls through variables, data or computed names, and tests that are not defined by a form ~
+                like DEFTEST or TEST.")))
 
 ;;; The query FIND-REFERENCES
 

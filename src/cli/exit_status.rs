@@ -39,8 +39,8 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         NOT_TRIED => "The command line is wrong.",
         EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
         EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: SBCL could not continue because the heap was full.",
-        EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server, or more \
-                    than four such evaluations ran at once.",
+        EXIT_STUCK => "With `--no-supervisor`: an evaluation or inspection that cannot be interrupted blocked the \
+                    server, or more than four of them ran at once.",
         128 + libc::SIGHUP => "The server received SIGHUP.",
         128 + libc::SIGINT => "The server received SIGINT.",
         128 + libc::SIGTERM => "The server received SIGTERM.",

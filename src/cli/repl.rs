@@ -357,10 +357,13 @@ impl Repl {
                 self.failed = true;
                 self.print(TextStyle::Failure, &format!("; {name} takes a number.\n"))?;
             }
-            ":load" => {
-                let arguments = self.with_evaluation_options(load_arguments(rest));
-                self.run_tool("load-system", &arguments)?;
-            }
+            ":load" => match load_arguments(rest) {
+                Ok(arguments) => self.run_tool("load-system", &self.with_evaluation_options(arguments))?,
+                Err(reason) => {
+                    self.failed = true;
+                    self.print(TextStyle::Failure, &format!("; {reason}\n"))?;
+                }
+            },
             ":test" => match test_arguments(&split_names(rest)) {
                 Ok(arguments) => self.run_tool("run-tests", &arguments)?,
                 Err(reason) => {

@@ -80,9 +80,9 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
             break;
         }
         number += 1;
-        // The last line may be incomplete if the recorded server was killed.
+        // The last line may be incomplete if the recorded server was killed. A damaged file may have any other bytes.
         let Ok(record) = serde_json::from_slice::<RecordingEntry>(&line) else {
-            replay.print(&format!("line {number} is not a complete record: the replay ends before this line\n"))?;
+            replay.print(&format!("line {number} is incomplete or damaged: the replay ends before this line\n"))?;
             break;
         };
         if !replay.replay_record(number, &record)? {

@@ -80,14 +80,15 @@ impl ToolRequest {
     /// Returns the name of the tool to call, and its arguments.
     ///
     /// # Errors
-    /// Returns a sentence if the request names a test or package together with other names.
+    /// Returns the reason if the request names a test or package together with other names, or if the working directory
+    /// is needed and does not exist.
     fn tool_call(&self) -> Result<(&'static str, Value), String> {
         match self {
             Self::Evaluate { code, timeout } => {
                 Ok(("evaluate-lisp", with_timeout(json!({"code": code, "on-error": "abort"}), *timeout)))
             }
             Self::Load { what, timeout } => {
-                let mut arguments = with_timeout(load_arguments(what), *timeout);
+                let mut arguments = with_timeout(load_arguments(what)?, *timeout);
                 arguments["on-error"] = "abort".into();
                 Ok(("load-system", arguments))
             }
@@ -211,19 +212,23 @@ fn has_skipped_system(content: &Value) -> bool {
 }
 
 /// Returns the arguments of the tool `load-system` for a file or a system.
-pub(super) fn load_arguments(what: &str) -> Value {
+///
+/// # Errors
+/// Returns the reason if the working directory is needed and does not exist.
+pub(super) fn load_arguments(what: &str) -> Result<Value, String> {
     let path = Path::new(what);
     let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
-    match is_file {
-        true => json!({"path": absolute_path(path)}),
-        false => json!({"system": what, "directory": absolute_path(Path::new("."))}),
-    }
+    Ok(match is_file {
+        true => json!({"path": absolute_path(path)?}),
+        false => json!({"system": what, "directory": absolute_path(Path::new("."))?}),
+    })
 }
 
 /// Returns the arguments of the tool `run-tests` for systems, or for one test or package, whose name contains a colon.
 ///
 /// # Errors
-/// Returns a sentence if several names were given and one of them names a test or package.
+/// Returns the reason if several names were given and one of them names a test or package, or if the working directory
+/// is needed and does not exist.
 pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
     match names {
         [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),
@@ -232,12 +237,18 @@ pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
             Some(name) => Err(format!(
                 "{name} is not a system. A test or package must be named alone; several names must be systems."
             )),
-            None => Ok(json!({"system": names.join(", "), "directory": absolute_path(Path::new("."))})),
+            None => Ok(json!({"system": names.join(", "), "directory": absolute_path(Path::new("."))?})),
         },
     }
 }
 
 /// Returns the absolute path, since an attached server may have another working directory.
-fn absolute_path(path: &Path) -> String {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+///
+/// # Errors
+/// Returns the reason if `path` is relative and the working directory does not exist.
+fn absolute_path(path: &Path) -> Result<String, String> {
+    let path = std::path::absolute(path).map_err(|error| {
+        format!("the working directory cannot be found: {error}; run sbcl-mcp in an existing directory")
+    })?;
+    Ok(path.display().to_string())
 }

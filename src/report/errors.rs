@@ -27,7 +27,7 @@ const NO_ERROR: &str = "No error information available.\n(No error has occurred 
 /// Returns the notice that precedes an answer about errors while a cancelled evaluation has not ended.
 #[cfg(feature = "mcp")]
 pub(crate) fn pending_cancellation(evaluation: u64) -> String {
-    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: its error is not shown yet.")
+    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: try again later to see its error.")
 }
 
 /// Returns true if an answer begins with the notice of [`pending_cancellation`].
@@ -302,7 +302,8 @@ pub(crate) fn error_id_line(id: u64) -> String {
 fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
     let shown = range.fitting_frames(error, max);
     let total = error.total_frames;
-    let mut text = format!("{title} for {} ({} of {total} frames):", escape_markers(&error.kind), shown.len());
+    let of_all = count_text(total, "frame");
+    let mut text = format!("{title} for {} ({} of {of_all}):", escape_markers(&error.kind), shown.len());
     let mut next = range.from;
     for frame in shown {
         if frame.number > next {

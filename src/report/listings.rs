@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::Sections;
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
+use super::load::count_text;
 use crate::config::Limits;
 use crate::outcome::{Definition, DefinitionKind, Definitions, Role, SymbolDescription};
 use crate::tool_names;
@@ -174,10 +175,20 @@ pub fn limits(limits: &Limits) -> String {
         },
     );
     format!(
-        "Current limits:\n  timeout: {timeout}\n  max-output: {} characters\n  max-answer: {} characters\n  \
-         on-error: {}",
-        limits.max_output,
-        limits.max_answer,
+        "Current limits:\n  timeout: {timeout}\n  max-output: {}\n  max-answer: {}\n  on-error: {}",
+        count_text(limits.max_output, "character"),
+        count_text(limits.max_answer, "character"),
         limits.on_error.name()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Limits;
+
+    #[test]
+    fn limit_of_one_character_is_in_the_singular() {
+        let text = super::limits(&Limits { max_output: 1, ..Limits::default() });
+        assert!(text.contains("\n  max-output: 1 character\n"), "{text}");
+    }
 }

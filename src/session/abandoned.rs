@@ -93,8 +93,8 @@ impl AbandonedThreads {
     fn end_reason(&self, now: Instant) -> Option<String> {
         let threads = match self.jobs.len() {
             0 => return None,
-            1 => "an evaluation that does not respond to interrupts".to_owned(),
-            more => format!("one of {more} evaluations that do not respond to interrupts"),
+            1 => "an evaluation or inspection that does not respond to interrupts".to_owned(),
+            more => format!("one of {more} evaluations and inspections that do not respond to interrupts"),
         };
         if let Some(reason) = &self.refused {
             return Some(format!("Lisp cannot continue: the thread of {threads} could not be replaced. {reason}"));
@@ -149,7 +149,7 @@ impl Inner {
             // another answer.
             std::mem::forget(running);
             return Some(format!(
-                "An evaluation does not respond to interrupts, and {MAX_ABANDONED} such evaluations already run in \
+                "An evaluation or inspection does not respond to interrupts, and {MAX_ABANDONED} others already run in \
                  abandoned threads, which is the maximum."
             ));
         }
@@ -188,5 +188,20 @@ impl Inner {
         }
         next.push(now + LOCK_CHECK_INTERVAL);
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_to_end_the_process_does_not_call_an_abandoned_inspection_an_evaluation() {
+        let mut abandoned = AbandonedThreads::default();
+        abandoned.add(1);
+        abandoned.record_refusal("Lisp could not start a new thread for inspections: x");
+        let expected = "Lisp cannot continue: the thread of an evaluation or inspection that does not respond to \
+                        interrupts could not be replaced. Lisp could not start a new thread for inspections: x";
+        assert_eq!(abandoned.end_reason(Instant::now()).as_deref(), Some(expected));
     }
 }

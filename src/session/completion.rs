@@ -28,7 +28,8 @@ fn locals_error(end: JobEnd) -> HoldError {
              Redefine that method."
         }
         JobEnd::Interrupted(InterruptReason::Heap) | JobEnd::Abandoned(InterruptReason::Heap, _) => {
-            "The local variables could not be printed: the heap was nearly used up, so the printing was stopped."
+            "The local variables could not be printed: the heap was nearly used up, so the printing was stopped. Keep \
+             fewer objects, or start with a larger heap."
         }
         JobEnd::Succeeded | JobEnd::Failed => {
             "The local variables could not be printed: one of the session's print methods ended the printing, for \

@@ -89,7 +89,11 @@ impl Watchdog {
         let running = begun != ended;
         let is_stopped = processes::is_stopped(worker.pid);
         let is_overdue = running && deadline != 0 && deadline < monotonic_nanoseconds();
-        let timeout = || failed_outcome(TIMEOUT, "The evaluation did not finish within its time limit".to_owned());
+        // The deadline may be the end of a step, or the time by which an interrupted evaluation should have unwound.
+        let timeout = || {
+            let during = worker.status.step().map_or_else(String::new, |step| format!(" during {step}"));
+            failed_outcome(TIMEOUT, format!("The evaluation did not end in time{during}"))
+        };
         // A stopped worker cannot end the evaluation, but may continue soon.
         if count(&mut self.overdue, is_overdue && !is_stopped) >= OVERDUE_LIMIT {
             return Some(Crash::new("could not be interrupted and was terminated").with_outcome(timeout()));
@@ -161,5 +165,27 @@ mod tests {
         };
         assert!(check(5, 6).is_none());
         assert!(check(5, 5).expect("nothing runs").cause.starts_with("stopped answering"));
+    }
+
+    #[test]
+    fn an_overdue_evaluation_is_not_said_to_have_exceeded_a_time_limit_and_its_step_is_named() {
+        for (step, expected) in [
+            (None, "The evaluation did not end in time"),
+            (Some("the load of demo"), "The evaluation did not end in time during the load of demo"),
+        ] {
+            let status = WorkerStatus::new(None, Default::default()).expect("memory");
+            let page = status.map();
+            let (output, input) = std::io::pipe().expect("a pipe");
+            let this_process = rustix::process::getpid();
+            let mut worker = WorkerProcess::new(this_process, status, WriteBuffer::new(input.into()), output.into());
+            worker.replayed = true;
+            page.set(StatusField::Begun, 1);
+            page.set(StatusField::Deadline, 1);
+            page.set_step(step);
+            let (mut watchdog, mut requests) = (Watchdog::new(Duration::ZERO), Requests::new());
+            let crash = (0..OVERDUE_LIMIT).find_map(|_| watchdog.check(&worker, &mut requests, true));
+            let outcome = crash.and_then(|crash| crash.outcome).expect("the outcome of the evaluation");
+            assert_eq!(outcome.result.expect_err("an error").message.text, expected);
+        }
     }
 }

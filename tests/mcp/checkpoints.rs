@@ -205,7 +205,7 @@ fn restore_brings_back_directories_and_the_collection_interval() {
     std::fs::remove_dir(&gone).unwrap();
     let text = restore(&mut server, "in a directory that goes");
     let notice = format!(
-        "The working directory {} could not be restored (No such file or directory): the current directory is ",
+        "The working directory {} could not be restored (No such file or directory): the working directory is now ",
         gone.display()
     );
     assert!(text.contains(&notice), "{text}");

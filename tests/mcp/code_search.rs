@@ -460,7 +460,7 @@ fn tests_relation_lists_tests_that_reach_a_function() {
             "(DEFTEST EVALUATE-ONE)  evaluation 1, line 5: (deftest evaluate-one  (via EVALUATE)",
         ]
     );
-    assert!(found[3].starts_with("Not seen: "), "{found:?}");
+    assert!(found[3].starts_with("Not searched: "), "{found:?}");
     assert_eq!(references(&mut server, "*tests*", "tests")[0], "No loaded test is known to call *TESTS*.");
 }
 

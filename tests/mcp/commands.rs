@@ -56,6 +56,23 @@ impl Workspace {
 }
 
 #[test]
+fn load_and_test_without_a_working_directory_are_refused_with_advice() {
+    let workspace = Workspace::new();
+    for command in ["load", "test"] {
+        let output = Command::new("sh")
+            .args(["-c", "mkdir gone && cd gone && rmdir ../gone && exec \"$0\" \"$@\"", binary(), command, "x"])
+            .current_dir(&*workspace.0)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.starts_with(&format!("sbcl-mcp {command}: the working directory cannot be found: ")), "{text}");
+        assert!(text.ends_with("; run sbcl-mcp in an existing directory\n"), "{text}");
+        assert!(!output.status.success());
+    }
+}
+
+#[test]
 fn timeout_applies_to_each_eval_load_and_repl_request() {
     let workspace = Workspace::new();
     workspace.write("endless.lisp", "(loop)");

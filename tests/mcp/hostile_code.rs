@@ -359,7 +359,8 @@ fn heap_exhausted_report_names_the_function_and_frees_the_data(mode: Mode) {
 fn threads_that_fill_the_heap_are_ended(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     let start = format!("(loop repeat 3 do (sb-thread:make-thread (lambda () {GROWTH}) :name \"filler\"))");
-    let ended = "so Lisp ended thread filler, thread filler, thread filler.";
+    let ended =
+        "so Lisp ended thread filler, thread filler, thread filler. Keep fewer objects, or start with a larger heap.";
 
     // During an unrelated evaluation.
     let (text, is_error) = session.answer(&format!("{start} (sleep 1) :rested"), 30.0);

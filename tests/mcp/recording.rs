@@ -132,10 +132,17 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
         text.contains(
-            " is not a complete record: the replay ends before this line\nAnswers compared: 6; no differences.\n"
+            " is incomplete or damaged: the replay ends before this line\nAnswers compared: 6; no differences.\n"
         ),
         "{text}"
     );
+
+    // A line that is not a record ends the replay, too, even if it has its end.
+    let mut lines: Vec<_> = changed.lines().collect();
+    *lines.last_mut().unwrap() = "{}";
+    std::fs::write(&recording.file, lines.join("\n") + "\n").unwrap();
+    let text = String::from_utf8(recording.replay().stdout).unwrap();
+    assert!(text.contains(" is incomplete or damaged: the replay ends before this line\n"), "{text}");
 }
 
 #[apply(both_modes)]

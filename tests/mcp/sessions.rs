@@ -50,6 +50,18 @@ impl StateDirectory {
             .unwrap()
     }
 
+    /// Runs `sbcl-mcp sessions` with these arguments in a working directory that no longer exists.
+    fn sessions_without_working_directory(&self, arguments: &[&str]) -> Output {
+        Command::new("sh")
+            .args(["-c", "mkdir gone && cd gone && rmdir ../gone && exec \"$0\" sessions \"$@\"", binary()])
+            .args(arguments)
+            .env("XDG_STATE_HOME", &*self.directory)
+            .env("XDG_RUNTIME_DIR", &*self.directory)
+            .current_dir(&*self.directory)
+            .output()
+            .unwrap()
+    }
+
     fn list(&self) -> String {
         let output = self.sessions(&[]);
         assert!(output.status.success());
@@ -73,6 +85,14 @@ impl StateDirectory {
 fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
+}
+
+#[test]
+fn session_path_without_a_working_directory_is_refused_with_advice() {
+    let output = StateDirectory::new().sessions_without_working_directory(&["delete", "x/y"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.starts_with("The working directory, to which \"x/y\" is relative, cannot be found: "), "{text}");
+    assert!(text.ends_with(". Use an absolute path.\n"), "{text}");
 }
 
 #[test]

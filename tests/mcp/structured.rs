@@ -229,8 +229,9 @@ fn backtrace(content: &Value) -> String {
     let total = error["totalFrames"].as_u64().unwrap();
     let live = content["live"] == true;
     let title = if live { "Backtrace (live)" } else { "Backtrace" };
+    let plural = if total == 1 { "" } else { "s" };
     let mut text =
-        format!("{title} for {} ({} of {total} frames):", escape_markers(string(error, "type")), frames.len());
+        format!("{title} for {} ({} of {total} frame{plural}):", escape_markers(string(error, "type")), frames.len());
     for frame in frames {
         _ = write!(text, "\n  {}: {}", frame["number"], escape_markers(string(frame, "call")));
         if let Some(source) = frame["source"].as_str() {

@@ -98,7 +98,7 @@ fn questions_about_errors_do_not_wait_for_cleanup_forms(mode: Mode) {
     let cleanup = format!("(loop)) (loop until (probe-file {gate:?}) do (sleep 0.01)))");
     let id = server.post_running("(unwind-protect (progn", &cleanup, 0.0);
     server.send(&cancel(id));
-    let notice = "[notice]\nEvaluation 2 was cancelled and has not ended yet: its error is not shown yet.\n\n";
+    let notice = "[notice]\nEvaluation 2 was cancelled and has not ended yet: try again later to see its error.\n\n";
     for (tool, arguments, known) in [
         ("describe-last-error", json!({}), "Error: DIVISION-BY-ZERO\n"),
         ("get-backtrace", json!({}), "Backtrace for DIVISION-BY-ZERO"),

@@ -82,8 +82,9 @@ impl ToolContext {
         options.registry.publish_tool_names();
         if !options.registry.tools().has(reset::ResetSession::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
-        } else if recovery.is_none() {
-            session.query(&Operation::new("reset-in-place"), |_| ());
+        }
+        if recovery.is_none() {
+            session.query(&Operation::new("no-supervisor"), |_| ());
         }
         Arc::new(Self { session, inflight, recovery, checkpoints, options, questions: Mutex::default() })
     }

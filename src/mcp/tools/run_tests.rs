@@ -24,6 +24,10 @@ use crate::session::PostProcessing;
 use crate::session::recovery::failed_outcome;
 use crate::{Limits, Outcome, report};
 
+/// The notice of a run in a fresh image.
+const RAN_FRESH: &str = "This test run used a fresh image, which loads only files.";
+/// Like [`RAN_FRESH`], for several systems, each of which has an image of its own.
+const EACH_RAN_FRESH: &str = "This test run used a fresh image, which loads only files, for each system.";
 /// The notice if a test operation failed: its single verdict allows no comparison.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: the ASDF test-op counts as one test, and its output names no \
     passing test to compare with.";
@@ -268,6 +272,8 @@ fn run_in_fresh_images(
     outcome.records.extend(suspects);
     // A notice that concerns all systems is not prefixed with their names.
     outcome.notices.extend(notices.into_iter().map(|(notice, systems)| {
+        let is_plural = notice == RAN_FRESH && systems.len() > 1;
+        let notice = if is_plural { EACH_RAN_FRESH.to_owned() } else { notice };
         if systems.len() == tests.systems.len() { notice } else { format!("{}: {notice}", systems.join(", ")) }
     }));
     Ok(outcome)
@@ -329,7 +335,7 @@ fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
 fn run_fresh(run: &FreshRun, tests: &TestSelection, here: &Outcome) -> Result<Outcome, String> {
     let mut outcome = run.run(tests)?;
     outcome.defined.clear();
-    outcome.notices.push("The tests ran in a fresh image that loaded only the systems' files.".to_owned());
+    outcome.notices.push(RAN_FRESH.to_owned());
     outcome.records.extend(differences(&here.records, &outcome.records));
     Ok(outcome)
 }

@@ -100,7 +100,10 @@ impl ToolSet {
         let text = INSTRUCTIONS.replace(LOSS_WORDING, loss);
         let text = match self {
             Self::Embedded(_) => text.replace(FRESH_WORDING, ""),
-            _ if attachable => text.replace(LAST_STEP_WORDING.0, LAST_STEP_WORDING.1),
+            // The command `test` calls run-tests.
+            _ if attachable && self.has(run_tests::RunTests::NAME) => {
+                text.replace(LAST_STEP_WORDING.0, LAST_STEP_WORDING.1)
+            }
             _ => text,
         };
         number_list_items(tool_names::resolve_conditions(&text, |tool| self.has(tool)).trim_end())
@@ -159,5 +162,19 @@ impl ToolSet {
             tools.iter_mut().for_each(remove_fresh_images);
         }
         tools
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_name_the_shell_command_for_tests_only_with_the_tool_run_tests() {
+        for (tools, expected) in [("all", true), ("core", true), ("evaluate-lisp,load-system", false)] {
+            let instructions = ToolSet::parse(tools).expect("a tool set").instructions(true, true);
+            assert_eq!(instructions.contains("sbcl-mcp test"), expected, "{tools}: {instructions}");
+            assert_eq!(instructions.contains("Write the code to the file, load it."), !expected, "{instructions}");
+        }
     }
 }

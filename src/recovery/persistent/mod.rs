@@ -55,7 +55,10 @@ impl PersistentSession {
         let text = name.to_string_lossy();
         if name.as_bytes().contains(&b'/') {
             let directory = std::path::absolute(name).map_err(|error| {
-                format!("The current directory, to which {text:?} is relative, is unknown: {error}.")
+                format!(
+                    "The working directory, to which {text:?} is relative, cannot be found: {error}. Use an absolute \
+                     path."
+                )
             })?;
             return Ok(Self { name: text.into_owned(), directory });
         }

@@ -53,14 +53,16 @@ pub fn tests(outcome: &Outcome, max: usize, suspects_available: bool) -> String 
     };
     let printed = outcome.stdout.char_count() + outcome.stderr.char_count();
     if printed > 0 && outcome.kept && !shows_all_output {
-        let (first, them) = match omitted_output(outcome) {
-            0 => (String::new(), "them"),
-            omitted => (format!(", of which the first {} are kept", printed - omitted), "these"),
+        let (first, them) = match (omitted_output(outcome), printed) {
+            (0, 1) => (String::new(), "it"),
+            (0, _) => (String::new(), "them"),
+            (omitted, _) if printed - omitted == 1 => (", of which the first is kept".to_owned(), "it"),
+            (omitted, _) => (format!(", of which the first {} are kept", printed - omitted), "these"),
         };
         let advice =
             format!(": check-evaluation {{\"id\": {}, \"part\": \"output\"}} shows {them}", outcome.evaluation);
         let advice = tool_names::if_usable(&["check-evaluation"], &advice);
-        _ = write!(target, "\nThe tests printed {printed} characters{first}{advice}.");
+        _ = write!(target, "\nThe tests printed {}{first}{advice}.", count_text(printed, "character"));
     }
     push_warnings(&mut sections, outcome);
     sections.0
@@ -270,5 +272,35 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     let more = all.saturating_sub(MAX_WARNINGS as u64);
     if more > 0 {
         _ = write!(target, "\n[... {} omitted]", count_text(more, "warning"));
+    }
+}
+
+#[cfg(test)]
+mod printed_tests {
+    use super::tests;
+    use crate::outcome::{Clipped, Outcome};
+
+    #[test]
+    fn one_printed_or_kept_character_is_in_the_singular() {
+        for (text, omitted, expected) in [
+            ("x", 0, "The tests printed 1 character: check-evaluation {\"id\": 3, \"part\": \"output\"} shows it."),
+            (
+                "x",
+                2,
+                "The tests printed 3 characters, of which the first is kept: check-evaluation {\"id\": 3, \"part\": \
+                 \"output\"} shows it.",
+            ),
+            (
+                "xy",
+                1,
+                "The tests printed 3 characters, of which the first 2 are kept: check-evaluation {\"id\": 3, \"part\": \
+                 \"output\"} shows these.",
+            ),
+        ] {
+            let stdout = Clipped { text: text.to_owned(), omitted };
+            let outcome = Outcome { evaluation: 3, kept: true, stdout, ..Outcome::from_test_output(String::new()) };
+            let report = tests(&outcome, 10_000, false);
+            assert!(report.ends_with(expected), "{report}");
+        }
     }
 }

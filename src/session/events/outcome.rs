@@ -28,6 +28,9 @@ const MAX_SIGNALLED: usize = 100;
 /// The maximum number of recorded errors before the final error of an evaluation.
 const MAX_SUPERSEDED: usize = 10;
 
+/// The phrase for a step whose name is unknown.
+const UNKNOWN_STEP: &str = "the current step";
+
 /// The kinds of the errors that report interruptions.
 const INTERRUPTION_KINDS: [&str; 3] = [TIMEOUT, CANCELLED, HEAP_EXHAUSTED];
 
@@ -510,15 +513,18 @@ fn default_message(
     step: Option<&str>,
 ) -> String {
     match (end, interruption_clause(kind, timeout, step)) {
-        (JobEnd::Abandoned(reason, why), _) => abandoned_message(reason, why, timeout),
+        (JobEnd::Abandoned(reason, why), _) => abandoned_message(reason, why, timeout, step),
         (JobEnd::Interrupted(_), Some(clause)) => match (kind, timeout) {
             (TIMEOUT, Some(_)) => {
                 let advice = advice();
                 format!("{clause} and was interrupted; changes it had already made remain. For more time, {advice}.")
             }
-            (HEAP_EXHAUSTED, _) => format!("{clause}, so the evaluation was stopped."),
+            (HEAP_EXHAUSTED, _) => {
+                format!("{clause}, so the evaluation was stopped. Keep fewer objects, or start with a larger heap.")
+            }
             (CANCELLED, _) => format!("{clause}; changes it had already made remain."),
-            _ => format!("{clause}."),
+            // Only test runs have steps.
+            _ => format!("{clause}, so the test run was stopped."),
         },
         // The evaluation has changed nothing, or its changes are gone with its image.
         (JobEnd::Withdrawn, _) if kind == CANCELLED => "The evaluation was cancelled before it finished.".to_owned(),
@@ -534,18 +540,26 @@ fn default_message(
 fn interruption_clause(kind: &str, timeout: Option<Duration>, step: Option<&str>) -> Option<String> {
     match (kind, timeout) {
         (TIMEOUT, Some(timeout)) => Some(timeout_clause(timeout)),
-        (TIMEOUT, None) => Some(format!("The time limit for {} was exceeded", step.unwrap_or("the current step"))),
+        (TIMEOUT, None) => Some(format!("The time limit for {} was exceeded", step.unwrap_or(UNKNOWN_STEP))),
         (HEAP_EXHAUSTED, _) => Some("The heap was nearly used up".to_owned()),
         (CANCELLED, _) => Some("The evaluation was cancelled".to_owned()),
         _ => None,
     }
 }
 
-/// Returns the message of an abandoned evaluation.
-fn abandoned_message(reason: InterruptReason, why: StuckReason, timeout: Option<Duration>) -> String {
+/// Returns the message of an abandoned evaluation. `step` is the step for which a time limit applied, if the evaluation
+/// has none.
+fn abandoned_message(
+    reason: InterruptReason,
+    why: StuckReason,
+    timeout: Option<Duration>,
+    step: Option<&str>,
+) -> String {
     let what = match (reason, timeout) {
         (InterruptReason::Timeout, Some(timeout)) => timeout_clause(timeout),
-        (InterruptReason::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
+        (InterruptReason::Timeout, None) => {
+            format!("The evaluation exceeded the time limit for {}", step.unwrap_or(UNKNOWN_STEP))
+        }
         (InterruptReason::Cancel, _) => "The evaluation was cancelled".to_owned(),
         (InterruptReason::Heap, _) => "The evaluation nearly filled the heap".to_owned(),
     };
@@ -587,6 +601,7 @@ mod tests {
     use super::{JobEnd, OutcomeBuilder};
     use crate::config::Limits;
     use crate::image::InterruptReason;
+    use crate::image::interruption::StuckReason;
 
     /// Returns the message of an evaluation that does not end after an interruption because of its time limit.
     fn message_of_unended(timeout: Option<Duration>, step: &str) -> String {
@@ -606,5 +621,34 @@ mod tests {
             message_of_unended(Some(Duration::from_secs(2)), ""),
             "The evaluation did not finish within its time limit of 2 seconds"
         );
+    }
+
+    /// Returns the message of an evaluation that has no time limit and ends as `end` says during a step.
+    fn message_of_ended_step(end: JobEnd) -> String {
+        let mut builder = OutcomeBuilder::new(1, "(run)".into(), Limits::default(), None);
+        builder.step = Some("the load of demo".to_owned());
+        builder.finish(end).result.unwrap_err().message.text.clone()
+    }
+
+    #[test]
+    fn message_of_an_exceeded_step_says_that_the_test_run_was_stopped() {
+        assert_eq!(
+            message_of_ended_step(JobEnd::Interrupted(InterruptReason::Timeout)),
+            "The time limit for the load of demo was exceeded, so the test run was stopped."
+        );
+    }
+
+    #[test]
+    fn message_of_an_abandoned_test_run_names_the_step_whose_time_limit_was_exceeded() {
+        let message = message_of_ended_step(JobEnd::Abandoned(InterruptReason::Timeout, StuckReason::Unresponsive));
+        let expected =
+            "The evaluation exceeded the time limit for the load of demo, and did not respond to an interrupt";
+        assert!(message.starts_with(expected), "{message}");
+    }
+
+    #[test]
+    fn message_of_a_full_heap_says_what_to_do() {
+        let message = message_of_ended_step(JobEnd::Interrupted(InterruptReason::Heap));
+        assert!(message.ends_with(" Keep fewer objects, or start with a larger heap."), "{message}");
     }
 }

@@ -328,6 +328,14 @@ fn held_form_is_not_replayed_for_definitions_of_the_values_that_resumed_it() {
     assert_eq!(std::fs::read_to_string(file).unwrap(), "xx");
 }
 
+#[test]
+fn server_without_a_supervisor_does_not_say_that_definitions_are_restored_from_a_checkpoint() {
+    let mut server = Mode::Plain.ready();
+    hold(&mut server, "(list (restart-case (error \"x\") (use-value (value) value)))");
+    let text = invoke_restart_with(&mut server, "USE-VALUE", "(progn (defun helper () 1) 42)");
+    assert_eq!(text, "=> (42)");
+}
+
 #[apply(both_modes)]
 fn server_restarts_are_invisible_to_find_restart(mode: Mode) {
     let mut server = mode.ready();

@@ -28,8 +28,7 @@ fn run_tests_reload_loads_files_changed_on_disk() {
 #[test]
 fn run_tests_reload_names_stale_definitions_and_defvars() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
-    for (fresh, more) in [(false, ""), (true, "The tests ran in a fresh image that loaded only the systems' files.\n")]
-    {
+    for (fresh, more) in [(false, ""), (true, "This test run used a fresh image, which loads only files.\n")] {
         let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
         let source = |variable: &str, function: &str| {
             let text =
@@ -108,7 +107,12 @@ fn timed_out_step_of_a_test_run_is_named() {
     let code = "(unwind-protect (progn (sbcl-host/testing::announce-step \"the load of demo\" 100) (loop))
                   (sbcl-host/testing::announce-test nil))";
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": code}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit for the load of demo was exceeded.\n"), "{text}");
+    assert!(
+        text.starts_with(
+            "[ERROR] TIMEOUT\nThe time limit for the load of demo was exceeded, so the test run was stopped.\n"
+        ),
+        "{text}"
+    );
     // No time limit remains after the step.
     let code =
         "(progn (sbcl-host/testing::announce-step \"the load of demo\" 100) (sbcl-host/testing::announce-test nil)
@@ -161,6 +165,11 @@ fn heap_filling_test_is_an_error_and_the_other_tests_run() {
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
     assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
+    assert_eq!(
+        text.matches("so the test was ended. Keep fewer objects, or start with a larger heap.").count(),
+        2,
+        "{text}"
+    );
     server.assert_works();
     // Data that a test keeps leaves less memory to later evaluations.
     project.write(
@@ -205,7 +214,7 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     project.register(&mut server);
     // Systems not loaded in the session stay unloaded there.
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the systems' files.\n\n\
+    let expected = "[notice]\nThis test run used a fresh image, which loads only files.\n\n\
                     FAILED  2 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(server.evaluate("(find-package \"DEMO-TESTS\")"), "=> NIL");
@@ -242,7 +251,7 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     // Further evaluations need not wait.
     server.assert_works();
     let text = call_ok(&mut server, "check-evaluation", json!({"id": 2, "wait": 60}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the systems' files.\n\n\
+    let expected = "[notice]\nThis test run used a fresh image, which loads only files.\n\n\
                     FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(
         text.starts_with(expected) || text.starts_with(&expected.replace("1 failed, 0 errors", "0 failed, 1 error")),

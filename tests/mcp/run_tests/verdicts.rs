@@ -309,7 +309,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
                         s/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n\n\
                         2 systems: => all pass  3 passed, 0 failed, 0 errors, 0 skipped";
         let timeless = without_times(&text);
-        assert_eq!(timeless.contains("ran in a fresh image"), fresh, "{text}");
+        assert_eq!(timeless.contains("used a fresh image"), fresh, "{text}");
         assert!(timeless.contains(expected), "{text}");
         assert!(last_error(&mut server).starts_with("No error information available."));
     }
@@ -353,7 +353,8 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
         let said = "\ns/worse, s/same: There are no suspects: no failed test ran code from the files of";
         assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
         assert!(text.contains("\ns/plain: There are no suspects: the ASDF test-op counts as one test"), "{text}");
-        assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
+        let notice = "[notice]\nThis test run used a fresh image, which loads only files, for each system.\n";
+        assert_eq!(text.contains(notice), fresh, "{text}");
     }
     // A system that cannot be loaded has no suspects.
     let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
@@ -470,7 +471,9 @@ fn unknown_system_test_or_package_is_an_error_with_near_names() {
         "{text}"
     );
     let text = call_err(&mut server, "run-tests", json!({"name": "split|ting"}));
-    assert!(text.contains("it does not spell a symbol: a vertical bar in it is not closed."), "{text}");
+    let expected = "There is no test or suite named split|ting. This name does not spell a symbol: a vertical bar in it is not \
+                    closed. In a name, \\| spells a vertical bar, and \\\\ a backslash.";
+    assert!(text.contains(expected), "{text}");
     let text = call_err(&mut server, "run-tests", json!({"test-package": "cl-user"}));
     assert!(text.contains("Nothing ran: there are no tests of the package cl-user."), "{text}");
     // Evaluated tests can be run, too.
