@@ -236,9 +236,10 @@ If other work shares the processors, times are up to twice as long and ratios ar
 ## Calls between Rust and Lisp
 
 {calls}
-The figures are criterion's medians, from [benches/library.rs](../benches/library.rs). A call from another thread is handed
-over to a Lisp thread. While calls follow one another within a few milliseconds, this thread polls for 50 µs before it
-sleeps. On a virtual machine, a call that has to wake a sleeping processor takes 10 to 40 µs longer.
+The figures are criterion's medians and ratios of these medians, from [benches/library.rs](../benches/library.rs), except the
+last figure, which is from the first table. A call from another thread is handed over to a Lisp thread. While calls follow
+one another within a few milliseconds, the Lisp thread polls for 50 µs before it sleeps. On a virtual machine, a call that
+has to wake a sleeping processor takes 10 to 40 µs longer.
 ",
         arch = std::env::consts::ARCH.replace('_', "-"),
         os = match std::env::consts::OS {
