@@ -125,7 +125,7 @@ figures: build ## Measure the tools against their limits, and count the calls an
 	scripts/working_day.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 
 # A mutant takes ten seconds, more on a busy machine.
-mutants: build ## Measure how well run-tests' suspects locate 100 seeded faults (SBCL_MCP_MUTANTS: number per library)
+mutants: build ## Measure how well run-tests' suspects locate about 100 seeded faults (SBCL_MCP_MUTANTS: number per library)
 	scripts/mutants.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp" $${SBCL_MCP_MUTANTS:-34} \
 	  /usr/share/common-lisp/source/esrap:esrap /usr/share/common-lisp/source/alexandria:alexandria \
 	  /usr/share/common-lisp/source/iterate:iterate

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
 /// The time for which a thread without work polls before it sleeps. A program that sends one request after another sends
-/// its next request within this time (10 to 30 µs were measured), while waking a sleeping processor takes 50 µs.
+/// its next request within this time (10 to 30 µs were measured), while a sleeping processor takes 10 to 50 µs to wake.
 const POLL_TIME: Duration = Duration::from_micros(50);
 
 /// A thread polls only if it has begun two other waits within this time before the current wait. If requests arrive less
