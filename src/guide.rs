@@ -34,7 +34,7 @@ pub mod values {
     //! let none: Option<f64> = lisp.eval("nil")?;
     //! assert_eq!((quotient, remainder, names.len(), ages["ada"], none), (3, 2, 2, 36, None));
     //!
-    //! // An element that is not an `i8` is an error that says what was expected, what was found, and where.
+    //! // An element that is not an `i8` causes an error that says what was expected, what was found, and where.
     //! let error = lisp.eval::<Vec<i8>>("(list 1 2 300)").unwrap_err();
     //! assert_eq!(error.to_string(), "expected an integer from -128 to 127, but found 300 (in element 2)");
     //! # Ok::<(), sbcl::Error>(())
@@ -54,10 +54,10 @@ pub mod values {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Structs and enums are converted by serde, as property lists and keywords: see [`Serde`](crate::Serde). Integers
-    //! of more than 128 bits convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios whose parts fit an
-    //! `i128` convert to and from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast
-    //! as memory allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets without a copy. This function is
+    //! [`Serde`](crate::Serde) converts structs to property lists, and enum variants to keywords or lists. Integers of
+    //! any size convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios whose parts fit an `i128`
+    //! convert to and from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as
+    //! memory allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets without a copy. This function is
     //! `unsafe`: the caller must ensure that nothing writes to the octets meanwhile.
 }
 
@@ -106,7 +106,7 @@ pub mod host_functions {
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
     //! lisp.define("host:read", "Return the text of the file PATH.", |path: String| std::fs::read_to_string(path))?;
-    //! // An Err is an error in Lisp, with the restart USE-VALUE; a panic is one, too.
+    //! // An Err becomes an error in Lisp, with the restart USE-VALUE; so does a panic.
     //! let text: String = lisp.eval(
     //!     r#"(handler-bind ((rust:host-error (lambda (e) (declare (ignore e)) (use-value "none"))))
     //!          (host:read "/nowhere"))"#,
@@ -116,10 +116,10 @@ pub mod host_functions {
     //! ```
     //!
     //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
-    //! `Send + Sync`. A host function that blocks delays neither garbage collections nor other Lisp threads.
-    //! [`define_as`](crate::Lisp::define_as) accepts a lambda list with optional and keyword parameters;
-    //! [`Values`](crate::Values) returns multiple values. A closure that cannot be sent to other threads can be a
-    //! [local function](crate::Cx::local_function).
+    //! `Send + Sync`. A host function that blocks does not delay garbage collections. It delays other Lisp threads only
+    //! if they need a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts a lambda
+    //! list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure that
+    //! cannot be sent to other threads can be a [local function](crate::Cx::local_function).
     //!
     //! The foreground evaluations of a session run one after another, so a host function called by such an evaluation
     //! cannot wait for the next one: there, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
@@ -127,16 +127,17 @@ pub mod host_functions {
     //! evaluates on the same thread), or queue the code with [`submit`](crate::Session::submit). A deadlock through
     //! another thread is not detected: a function that waits for a thread which calls `evaluate` waits forever.
     //!
-    //! If a non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has
-    //! called, the function gets [`Error::Unwinding`](crate::Error::Unwinding) from its call of Lisp. Return this error
-    //! from the function: destructors then run as usual, and the exit continues in Lisp.
+    //! If a non-local exit in Lisp (`throw`, `return-from`, a restart, an interruption) passes through a Rust function
+    //! that Lisp has called, the function gets [`Error::Unwinding`](crate::Error::Unwinding) from its call of Lisp.
+    //! Return this error from the function: destructors then run as usual, and the exit continues in Lisp.
 }
 
 pub mod conditions {
     //! Errors, restarts, handlers and warnings.
     //!
-    //! An error for which Lisp has no handler is returned as [`Error::Condition`](crate::Error::Condition), with the
-    //! condition object, its classes and message, the restarts and the backtrace.
+    //! If no Lisp code within a call handles an error, the call returns [`Error::Condition`](crate::Error::Condition),
+    //! with the condition object, its classes and message, the restarts and the backtrace. The same holds for
+    //! everything else that would invoke the debugger, such as `break`.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -154,8 +155,10 @@ pub mod conditions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Warnings from evaluated and loaded code, except warnings about redefinitions, go to the hook that
-    //! [`on_warning`](crate::Builder::on_warning) sets. Without a hook, these warnings become `tracing` events.
+    //! Warnings that are signalled while [`eval`](crate::Lisp::eval), [`load_str`](crate::Lisp::load_str) or
+    //! [`load_file`](crate::Lisp::load_file) runs go to the hook that [`on_warning`](crate::Builder::on_warning) sets,
+    //! except warnings about redefinitions. Without a hook, these warnings become `tracing` events. In other calls,
+    //! `warn` prints to `*error-output*`.
 }
 
 pub mod threads {
@@ -168,8 +171,8 @@ pub mod threads {
     //! thread.
     //!
     //! Options such as a time limit belong to a `Lisp` and to the functions that are looked up with it, not to a
-    //! thread. A nested call through another `Lisp` has the package and the error handler of that `Lisp`; the time limit
-    //! and the variable bindings of the outer call apply to it, too.
+    //! thread. A nested call through another `Lisp` has the package and the error handler of that `Lisp`; the outer
+    //! call's time limit and variable bindings also apply to the nested call.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -224,9 +227,10 @@ pub mod output {
     //! The streams that Lisp prints to and reads from.
     //!
     //! `*standard-output*` is the standard output of this process unless the program sets
-    //! [`stdout`](crate::Builder::stdout). [`stderr`](crate::Builder::stderr) sets `*error-output*`, and
-    //! [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The streams are set at boot, for
-    //! all calls. In threads that Lisp code starts, and in the evaluations of a session, `*standard-input*` is empty.
+    //! [`stdout`](crate::Builder::stdout). [`stderr`](crate::Builder::stderr) sets `*error-output*` and
+    //! `*trace-output*`, and [`stdin`](crate::Builder::stdin) sets `*standard-input*`, which is empty by default. The
+    //! streams are set at boot, for all calls. In threads that Lisp code starts, and in the evaluations of a session,
+    //! `*standard-input*` is empty.
     //!
     //! ```no_run
     //! use std::io::{Cursor, sink};
@@ -241,13 +245,13 @@ pub mod output {
     //!
     //! A thread of the library writes all output in order, and a Lisp thread that prints waits for this thread, so the
     //! output of a call has been written when the call returns. A call that is interrupted, or that has exceeded its
-    //! time limit, does not wait, so a stream that blocks cannot delay the call. At most 1 MiB of output then waits in
-    //! a queue, from which it is written later; output that does not fit in the queue is lost. A stream whose code
-    //! calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting for the
-    //! stream; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome with an error of
-    //! kind `DEADLOCK`. A stream may wait for another thread that calls Lisp, if that call neither prints nor warns. A
-    //! stream must not wait for a lock that a caller of Lisp may hold: `println!("{value}")`, for example, calls Lisp
-    //! while it holds the lock of [`std::io::stdout`].
+    //! time limit, does not wait, so a stream that blocks cannot delay the end of the call. At most 1 MiB of output
+    //! then waits in a queue, from which it is written later; output that does not fit in the queue is lost. A stream
+    //! whose code calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), because Lisp may be waiting
+    //! for the stream; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome with an
+    //! error of kind `DEADLOCK`. A stream may wait for another thread that calls Lisp, if that call does not print,
+    //! warn or read input. A stream must not wait for a lock that a caller of Lisp may hold: `println!("{value}")`, for
+    //! example, calls Lisp while it holds the lock of [`std::io::stdout`].
     //!
     //! By default Lisp writes to the file descriptors of this process, without the locks and buffers of [`std::io`]. To
     //! print an incomplete line before Lisp's output, flush the buffer: `print!("> "); std::io::stdout().flush()?;`.
@@ -264,24 +268,25 @@ pub mod output {
 pub mod own_core {
     //! A program that contains its own Lisp code.
     //!
-    //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp
-    //! files into a core that the program contains: see the example `bundled`. Disable the default feature `core` to
-    //! leave the plain core out of the program. [`Builder::core`](crate::Builder::core) boots a core from a directory, or
-    //! a saved core, instead of the core that the program contains.
+    //! The crate `sbcl-build`, called by the program's build script, compiles ASDF systems and directories of Lisp
+    //! files into a core that the program contains: see the example `bundled`. Disable the default feature `core` in
+    //! such a program, because a program contains only one core. [`Builder::core`](crate::Builder::core) boots a core
+    //! from a directory, or a saved core, instead of the core that the program contains.
 }
 
 pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
-    //! [`Lisp::save`](crate::Lisp::save) writes the image, including the values of variables, while the program continues.
-    //! [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than booting the plain core,
-    //! unless the file is a copy or has another modification time: then the boot first reads the whole file to check it.
+    //! [`Lisp::save`](crate::Lisp::save) writes the image, including the values of variables, while the program
+    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than booting the
+    //! plain core, unless the file is a copy or has another modification time: then the boot first reads the whole file
+    //! to check it.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
     //!
     //! let lisp = match Lisp::builder().core("app.core").boot() {
-    //!     // No usable saved core, or one saved by another build of this program: boot a fresh image.
+    //!     // There is no usable saved core, or another build of the crate saved it: boot the program's own core.
     //!     Err(Error::Boot(BootError::OtherBuild { .. } | BootError::Core { .. })) => Lisp::boot()?,
     //!     booted => booted?,
     //! };
@@ -302,14 +307,14 @@ pub mod saving {
     //!
     //! A forked copy of the process saves the image. The copy has a single thread, a Lisp thread, which runs none of
     //! the program's Rust code and waits for none of the program's locks. If a call changes an object, such as a hash
-    //! table, at the moment of the copy, the saved object may be inconsistent: hold the same lock while you change the
-    //! object and while you save.
+    //! table, at the moment of the copy, the saved object may be inconsistent. To prevent this, hold a lock of your own
+    //! while you change the object, and hold the same lock while you save.
     //!
     //! SBCL saves an image by moving every object, and then ends the process, so saving without a copy would end the
     //! program. Therefore `save` fails if the process cannot be copied. `save` works only on Linux.
     //!
-    //! A core boots only in the same build (of the crate and of SBCL) that saved the core, with the same heap size. The
-    //! file may contain secrets, so only the file's owner can read it.
+    //! A core boots only in a program with the same build of the crate and of SBCL as the program that saved the core,
+    //! and only with the same heap size. The file may contain secrets, so only the file's owner can read it.
 }
 
 pub mod safety {
@@ -319,13 +324,14 @@ pub mod safety {
     //! an implementation of [`IntoLisp`](crate::IntoLisp) writes, and whatever a callback calls, returns, forgets or
     //! panics with. The only `unsafe` function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
-    //! There are two exceptions. Crates such as `stacker` and `corosensei` switch stacks in safe functions: do not use them
-    //! on a Lisp thread, that is, in a function that Lisp calls or in the closure of [`enter`](crate::Lisp::enter). The
-    //! garbage collector scans only the thread's own stack, and usually [ends the
-    //! process](crate::guide::what_ends_the_process) if the thread runs on another stack. On such a stack, a call through
-    //! [`Lisp`](crate::Lisp) runs on another Lisp thread, and a call through a [`Cx`](crate::Cx) fails with
-    //! [`Error::CannotCall`](crate::Error::CannotCall). And a [`Value`](crate::Value) that refers to an object with dynamic
-    //! extent must be dropped before the Lisp code that made this object returns.
+    //! There are two exceptions. Crates such as `stacker` and `corosensei` switch stacks in safe functions: do not use
+    //! them on a Lisp thread, that is, in a function that Lisp calls or in the closure of
+    //! [`enter`](crate::Lisp::enter). The garbage collector scans only the thread's own stack, and a collection while
+    //! the thread runs on another stack usually [ends the process](crate::guide::what_ends_the_process). On such a
+    //! stack, a call through [`Lisp`](crate::Lisp) runs on another Lisp thread, and a call through a [`Cx`](crate::Cx)
+    //! fails with [`Error::CannotCall`](crate::Error::CannotCall). The other exception is a [`Value`](crate::Value) of
+    //! an object that itself refers to an object with dynamic extent: drop this `Value` before the Lisp code that made
+    //! the object with dynamic extent returns.
     //!
     //! Lisp code can be unsafe. Code run by [`eval`](crate::Lisp::eval) or [`load_file`](crate::Lisp::load_file), a
     //! function called by name, and a booted core can do anything that this process can do, as foreign code can:
@@ -337,11 +343,11 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Other unsafe features are `(safety 0)`, false declarations of `dynamic-extent`, `sb-alien`, and symbols of internal
-    //! packages (SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If several threads change an object at the
-    //! same time without a lock, SBCL guarantees nothing. The image is not a sandbox: evaluate only code that you trust,
-    //! just as you link only code that you trust. SBCL checks code that uses no unsafe feature: a wrong index, type or
-    //! number of arguments signals a condition.
+    //! Other unsafe features are `(safety 0)`, false declarations of `dynamic-extent`, `sb-alien`, and symbols of
+    //! internal packages (SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If several threads change an
+    //! object at the same time without a lock, SBCL guarantees nothing. The image is not a sandbox: evaluate only code
+    //! that you trust, just as you link only code that you trust. SBCL checks code that uses no unsafe feature: a wrong
+    //! index, type or number of arguments signals a condition.
 }
 
 pub mod what_ends_the_process {
@@ -360,8 +366,8 @@ pub mod what_ends_the_process {
     //! | `apply` spreads a list whose elements take more than half of the control stack (with its default size, some 16 million elements) over the arguments of a function that copies them on the stack, such as `values` | the stack pointer skips the guard pages: a memory fault, a hang, or SBCL ends the process with status 86. If [`call`](crate::Lisp::call) itself has so many arguments, it returns a `storage-condition` |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
     //! | a Rust function calls Lisp when less than 16 KiB of the stack are left, not counting the guard pages | [`Error::CannotCall`](crate::Error::CannotCall) |
-    //! | garbage is collected while code on a Lisp thread runs on another stack, as in a coroutine of `corosensei` or the closure of `stacker::grow` | SBCL ends the process with status 86 |
-    //! | after a garbage collection during a call, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
+    //! | garbage is collected while code on a Lisp thread runs on another stack, as in a coroutine of `corosensei` or the closure of `stacker::grow` | SBCL usually ends the process with status 86 |
+    //! | after a garbage collection that a call causes, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
     //! | handlers of such a `storage-condition` keep filling the heap until six collections are nested | no further handler runs: the call fails with the condition |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
@@ -390,25 +396,29 @@ pub mod what_ends_the_process {
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
     //! code, and on other threads, these signals go to the handlers that were installed before boot. SIGCHLD and
     //! SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such signals from other
-    //! processes are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot for one
-    //! of the signals that SBCL handles must call the previous handler, as the handlers of tokio and `signal-hook` do.
+    //! processes are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot for
+    //! one of the signals that SBCL handles must call the previous handler, as the handlers of tokio and `signal-hook`
+    //! do.
     //!
-    //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may change
-    //! the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal is blocked,
-    //! an error in Lisp that raises this signal ends the process; while SIGUSR2 is blocked, garbage collections wait; and
-    //! while SIGURG is blocked, SBCL may end the process.
+    //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may
+    //! change the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal
+    //! is blocked, an error in Lisp that raises this signal ends the process; while SIGUSR2 is blocked, garbage
+    //! collections wait; and while SIGURG is blocked, SBCL may end the process.
     //!
-    //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals unblocked:
-    //! the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP, SIGIO, SIGXCPU,
-    //! SIGXFSZ, SIGVTALRM and SIGWINCH. So a program cannot block one of these signals in all threads and wait for it with
-    //! `sigwait` or `signalfd`: a Lisp thread may receive the signal, and its action applies, which for SIGTERM is by default
-    //! the end of the process. Install a handler, for example with `signal-hook`; it may run on a Lisp thread.
+    //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals
+    //! unblocked: the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP,
+    //! SIGIO, SIGXCPU, SIGXFSZ, SIGVTALRM and SIGWINCH. So a program cannot block one of these signals in all threads
+    //! and wait for it with `sigwait` or `signalfd`: a Lisp thread may receive the signal, and its action applies,
+    //! which for SIGTERM is by default the end of the process. Install a handler, for example with `signal-hook`; the
+    //! handler may run on a Lisp thread.
     //!
-    //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
-    //! image cannot be unloaded. After a `fork` without `exec`, the child process cannot use Lisp: calls fail
-    //! with [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind
-    //! `FORKED`; the replies to other requests of a session are dropped. A child that a Lisp thread has forked ends with status
-    //! 0 when the Rust code that forked returns to Lisp.
+    //! An image cannot be unloaded: it ends with the process. To end the program, return from `main` or call
+    //! `process::exit`. Calls that still run are then cut off, and their cleanup forms do not run.
+    //!
+    //! After a `fork` without `exec`, the child process cannot use Lisp: calls fail with
+    //! [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind
+    //! `FORKED`; the replies to other requests of a session are dropped. A child that a Lisp thread has forked ends
+    //! with status 0 when the Rust code that forked returns to Lisp.
 }
 
 pub mod mistakes {
@@ -450,16 +460,16 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Code as a string for each call.** Code in a string that contains values must be built, read and usually compiled
-    //! for each call, and breaks if a value contains a quotation mark that is not escaped. Define a function once, and call
-    //! the function with arguments.
+    //! **Code as a string for each call.** Code in a string that contains values must be built, read and usually
+    //! compiled for each call, and breaks if a value contains a quotation mark that is not escaped. Define a function
+    //! once, and call the function with arguments.
     //!
     //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
     //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
     //! the call.
     //!
     //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function
-    //! that Lisp has called is not interrupted: the call ends when the function returns.
+    //! that Lisp has called is not interrupted: the call ends only after this function has returned.
     //!
     //! **A second boot.** A process has only one image, so the tests in one process share this image:
     //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns the same image to all tests.
@@ -483,24 +493,25 @@ pub mod performance {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a name up once, and the returned
-    //! [`Function`](crate::Function) follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up for each
-    //! call. [`Lisp::eval`](crate::Lisp::eval) reads the text each time, and compiles each form unless the form is simple,
-    //! such as a variable or a call with simple arguments.
+    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a name up once, and the
+    //! returned [`Function`](crate::Function) follows redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name
+    //! up for each call. [`Lisp::eval`](crate::Lisp::eval) reads the text each time, and compiles each form unless the
+    //! form is simple, such as a variable or a call with simple arguments.
     //!
     //! **Conversions.** A conversion copies the object. Keep large objects in Lisp and pass a [`Value`](crate::Value)
     //! instead: passing a `Value` costs the same for objects of any size. [`Cx::copy_bytes`](crate::Cx::copy_bytes)
     //! copies vectors of octets as fast as memory allows.
     //!
     //! **Generic arithmetic.** Without declarations, Lisp arithmetic works on numbers of all types. Type declarations
-    //! (`fixnum`, `double-float`) can make inner loops many times faster. SBCL checks these declarations, except in code
-    //! that is compiled with `(safety 0)`.
+    //! (`fixnum`, `double-float`) can make inner loops many times faster. SBCL checks these declarations, except in
+    //! code that is compiled with `(safety 0)`.
     //!
-    //! **Garbage.** A garbage collection stops all threads that run Lisp code, for a time that grows with the amount of live
-    //! data: usually a few milliseconds. Rust code continues, until it calls Lisp or waits for the result of a call.
+    //! **Garbage.** A garbage collection stops all Lisp threads, even in host functions and closures of
+    //! [`enter`](crate::Lisp::enter), for a time that grows with the amount of live data: usually a few milliseconds.
+    //! Other Rust threads continue, until they wait for a Lisp thread.
     //!
-    //! **One thread.** By default only one call at a time runs Lisp code. [`Builder::threads`](crate::Builder::threads) sets
-    //! how many calls run Lisp code in parallel.
+    //! **One thread.** By default only one call at a time runs Lisp code. [`Builder::threads`](crate::Builder::threads)
+    //! sets how many calls run Lisp code in parallel.
     //!
     //! The repository's `docs/benchmarks.md` lists the measured time of each kind of call; `make bench` repeats the
     //! measurements.

@@ -17,14 +17,15 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! [`Lisp`] is a handle to the image: it boots SBCL, evaluates code, calls functions in both directions, and converts
-//! values. The [`guide`] explains the library by topic, beginning with [values](guide::values) and ending with [common
-//! mistakes](guide::mistakes) and [performance](guide::performance). A process has at most one image; see [what ends the
+//! [`Lisp`] is the handle to the image. Its functions boot SBCL, evaluate code, call Lisp functions, define Rust
+//! functions for Lisp, and convert values. The [`guide`] explains the library by topic, beginning with
+//! [values](guide::values) and ending with [common mistakes](guide::mistakes) and [performance](guide::performance). A
+//! process has at most one image, and some faults in Lisp code end the process: see [what ends the
 //! process](guide::what_ends_the_process).
 //!
-//! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: it evaluates code as a REPL
-//! does, records an error's message, backtrace and restarts, and can hold a failed evaluation for debugging. [`mcp`]
-//! serves a session to an MCP client.
+//! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: it evaluates code as a
+//! REPL does, records an error's message, backtrace and restarts, and can hold a failed evaluation for debugging.
+//! [`mcp`] serves an image's session to MCP clients.
 //!
 //! To use the crate without the server, from a clone of its repository:
 //!

@@ -28,8 +28,8 @@ pub struct ConversionError {
     pub expected: String,
     /// A description of the object that was found instead, cut off if it is long.
     pub found: String,
-    /// The position of the found object in the object that was to be converted, outermost part first, such as `element 3`
-    /// or `the key of entry 0`. Elements and entries are numbered from 0.
+    /// The position of the found object in the object that was to be converted, outermost part first, such as
+    /// `element 3` or `the key of entry 0`. Elements, entries and values are numbered from 0, arguments from 1.
     pub place: Vec<String>,
 }
 
@@ -72,24 +72,26 @@ impl ConversionError {
 /// Maximum number of positions in a [`ConversionError`].
 const MAX_PLACES: usize = 32;
 
-/// Maximum number of values that a function returns. SBCL puts the values on the control stack; more values would overrun
-/// the guard pages at the end of the stack.
+/// Maximum number of values that a host function returns. SBCL puts the values on the control stack; more values could
+/// extend beyond the guard pages at the end of the stack.
 const MAX_VALUES: usize = 10_000;
 
 /// Maximum nesting depth of messages: an object too deep for its message is read from a message of its own.
 const MAX_FETCH_DEPTH: u32 = 10_000;
 
-/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables. A hash table takes two
-/// levels, as a list of pairs does.
+/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables. A hash table
+/// takes two levels, as a list of pairs does.
 ///
-/// Below this depth, lists, vectors and hash tables become handles, except strings and vectors of octets. Instances and
-/// functions become handles at any depth. With an opaque shape, every object below the depth becomes a handle, except `nil`,
-/// `t`, fixnums, floats and characters.
+/// Numbers, characters, strings, symbols and vectors of octets are written at any depth. Other vectors, lists and hash
+/// tables become handles below this depth. All other objects, such as instances and functions, become handles at any
+/// depth. With an opaque shape, every object below the depth becomes a handle, except `nil`, `t`, fixnums, floats and
+/// characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
 impl Shape {
-    /// The shape of objects that are written without levels: numbers, characters, strings, symbols and vectors of octets.
+    /// The shape of objects that are written without levels: numbers, characters, strings, symbols and vectors of
+    /// octets.
     pub const ATOM: Self = Self(0);
     /// The shape of a handle: the object itself is not written out.
     pub const OPAQUE: Self = Self(256);
@@ -102,8 +104,9 @@ impl Shape {
         Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
     }
 
-    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`. Of two opaque
-    /// shapes, the result is the one with fewer levels, because an object that is not written out can still be fetched.
+    /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`. Of two
+    /// opaque shapes, the result is the one with fewer levels, because an object that is not written out can still be
+    /// fetched.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
@@ -176,8 +179,8 @@ impl<'m> Reader<'m> {
         self.read_or_skip(T::from_lisp)
     }
 
-    /// Reads an object with `read`. If `read` fails, panics or reads nothing, skips the rest of the object, so that the next
-    /// read starts at the next object.
+    /// Reads an object with `read`. If `read` fails, panics or reads nothing, skips the rest of the object, so that the
+    /// next read starts at the next object.
     #[inline]
     pub(super) fn read_or_skip<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let start = self.message.position();
@@ -313,7 +316,8 @@ impl<'m> Reader<'m> {
             .map_err(|code| ConversionError::new("text", format!("a string with the surrogate code point {code:#x}")))
     }
 
-    /// Makes the error for an object that begins with `token` and is not what was expected. Skips the rest of the object.
+    /// Makes the error for an object that begins with `token` and is not what was expected. Skips the rest of the
+    /// object.
     pub(super) fn unexpected(&mut self, expected: &str, token: Token<'_>) -> ConversionError {
         let (found, more) = match token {
             Token::Nil => ("nil".to_owned(), 0),
@@ -505,9 +509,10 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list, or a vector that is not a string |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, as for a tuple of two; the first pair with a key counts |
-/// | tuples | multiple values; as elements, a list, a vector or a pair (a cons whose cdr is a non-empty list counts as a list) |
+/// | tuples of up to eight | multiple values; as elements and arguments, a list, a vector or a pair (a cons whose cdr is a non-empty list counts as a list) |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number whose parts fit an `i128`, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
+/// | [`Serde<T>`](super::Serde) | an object that serde can read as a `T` |
 /// | `()` | any values, ignored |
 ///
 /// Implement the trait for a type of your own by reading another type:
@@ -573,9 +578,12 @@ pub trait FromLisp: Sized {
 /// | `None`, `false`, `()` | `nil` |
 /// | references, `Box<T>` | the object of the value that they refer to |
 ///
+/// The types of [`FromLisp`]'s table that are missing here become objects of the kind from which they are read.
+///
 /// Converting a map is an error if some of its keys become `equal` objects, such as `None` and `Some(false)`.
 ///
-/// `Result` does not implement this trait: a [host function](super::HostFunction) that returns `Err` signals a condition.
+/// `Result` does not implement this trait: a [host function](super::HostFunction) that returns `Err` signals a
+/// condition.
 ///
 /// ```
 /// use sbcl::{ConversionError, IntoLisp, Writer};
@@ -1003,7 +1011,8 @@ impl<T: FromLisp> FromLisp for Vec<T> {
     }
 }
 
-/// Reads each element of a specialised vector as a `T`. `write` writes an element into a message, from which it is read.
+/// Reads each element of a specialised vector as a `T`. `write` writes an element into a message, from which it is
+/// read.
 fn read_elements<T: FromLisp, E>(
     reader: &Reader<'_>,
     elements: impl IntoIterator<Item = E>,

@@ -43,8 +43,8 @@ struct DefinedFunction {
     closure: Arc<HostClosure>,
     /// True once Lisp has installed the function under its name.
     is_installed: bool,
-    /// The closures that this definition replaced. The closures are kept until the defining call has left Lisp, because their
-    /// destructors may call Lisp.
+    /// The closures that this definition replaced. The closures are kept until the defining call has left Lisp, because
+    /// their destructors may call Lisp.
     replaced: Vec<Arc<HostClosure>>,
 }
 
@@ -83,8 +83,8 @@ thread_local! {
     static DEFINITION_CACHE: RefCell<DefinitionCache> = RefCell::default();
 }
 
-/// Initializes this thread's [`LOCAL_CLOSURES`] and [`DEFINITION_CACHE`], unless they are initialized. Returns false if they
-/// have been destroyed.
+/// Initializes this thread's [`LOCAL_CLOSURES`] and [`DEFINITION_CACHE`], unless they are initialized. Returns false if
+/// they have been destroyed.
 pub(super) fn initialize_thread_locals() -> bool {
     LOCAL_CLOSURES.try_with(|_| ()).is_ok() && DEFINITION_CACHE.try_with(|_| ()).is_ok()
 }
@@ -100,7 +100,7 @@ pub struct Parameter {
 
 /// A Rust closure that Lisp can call: an `Fn` of up to eight arguments, each [`FromLisp`].
 ///
-/// The closure returns a value that is [`IntoLisp`], or a `Result` of such a value and any error. A
+/// The closure returns a value that is [`IntoLisp`], [`Values`], or a `Result` of one of these and any type of error. A
 /// [defined](super::Lisp::define) function may be called on any Lisp thread, and on multiple threads at once, so its
 /// closure must be `Send + Sync`. The closure of a [local function](Cx::local_function) need not be. The definition of
 /// this closure, which is not `Sync`, does not compile:
@@ -202,7 +202,8 @@ impl_host_functions! {
 /// Defines the Lisp function `name` as the closure `function`. `options` apply to the call into Lisp that makes the
 /// definition.
 ///
-/// `lambda_list` is written as in `defun`, with or without parentheses; `None` derives it from the closure's parameters.
+/// `lambda_list` is written as in `defun`, with or without parentheses; `None` derives it from the closure's
+/// parameters.
 pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     options: &Arc<Options>,
     name: &str,
@@ -218,7 +219,8 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         }
         None => derive_lambda_list(&parameters),
     };
-    // A panic in the closure's destructor must be contained: the last owner to drop the closure may be a call that panics.
+    // A panic in the closure's destructor must be contained: the last owner to drop the closure may be a call that
+    // panics.
     let function = PanicSafeDrop::new(function);
     let closure = Arc::new(HostClosure {
         name: name.to_owned(),
@@ -258,8 +260,8 @@ pub(super) fn record_installed(mut reader: Reader<'_>) -> Result<(), HostFailure
     Ok(())
 }
 
-/// Drops the closures that Lisp does not call after the definition of function `number`: the closures that the definition
-/// replaced, or the function's own closure if Lisp has not installed the function.
+/// Drops the closures that Lisp does not call after the definition of function `number`: the closures that the
+/// definition replaced, or the function's own closure if Lisp has not installed the function.
 fn drop_unused_closures(number: u64) {
     let unused = {
         let mut all = DEFINED_FUNCTIONS.write();
@@ -298,8 +300,8 @@ fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
         if cache.version != DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire) {
             cache.refresh();
         }
-        // Lisp publishes a function's number without a lock, so a thread may see the number before the version. The lock
-        // that `refresh` takes orders the second search after the definition.
+        // Lisp publishes a function's number without a lock, so a thread may see the number before the version. The
+        // lock that `refresh` takes orders the second search after the definition.
         cache.find(function).or_else(|| {
             cache.refresh();
             cache.find(function)
@@ -307,7 +309,8 @@ fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
     })
 }
 
-/// Runs the host function that Lisp called by the number `function`. `message` has the arguments; `writer` gets the values.
+/// Runs the host function that Lisp called by the number `function`. `message` has the arguments; `writer` gets the
+/// values.
 pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
     let mut reader = Reader::new(cx, message);
     let result = if function >= FIRST_LOCAL_NUMBER {

@@ -22,10 +22,11 @@ fn cannot_call() -> Error {
     if process::is_forked() { Error::Forked } else { Error::CannotCall }
 }
 
-/// Number of arguments of a call for which Lisp allocates no list (`call-with-message` in `lisp/embedding/calls.lisp`).
+/// Maximum number of arguments of a call for which Lisp allocates no list (`call-with-message` in
+/// `lisp/embedding/calls.lisp`).
 const MAX_UNLISTED_ARGUMENTS: usize = 3;
 
-/// Lisp functions that the host calls by number: `enum sbcl_entry` of `ffi/sbcl_host.h`.
+/// Lisp functions that the library calls by fixed handles: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub(super) enum Entry {
@@ -58,9 +59,9 @@ pub(super) enum Entry {
 
 /// Proof that the current thread is a Lisp thread. [`Lisp::enter`](super::Lisp::enter) lends a `Cx` to its closure.
 ///
-/// Calls through a `Cx` are direct: they run on the current thread. Besides the errors that its method lists, each call can
-/// fail with [`Error::Unwinding`], [`Error::CannotCall`], [`Error::Forked`], or an [`Error::Condition`] about an exhausted
-/// stack or heap. A `Cx` cannot leave its thread or outlive the closure that received it:
+/// Calls through a `Cx` are direct: they run on the current thread. Besides the errors that its method lists, each call
+/// can fail with [`Error::Unwinding`], [`Error::CannotCall`], [`Error::Forked`], or an [`Error::Condition`] about an
+/// exhausted stack or heap. A `Cx` cannot leave its thread or outlive the closure that received it:
 ///
 /// ```compile_fail,E0521
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -162,8 +163,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if `object` has
-    /// no Lisp counterpart.
+    /// Returns the errors of [`Lisp::value`](super::Lisp::value).
     pub fn value(&self, object: impl IntoLisp) -> Result<Value, Error> {
         self.call_entry(Entry::Objects, |writer| object.write(writer))
     }
@@ -230,8 +230,8 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if `octets` is not a vector of octets (`(unsigned-byte 8)`), or its length differs from
-    /// the length of `target`.
+    /// Returns [`Error::Condition`] if `octets` is not a vector of octets (`(unsigned-byte 8)`), or its length differs
+    /// from the length of `target`.
     pub fn copy_bytes(&self, octets: &Value, target: &mut [u8]) -> Result<(), Error> {
         let Some(handle) = octets.handle() else {
             return self.call_entry(Entry::OctetCount, |writer| octets.write(writer)).map(|_: usize| ());
@@ -257,9 +257,9 @@ impl Cx {
     /// ```
     ///
     /// # Safety
-    /// Until `work` returns, nothing may write to the vector: neither this thread, in functions that `work` calls, nor any
-    /// other thread of Lisp or of the program. The vector is pinned: garbage collections, which other threads may run as
-    /// usual, do not move it.
+    /// Until `work` returns, nothing may write to the vector: neither this thread, in functions that `work` calls, nor
+    /// any other thread of Lisp or of the program. The vector is pinned: garbage collections, which other threads may
+    /// run as usual, do not move it.
     ///
     /// # Errors
     /// Returns [`Error::Condition`] with a `type-error` if `octets` is not a vector of octets (`(unsigned-byte 8)`);
@@ -353,7 +353,8 @@ impl Cx {
     /// Makes Lisp release the objects whose handles have been dropped, unless another thread is taking the handles.
     #[cold]
     pub(super) fn release_handles(&self) {
-        // Handles dropped after this count may stay in the queue, so the loop ends however fast other threads drop handles.
+        // Handles dropped after this count may stay in the queue, so the loop ends however fast other threads drop
+        // handles.
         let mut left = message::dropped_handle_count();
         // Handles taken from the queue would be lost if the call failed. So no handle is taken if the call would fail.
         while left > 0 && self.can_release() {
@@ -428,8 +429,9 @@ impl Cx {
         }
     }
 
-    /// Returns Lisp's own error if the control stack is nearly used up. To get this error, makes a call into Lisp that does
-    /// nothing: if Rust has no stack left for another level, Lisp has none for a call either, and signals the error.
+    /// Returns Lisp's own error if the control stack is nearly used up. To get this error, makes a call into Lisp that
+    /// does nothing: if Rust has no stack left for another level, Lisp has none for a call either, and signals the
+    /// error.
     #[inline]
     pub(super) fn check_stack_room(&self) -> Result<(), Error> {
         if self.context.has_stack_room() { Ok(()) } else { self.call_entry(Entry::Objects, |_| Ok(())) }

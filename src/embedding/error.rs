@@ -26,7 +26,8 @@ use crate::image::message_buffer::MessageBuffer;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Lisp signalled an error that nothing in Lisp handled.
+    /// No Lisp code in the call handled an error, or another condition that would invoke the debugger, such as that of
+    /// `break`.
     #[error("{0}")]
     Condition(Box<Condition>),
     /// A Lisp object is not what Rust asked for, or a Rust value has no Lisp counterpart.
@@ -44,7 +45,8 @@ pub enum Error {
     /// Lisp invoked the restart ABORT, or ended the thread that ran the call.
     #[error("Lisp aborted the call, by the restart ABORT or by ending the call's thread")]
     Aborted,
-    /// Lisp is unwinding to an outer frame, by a `throw`, a `return-from` or a restart.
+    /// Lisp is unwinding to an outer frame, for example by a `throw`, a `return-from` or a restart, or because an outer
+    /// call is interrupted.
     ///
     /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call on this
     /// thread fails with this error. Return the error to your own caller.
@@ -52,19 +54,21 @@ pub enum Error {
     Unwinding,
     /// Lisp cannot be called where the call was made.
     ///
-    /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in the wrong place: on
-    /// another stack than the thread's own, as crates such as `stacker` provide; or in code that does not belong to the call
-    /// of Rust that lent the `Cx`, such as the `reply` of [`Session::submit`](crate::Session::submit). Or a Rust function that
-    /// Lisp has called ends the process, and an exit handler calls Lisp on the thread of that function.
+    /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in the wrong
+    /// place: on another stack than the thread's own, as crates such as `stacker` provide; or in code that does not
+    /// belong to the call from Lisp that lent the `Cx`, such as the `reply` of
+    /// [`Session::submit`](crate::Session::submit). Or a Rust function that Lisp has called ends the process, and an
+    /// exit handler or a thread-local destructor calls Lisp on the thread of that function.
     #[error(
         "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, the code runs on another stack, \
         the `Cx` was lent to other code, or the process is exiting"
     )]
     CannotCall,
-    /// No Lisp thread is free: all are inside functions of the program, and no waiting call has begun for five seconds.
+    /// No Lisp thread is free: too many are inside functions of the program, no more threads are allowed or can be
+    /// started, and no waiting call has begun for five seconds.
     ///
-    /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more
-    /// threads.
+    /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows
+    /// more threads.
     #[error(
         "no Lisp thread is free: all are running functions of the program, and no more threads are allowed \
          (Builder::spare_threads) or could be started"
@@ -94,17 +98,18 @@ pub enum Error {
     /// [`Session::start`](crate::Session::start) cannot run calls of [`Lisp`](super::Lisp).
     #[error("no image was booted for calls of Lisp: boot it with Lisp::boot or Lisp::builder, not with Session::start")]
     NotBooted,
-    /// This process is a forked copy of the process that booted the image, and has no Lisp threads that could run the call. The
-    /// thread that forked may not call Lisp in the copy either, even if it is a Lisp thread.
+    /// This process is a forked copy of the process that booted the image, and has no Lisp threads that could run the
+    /// call. The thread that forked may not call Lisp in the copy either, even if it is a Lisp thread.
     #[error(
         "this process is a forked copy of a process that had booted Lisp: it has no Lisp threads, and cannot boot Lisp \
          again. Fork first, and boot Lisp in the child"
     )]
     Forked,
-    /// An operation of the operating system failed.
+    /// An operation of the operating system failed, or a path is not valid.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// An error of another type, returned by a function that was passed to the library.
+    /// An error of another type, for closures such as the closure of [`Lisp::enter`](super::Lisp::enter). The library
+    /// itself never makes this error.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -214,17 +219,17 @@ impl Condition {
         self.classes.first().map_or("condition", String::as_str)
     }
 
-    /// Returns the names of the condition's class and its superclasses, most specific first.
+    /// Returns the names of the condition's class and its superclasses up to `condition`, most specific first.
     #[must_use]
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// Returns true if the condition is of the class `name` or a subclass of it, such as `error` or
-    /// `my-app:out-of-stock`.
+    /// Returns true if the condition's class is `name`, such as `error` or `my-app:out-of-stock`, or a subclass of
+    /// `name`.
     ///
-    /// Case is ignored. A name without a package matches a class of any package. A name with a package must be written as
-    /// in [`classes`](Self::classes): with two colons if the package does not export the name.
+    /// Case is ignored. A name without a package matches a class of any package. A name with a package must be written
+    /// as in [`classes`](Self::classes): with two colons if the package does not export the name.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.classes.iter().any(|class| {
@@ -239,8 +244,8 @@ impl Condition {
         &self.message
     }
 
-    /// Returns the restarts that were available, innermost first: at most 20. The list ends before the first restart that
-    /// has no name.
+    /// Returns the restarts that were available, innermost first: at most 20. The list ends before the first restart
+    /// that has no name.
     ///
     /// The list is empty for a `storage-condition`, such as an exhausted stack or heap.
     ///
@@ -287,9 +292,10 @@ impl Condition {
 
     /// Reads the condition's slot `name`.
     ///
-    /// If the value is or refers to an object on Lisp's stack (dynamic extent), which is gone by now, its printed text is
-    /// in the slot instead; in a list, the text replaces only such elements. The text also replaces values with so many
-    /// parts, more than 100,000, that Lisp does not examine all of them.
+    /// If the value is an object on Lisp's stack (dynamic extent), which is gone by now, or refers to such an object,
+    /// the slot contains the value's printed text instead. In a list of up to 1,000 elements, texts replace only the
+    /// elements that are or refer to such objects. A text also replaces a value from which Lisp would have to follow
+    /// more than 100,000 references to find such objects.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -299,14 +305,14 @@ impl Condition {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be
-    /// read as a `T`.
+    /// Returns [`Error::Condition`] if there is no such slot or the slot is unbound; [`Error::Conversion`] if the value
+    /// cannot be read as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
         self.object.slot(name)
     }
 
-    /// Returns the names and printed values of the bound slots among the condition's first 100 slots. Each printed value is
-    /// cut off after 1,000 characters.
+    /// Returns the names and printed values of the bound slots among the condition's first 100 slots. Each printed
+    /// value is cut off after 1,000 characters.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].

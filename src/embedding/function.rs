@@ -11,8 +11,9 @@ use super::value::Value;
 
 /// A Lisp function that Rust can call.
 ///
-/// A `Function` that was looked up by name always calls the current definition. If a [`Lisp`](super::Lisp) handle looked the
-/// function up, its calls have the handle's options: time limit, error handler, package and variable bindings.
+/// A `Function` that was looked up by name always calls the current definition. If a [`Lisp`](super::Lisp) handle
+/// looked the function up, the function's calls have the handle's options (time limit, error handler, package and
+/// variable bindings), and the handle's [interrupt handle](super::Lisp::interrupt_handle) interrupts them.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -50,8 +51,8 @@ impl Function {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if the function fails; [`Error::Conversion`] if an argument has no Lisp counterpart, or
-    /// the values cannot be read as a `T`; and the errors of [`Lisp::enter`](super::Lisp::enter).
+    /// Returns [`Error::Condition`] if the function fails; [`Error::Conversion`] if an argument has no Lisp
+    /// counterpart, or the values cannot be read as a `T`; and the errors of [`Lisp::enter`](super::Lisp::enter).
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
         let work = |cx: &Cx| cx.apply(&self.value, &arguments);
         match &self.options {
@@ -60,7 +61,8 @@ impl Function {
         }
     }
 
-    /// Returns the Lisp object that is called: the function itself, or the function's name.
+    /// Returns the Lisp object that is called: the function itself; the function's name; or, for the name
+    /// `(setf name)`, a function that calls the current definition.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

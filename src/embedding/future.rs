@@ -20,16 +20,17 @@ use crate::os::panics;
 
 /// A future of a call that has been started. Dropping the future interrupts the call.
 ///
-/// The future's waker is called on the Lisp thread that ran the call. If this thread is unwinding, or the call could not
-/// begin in time, the waker is called on a helper thread of the library. If the call was interrupted before it began, the
-/// waker is called on the interrupting thread. A waker that blocks does not delay the time limits of other calls. But the
-/// library has at most 64 helper threads: while 64 wakers and destructors block on them, later ones wait.
+/// The future's waker is called on the Lisp thread that ran the call. If this thread is unwinding, or the call could
+/// not begin in time, the waker is called on a helper thread of the library. If the call was interrupted before it
+/// began, the waker is called on the interrupting thread. A waker that blocks does not delay the time limits of other
+/// calls. But the library has at most 64 helper threads: while 64 wakers and destructors block on them, later ones
+/// wait.
 #[derive(Debug)]
 #[must_use = "dropping the future interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
-    /// The number of the call, or the error that prevented the call from being submitted. The error is `None` once `poll`
-    /// has returned it.
+    /// The number of the call, or the error that prevented the call from being submitted. The error is `None` once
+    /// `poll` has returned it.
     call: Result<u64, Option<Error>>,
 }
 
@@ -103,7 +104,8 @@ impl<R> Future for Call<R> {
         if process::is_forked() {
             return Poll::Ready(Err(Error::Forked));
         }
-        // The lock is not held while a waker is cloned or dropped, because cloning and dropping run code of the program.
+        // The lock is not held while a waker is cloned or dropped, because cloning and dropping run code of the
+        // program.
         let waker = context.waker().clone();
         let mut state = self.state.lock();
         if !state.is_over {
@@ -136,7 +138,8 @@ impl<R> Drop for Call<R> {
 }
 
 impl Lisp {
-    /// Starts [`enter`](Self::enter) and returns a future of its result.
+    /// Starts [`enter`](Self::enter) and returns a future of its result. `work` is queued for the threads that run the
+    /// program's calls, even if the current thread is a Lisp thread that has called Rust.
     ///
     /// ```
     /// # fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {

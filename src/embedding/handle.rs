@@ -25,10 +25,10 @@ use crate::session::Session;
 
 /// A handle to the Lisp image of this process.
 ///
-/// Clones are handles to the same image and may be used from any thread. A call from an ordinary Rust thread runs on one of
-/// the program's Lisp threads; [`threads`](Builder::threads) sets how many such calls run in parallel. Calls from within
-/// [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread. Besides the errors that
-/// its method lists, each call can fail with the errors of [`enter`](Self::enter).
+/// Clones are handles to the same image and may be used from any thread. A call from an ordinary Rust thread runs on
+/// one of the program's Lisp threads; [`threads`](Builder::threads) sets how many such calls run in parallel. Calls
+/// from within [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread.
+/// Besides the errors that its method lists, each call can fail with the errors of [`enter`](Self::enter).
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -90,8 +90,8 @@ impl Default for Builder {
 impl Builder {
     /// Sets the size of the heap in bytes: 128 MiB to 64 GiB.
     ///
-    /// The default is 8 GiB, or for a saved core the heap size of the image that was saved. The heap is only address space
-    /// until it is used.
+    /// The default is 8 GiB, or for a saved core the heap size of the image that was saved. The heap is only address
+    /// space until it is used.
     pub fn heap(mut self, bytes: u64) -> Self {
         self.heap = Some(bytes);
         self
@@ -99,41 +99,43 @@ impl Builder {
 
     /// Sets the size of each Lisp thread's control stack in bytes: 2 MiB to 4 GiB, 256 MiB by default.
     ///
-    /// The stack is only address space until it is used. On x86-64, Rust code that Lisp calls runs on the same stack; on
-    /// aarch64, it runs on a stack of its own, of 1 MiB.
+    /// The stack is only address space until it is used. On x86-64, Rust code that Lisp calls runs on the same stack;
+    /// on aarch64, it runs on a stack of its own, of 1 MiB.
     pub fn control_stack(mut self, bytes: u64) -> Self {
         self.image.control_stack = bytes;
         self
     }
 
-    /// Sets the core to boot in place of the core in this program: a file that [`Lisp::save`] wrote, or a directory with
-    /// an `sbcl.core`.
+    /// Sets the core to boot in place of the core in this program: a file that [`Lisp::save`] wrote, or a directory
+    /// with an `sbcl.core`.
     ///
-    /// The runtime is always the `libsbcl` that the program was built with. A different `libsbcl` in the directory is refused
-    /// before any of its code runs, and so is a core from another build of SBCL. A core that is accepted is Lisp code and can
-    /// do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
+    /// The runtime is always the `libsbcl` that the program was built with. A different `libsbcl` in the directory is
+    /// refused before any of its code runs, and so is a core from another build of SBCL. A core that is accepted is
+    /// Lisp code and can do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self
     }
 
-    /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default. 0 counts as 1, and
-    /// a larger number as 256.
+    /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default. 0 counts as 1,
+    /// and a larger number as 256.
     ///
-    /// A thread inside a Rust function, or inside the closure of [`enter`](Lisp::enter), does not count, as it runs no
-    /// Lisp. When calls have waited for about 20 ms and fewer than `count` threads are in Lisp, a [spare
-    /// thread](Self::spare_threads) is started. So a closure may wait for another thread that calls Lisp.
+    /// A thread does not count while it runs Rust code, in a function that Lisp has called or in the closure of
+    /// [`enter`](Lisp::enter). When calls have waited for about 20 ms and fewer than `count` threads are in Lisp, a
+    /// [spare thread](Self::spare_threads) is started or woken. So a closure may wait for another thread that calls
+    /// Lisp.
     pub fn threads(mut self, count: u32) -> Self {
         self.threads = count;
         self
     }
 
-    /// Sets the maximum number of spare Lisp threads in addition to [`threads`](Self::threads): at most 256, 64 by default.
-    /// A larger number counts as 256.
+    /// Sets the maximum number of spare Lisp threads in addition to [`threads`](Self::threads): at most 256, 64 by
+    /// default. A larger number counts as 256.
     ///
-    /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and parked
-    /// when it is not needed. When no more threads are allowed or can be started, calls wait; when no waiting call has begun
-    /// for five seconds, the waiting calls fail with [`Error::NoThread`].
+    /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and
+    /// parked when it is not needed. If a spare thread is needed, but no more threads are allowed or can be started,
+    /// calls wait. When none of the waiting calls has begun for five seconds, they fail with [`Error::NoThread`]. Calls
+    /// that wait because [`threads`](Self::threads) threads are in Lisp do not fail.
     pub fn spare_threads(mut self, count: u32) -> Self {
         self.spare_threads = count;
         self
@@ -141,9 +143,9 @@ impl Builder {
 
     /// Sets the grace period of cleanup forms in an interrupted call, 5 seconds by default.
     ///
-    /// The cleanup forms of a call share the grace period. When the grace period is over, the cleanup forms are
-    /// interrupted as well, including those of outer frames that have not begun yet. The grace period also applies to a
-    /// call that reached its time limit.
+    /// The cleanup forms of a call share the grace period, which is at most a day. When the grace period is over, the
+    /// running cleanup form is interrupted; then the cleanup forms of outer frames run, and are interrupted in turn, at
+    /// intervals of about a second. The grace period also applies to a call that reached its time limit.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -160,7 +162,7 @@ impl Builder {
     ///
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for the library's thread, so
     /// the output of a call has been written when the call returns. A call that is being interrupted, by its time limit
-    /// or otherwise, does not wait: up to 1 MiB of its further output is written later, and the rest is lost. If the
+    /// or otherwise, does not wait: up to 1 MiB of output is queued and written later, and the rest is lost. If the
     /// stream calls Lisp, that call fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a
     /// caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the
     /// value. By default output is written without that lock, so it precedes an unfinished line that `print!` has
@@ -175,7 +177,7 @@ impl Builder {
         self
     }
 
-    /// Sets the destination of `*error-output*`, by default this process's standard error.
+    /// Sets the destination of `*error-output*` and `*trace-output*`, by default this process's standard error.
     ///
     /// Output is written as described for [`stdout`](Self::stdout).
     pub fn stderr(mut self, stream: impl Write + Send + 'static) -> Self {
@@ -185,9 +187,9 @@ impl Builder {
 
     /// Turns each line that Lisp prints into a `tracing` event.
     ///
-    /// Lines of `*standard-output*` have the target `sbcl::stdout` and level `INFO`; lines of `*error-output*` have the
-    /// target `sbcl::stderr` and level `WARN`. An unfinished line is emitted when it is longer than 8 KiB. The subscriber
-    /// runs on the thread that would write to [`stdout`](Self::stdout).
+    /// Lines of `*standard-output*` have the target `sbcl::stdout` and level `INFO`; lines of `*error-output*` and
+    /// `*trace-output*` have the target `sbcl::stderr` and level `WARN`. An unfinished line becomes an event when it is
+    /// longer than 8 KiB. The subscriber runs on the thread that would write to [`stdout`](Self::stdout).
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().trace_output().boot()?;
@@ -200,9 +202,10 @@ impl Builder {
 
     /// Sets the source of `*standard-input*`, read as UTF-8; empty by default.
     ///
-    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. If the stream calls
-    /// Lisp, that call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, and like other Lisp streams
-    /// it is not synchronised: calls that read at the same time, without a lock of their own, may lose input.
+    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. If the stream
+    /// calls Lisp, that call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, which, like
+    /// other Lisp streams, is not synchronised: calls that read at the same time, without a lock of their own, may lose
+    /// input.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
@@ -213,8 +216,8 @@ impl Builder {
         self
     }
 
-    /// Sets the function that receives warnings from evaluated and loaded code: the warning's class and its text. Warnings
-    /// about redefinitions are discarded.
+    /// Sets the function that receives the warnings that are signalled while code is evaluated or loaded: each
+    /// warning's class and text. Warnings about redefinitions are discarded.
     ///
     /// By default warnings are `tracing` events of the target `sbcl`. The hook runs on the thread that writes to
     /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, that call fails with
@@ -229,7 +232,8 @@ impl Builder {
         self
     }
 
-    /// Boots the image, which takes 10 to 30 ms.
+    /// Boots the image. This usually takes 10 to 30 ms. A saved core that was copied takes longer, because the whole
+    /// file is read to check it.
     ///
     /// ```no_run
     /// use sbcl::{BootError, Error};
@@ -247,13 +251,15 @@ impl Builder {
     /// booted, such as a size out of range or no usable core. A saved core can be refused with
     /// [`OtherBuild`](crate::BootError::OtherBuild), [`OtherHeap`](crate::BootError::OtherHeap), or
     /// [`Core`](crate::BootError::Core) if the file is not a saved core, is incomplete, or was changed after the save.
-    /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before SBCL's
-    /// runtime is started, such as a size out of range or a missing core, another boot may be tried. If SBCL's runtime or
-    /// the preparation of the image fails, each further boot fails with [`BootFailed`](crate::BootError::BootFailed).
+    /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before
+    /// SBCL's runtime is started, such as a size out of range or a missing core, another boot may be tried. If SBCL's
+    /// runtime or the preparation of the image fails, each further boot fails with
+    /// [`BootFailed`](crate::BootError::BootFailed).
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOT_LOCK.lock();
         let booted = self.boot_with_lock_held();
-        // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the image.
+        // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the
+        // image.
         drop(booting);
         booted
     }
@@ -284,7 +290,8 @@ impl Builder {
         let limits = Limits { cleanup, ..Limits::default() };
         let stream_threads = StreamThreads::start(&mut self.streams)?;
         let session = Session::start_for_program(&self.image, limits, Some((pool.clone(), threads)))?;
-        // The streams and the pool are installed only after a successful start: after a failure, another boot may be tried.
+        // The streams and the pool are installed only after a successful start: after a failure, another boot may be
+        // tried.
         stream_threads.install();
         pool::install(pool);
         let options = Options { group: Options::new_group(), ..Options::default() };
@@ -307,7 +314,8 @@ impl Lisp {
         Self::builder().boot()
     }
 
-    /// Returns a handle to the image of this process. If no image has been booted, boots one with the default settings.
+    /// Returns a handle to the image that a [`Builder`] booted in this process. If there is none, boots an image with
+    /// the default settings.
     ///
     /// This function is for tests, and for libraries that share one image.
     ///
@@ -319,7 +327,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Builder::boot`].
+    /// Returns the errors of [`Builder::boot`], for example if [`Session::start`] booted the image.
     pub fn get_or_boot() -> Result<Self, Error> {
         let _booting = BOOT_LOCK.lock();
         match LISP.get() {
@@ -330,7 +338,7 @@ impl Lisp {
 
     /// Returns the session of this handle's image.
     ///
-    /// A session takes code and returns outcomes as text, one evaluation after another, and has a debugger.
+    /// A session evaluates code given as text, returns outcomes as text, and has a debugger.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -358,9 +366,10 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns the error of `work`; [`Error::Timeout`], [`Error::Interrupted`], [`Error::Aborted`] or [`Error::Unwinding`]
-    /// if the call is ended early, even if `work` still returns a value; [`Error::NoThread`], [`Error::CalledByStream`],
-    /// [`Error::CannotCall`], [`Error::Forked`] or [`Error::Condition`] if the call cannot begin.
+    /// Returns the error of `work`; [`Error::Timeout`], [`Error::Interrupted`], [`Error::Aborted`] or
+    /// [`Error::Unwinding`] if the call is ended early, even if `work` still returns a value; [`Error::NoThread`],
+    /// [`Error::CalledByStream`], [`Error::CannotCall`], [`Error::Forked`] or [`Error::Condition`] if the call cannot
+    /// begin.
     ///
     /// # Panics
     /// Panics if `work` panics.
@@ -371,8 +380,8 @@ impl Lisp {
     /// Evaluates the forms in `code` and reads the values of the last form.
     ///
     /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default. If neither this
-    /// handle nor the handle of the innermost surrounding call has a package, a call within a function that Lisp has called
-    /// reads the forms in the package that Lisp code has bound there.
+    /// handle nor the handle of the innermost surrounding call has a package, a call within a function that Lisp has
+    /// called reads the forms in the package that Lisp code has bound there.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -397,8 +406,9 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such function or it fails; [`Error::Conversion`] if an argument has no
-    /// Lisp counterpart, or the values cannot be read as a `T`.
+    /// Returns [`Error::Condition`] if the function does not exist or fails, or if Lisp cannot read an argument, such
+    /// as a symbol of a package that does not exist; [`Error::Conversion`] if an argument has no Lisp counterpart, or
+    /// the values cannot be read as a `T`.
     pub fn call<T: FromLisp + Send>(&self, name: &str, arguments: impl Arguments + Sync) -> Result<T, Error> {
         self.enter(|cx| cx.call(name, &arguments))
     }
@@ -428,8 +438,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if `object` has
-    /// no Lisp counterpart.
+    /// Returns [`Error::Condition`] if Lisp cannot read `object`, for example because a symbol's package does not
+    /// exist, or some keys of a map become `equal`; [`Error::Conversion`] if `object` has no Lisp counterpart.
     pub fn value(&self, object: impl IntoLisp + Sync) -> Result<Value, Error> {
         self.enter(|cx| cx.value(&object))
     }
@@ -458,10 +468,11 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the file name is empty
-    /// or not UTF-8.
+    /// Returns [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the path is not
+    /// UTF-8, or is empty or otherwise cannot be made absolute.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        // A relative name refers to this process's current directory; Lisp would use the directory that it was booted in.
+        // A relative name refers to this process's current directory; Lisp would use the directory that it was booted
+        // in.
         let path = std::path::absolute(path.as_ref())?;
         let name = path.to_str().ok_or_else(|| {
             let text = format!("the path {} is not valid UTF-8", path.display());
@@ -473,9 +484,10 @@ impl Lisp {
     /// Defines the Lisp function `name` as a Rust closure.
     ///
     /// The name is written as for [`call`](Self::call); a function `(setf name)` receives the new value as its first
-    /// argument. The name's package is created if it does not exist. Any package but `COMMON-LISP-USER` exports the name.
-    /// Lisp may call the function on any thread, and on multiple threads at once. While the function runs, neither garbage
-    /// collection nor other Lisp threads wait for it. An interruption waits until the function returns or calls Lisp.
+    /// argument. The name's package is created if it does not exist. Any package but `COMMON-LISP-USER` exports the
+    /// name. Lisp may call the function on any thread, and on multiple threads at once. While the function runs,
+    /// garbage collections do not wait for it, and other Lisp threads wait only if they need a lock that the calling
+    /// Lisp code holds. An interruption waits until the function returns or calls Lisp.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
     /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.
@@ -501,9 +513,10 @@ impl Lisp {
 
     /// Defines the Lisp function `name` as a Rust closure, with a lambda list.
     ///
-    /// The variables of `lambda_list` correspond to the closure's parameters in order. Parameters after `&optional` and
-    /// `&key` are best declared as `Option`, and the parameter after `&rest` as `Vec`. Variables after `&aux`, and
-    /// supplied-p variables, have no parameter. Everything else is as for [`define`](Self::define).
+    /// The variables of `lambda_list` correspond to the closure's parameters in order. Unless a parameter after
+    /// `&optional` or `&key` has a default, it is best declared as `Option`; the parameter after `&rest` is best
+    /// declared as `Vec`. Variables after `&aux`, and supplied-p variables, have no parameter. Everything else is as
+    /// for [`define`](Self::define).
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -515,9 +528,9 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`define`](Self::define), and an error if `lambda_list` is not a lambda list, or the number of
-    /// its variables is not the number of parameters. After such an error, an existing function of that name is unchanged.
-    /// New symbols and a new package remain, as after a `defun` that fails.
+    /// Returns the errors of [`define`](Self::define), and an error if `lambda_list` is not a lambda list, or the
+    /// number of its variables is not the number of parameters. After such an error, an existing function of that name
+    /// is unchanged. New symbols and a new package remain, as after a `defun` that fails.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -536,14 +549,14 @@ impl Lisp {
 
     /// Returns a handle whose calls fail with [`Error::Timeout`] after `limit`, which includes the wait for a thread.
     ///
-    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust function
-    /// that Lisp has called, its interruption waits until the function returns or calls Lisp.
+    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust
+    /// function that Lisp has called, its interruption waits until the function returns or calls Lisp.
     ///
     /// The limit does not end code whose cleanup forms always stop the unwinding by another non-local exit, such as
     /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
-    /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer; nor
-    /// while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument; nor while a
-    /// thread runs four functions for `interrupt-thread` or timers, each of which has interrupted the one before and
+    /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer;
+    /// nor while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument; nor while
+    /// a thread runs four functions for `interrupt-thread` or timers, each of which has interrupted the one before and
     /// has enabled interrupts again.
     ///
     /// ```
@@ -559,8 +572,8 @@ impl Lisp {
         self.derive(|options| options.timeout = Some(limit))
     }
 
-    /// Returns a handle whose calls evaluate code and look up functions in the package `name`. Calls of other handles within
-    /// such a call do not use the package.
+    /// Returns a handle whose calls evaluate code and look up functions in the package `name`. Calls of other handles
+    /// within such a call do not use the package.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -575,11 +588,11 @@ impl Lisp {
 
     /// Returns a handle whose calls pass errors to `handler`, unless Lisp code handles them.
     ///
-    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. The call fails if
-    /// `handler` returns `None` or panics, or if no restart has the chosen name. `handler` may call Lisp; errors
-    /// in those calls are not passed to `handler` unless they are calls of this handle. Errors in calls of other handles
-    /// within a call of this handle are not passed to `handler`, either. An error in the fourth nested call of a handler is
-    /// passed to no handler.
+    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. The call
+    /// fails if `handler` returns `None` or panics, or if no restart has the chosen name. `handler` may call Lisp;
+    /// errors in those calls are not passed to `handler` unless the calls are made through this handle. Errors in calls
+    /// of other handles within a call of this handle are not passed to `handler`, either. An error in the fourth nested
+    /// call of a handler is passed to no handler.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -596,8 +609,8 @@ impl Lisp {
         self.derive(|options| options.handler = Some(Arc::new(move |condition| handler(condition))))
     }
 
-    /// Returns a handle whose calls bind dynamic variables. The bindings also apply to calls of other handles within such a
-    /// call.
+    /// Returns a handle whose calls bind dynamic variables. The bindings also apply to calls of other handles within
+    /// such a call.
     ///
     /// Each binding has the name of a variable, with a package prefix if necessary, and its value during the calls.
     ///
@@ -620,8 +633,10 @@ impl Lisp {
         }))
     }
 
-    /// Returns a handle that interrupts the calls of this handle and of all related handles: its clones, the handles derived
-    /// from it, and the handle that it was cloned or derived from. [`separate`](Self::separate) makes an unrelated handle.
+    /// Returns a handle that interrupts the calls of this handle and of all related handles, and of the functions that
+    /// were looked up with them. Two handles are related if one was cloned or derived from the other, directly or by
+    /// way of other handles. So all handles that [`get_or_boot`](Self::get_or_boot) returns are related.
+    /// [`separate`](Self::separate) makes an unrelated handle.
     #[must_use]
     pub fn interrupt_handle(&self) -> InterruptHandle {
         InterruptHandle { group: self.options.group }
@@ -659,12 +674,12 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Interrupts the calls that wait or run now, without waiting for their end. [`Lisp::interrupt_handle`] describes which
-    /// calls belong to this handle.
+    /// Interrupts the calls that wait or run now, without waiting for their end. [`Lisp::interrupt_handle`] describes
+    /// which calls belong to this handle.
     ///
-    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust function
-    /// that Lisp has called, its interruption waits until the function returns or calls Lisp. Interrupting a call again has no
-    /// effect.
+    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust
+    /// function that Lisp has called, its interruption waits until the function returns or calls Lisp. Interrupting a
+    /// call again has no effect. [`Lisp::with_timeout`] lists code that cannot be interrupted.
     pub fn interrupt(&self) {
         pool::interrupt_group(self.group);
     }

@@ -10,8 +10,8 @@ use super::error::Condition;
 use super::value::Value;
 use crate::os::panics::PanicSafeDrop;
 
-/// A function that is called where an error is signalled, if nothing in Lisp handles the error. The function may choose a
-/// restart.
+/// A function that is called where an error is signalled, if nothing in Lisp handles the error. The function may choose
+/// a restart.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
 
 #[derive(Clone, Default)]
@@ -86,9 +86,11 @@ impl fmt::Debug for RestartArgument {
 }
 
 impl Restart {
-    /// Chooses the innermost restart whose name is `name`, in any case and package, and passes it one argument.
+    /// Chooses the innermost restart whose name is `name`, in any case and package, and passes one argument to the
+    /// restart.
     ///
-    /// If the argument cannot be converted, or Lisp cannot read it, the call fails with a `rust:host-error` that says so.
+    /// If the argument cannot be converted, or Lisp cannot read it, the call fails with a `rust:host-error` that says
+    /// so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
         Self { name: name.to_owned(), arguments: vec![RestartArgument(PanicSafeDrop::new(Box::new(argument)))] }

@@ -22,8 +22,8 @@ type Sink = Box<dyn Write + Send>;
 /// A function that receives a warning's class and text.
 type WarningHook = Box<dyn Fn(&str, &str) + Send + Sync>;
 
-/// The program's streams and warning hook. If an output stream is not set, its output goes to the standard stream of the
-/// process. If the hook is not set, warnings become `tracing` events.
+/// The program's streams and warning hook. If an output stream is not set, its output goes to the standard stream of
+/// the process. If the hook is not set, warnings become `tracing` events.
 #[derive(Default)]
 pub(super) struct Streams {
     pub(super) stdout: Option<Sink>,
@@ -71,8 +71,8 @@ impl Write for TracingWriter {
 
 /// The threads that serve the program's streams.
 ///
-/// Lisp threads do not call the streams themselves, but wait for these threads, because a wait can be interrupted, while a
-/// stream that blocks cannot. The threads end if this value is dropped before it is installed.
+/// Lisp threads do not call the streams themselves, but wait for these threads, because a wait can be interrupted,
+/// while a stream that blocks cannot. The threads end if this value is dropped before it is installed.
 pub(super) struct StreamThreads {
     output: Arc<OutputQueue>,
     input: Option<Arc<InputRequests>>,
@@ -87,8 +87,9 @@ thread_local! {
 }
 
 impl StreamThreads {
-    /// Starts a thread for output, and a thread for input if the program has set a source of input. Takes the streams out of
-    /// `streams` only when both threads have started: a failed boot must not drop them before it has released its lock.
+    /// Starts a thread for output, and a thread for input if the program has set a source of input. Takes the streams
+    /// out of `streams` only when the threads have started: a failed boot must not drop the streams before it has
+    /// released its lock.
     ///
     /// # Errors
     /// Returns the error if the system cannot start a thread.
@@ -197,8 +198,8 @@ impl OutputQueue {
         }
     }
 
-    /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true, because the caller's call is
-    /// being interrupted. If the queue still has no room for the chunk when the wait stops, the chunk is lost.
+    /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true, because the caller's
+    /// call is being interrupted. If the queue still has no room for the chunk when the wait stops, the chunk is lost.
     fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
         let size = chunk.len();
         let mut state = self.state.lock();
@@ -220,8 +221,8 @@ impl OutputQueue {
     }
 }
 
-/// A standard stream of the process, written without the lock of [`io::stdout`] or [`io::stderr`]. `println!` holds that
-/// lock while it formats a [`Value`](super::Value), and formatting may run Lisp code that prints.
+/// A standard stream of the process, written without the lock of [`io::stdout`] or [`io::stderr`]. `println!` holds
+/// that lock while it formats a [`Value`](super::Value), and formatting may run Lisp code that prints.
 struct StandardStream(BorrowedFd<'static>);
 
 impl Write for StandardStream {
@@ -252,8 +253,8 @@ fn write_chunk(streams: &mut Streams, chunk: &Chunk) {
     }
 }
 
-/// Passes a Lisp thread's output, warning or notice to the program. Waits until output or a warning is written, or until
-/// `is_ending` returns true because the thread's call is being interrupted. Other events are ignored.
+/// Passes a Lisp thread's output, warning or notice to the program. Waits until output or a warning is written, or
+/// until `is_ending` returns true because the thread's call is being interrupted. Other events are ignored.
 pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
     let chunk = match event {
         Event::Stdout(text) => Chunk::Stdout(text.to_owned()),
@@ -319,8 +320,8 @@ impl InputRequests {
         }
     }
 
-    /// Requests the next chunk and waits for it. If `must_return` returns true, does not wait, and returns `None` unless the
-    /// chunk is already there. The caller may then call again.
+    /// Requests the next chunk and waits for it. If `must_return` returns true, does not wait, and returns `None`
+    /// unless the chunk is already there. The caller may then call again.
     fn read(&self, must_return: &dyn Fn() -> bool) -> Option<ReadResult> {
         let mut state = self.state.lock();
         loop {

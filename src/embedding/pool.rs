@@ -1,7 +1,7 @@
 //! The pool: the Lisp threads that run the program's calls.
 //!
-//! Pool threads take requests from a queue and run them in parallel. The monitor, Lisp thread number 0, interrupts calls
-//! and starts spare threads; it runs no code of the program.
+//! Pool threads take requests from a queue and run them in parallel. The monitor, Lisp thread number 0, interrupts
+//! calls and starts spare threads; it runs no code of the program.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -32,16 +32,17 @@ use crate::os::panics::{self, PanicSafeDrop};
 use crate::os::thread_supply::ThreadSupply;
 use crate::session::reentry::is_stream_thread;
 
-/// Number of checks for work that an idle thread makes before it yields the processor. Together the checks take about as
-/// long as a short call.
+/// Number of checks for work that an idle thread makes before it yields the processor. Together the checks take about
+/// as long as a short call.
 const CHECKS_PER_YIELD: u32 = 25;
 /// The time that a request waits before the monitor checks whether there are too few threads, and the time between
 /// checks.
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// The time after which a waiting request fails if no pool thread becomes free and no more threads can be started.
+/// The time after which waiting requests fail if too many threads are inside Rust, no request has been taken meanwhile,
+/// and no more threads can be started.
 const NO_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The allowance for scheduled checks of finished calls. When the number of scheduled checks exceeds this allowance plus
-/// twice the number that the last sweep left, a sweep removes the checks of finished calls.
+/// The allowance for scheduled checks of finished calls. When the number of scheduled checks exceeds this allowance
+/// plus twice the number that the last sweep left, a sweep removes the checks of finished calls.
 const MAX_STALE_CHECKS: usize = 1024;
 /// The pool of the image in this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
@@ -66,8 +67,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reports the end of the request to its caller. Returns the code of the program that remains to run, such as a waker
-    /// or a destructor, if any.
+    /// Reports the end of the request to its caller. Returns the code of the program that remains to run, such as a
+    /// waker or a destructor, if any.
     fn settle(self, end: RequestEnd) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
         let Some(followup) = task.settle(end) else {
@@ -141,8 +142,8 @@ pub(super) struct Pool {
     idle: AtomicUsize,
     /// The number of requests ever taken by a pool thread.
     taken: AtomicUsize,
-    /// The number of Lisp threads that may run in parallel. While threads are inside Rust, up to `spare_threads` more may
-    /// exist.
+    /// The number of Lisp threads that may run in parallel. While threads are inside Rust, up to `spare_threads` more
+    /// may exist.
     threads: u32,
     spare_threads: u32,
     /// The grace period of an interrupted call's cleanup forms.
@@ -161,7 +162,8 @@ struct PoolState {
     /// Interruptions that were still under way when their calls ended. Each pair is the call's number and the
     /// [`ThreadId`] of the thread that has not taken the interruption yet.
     orphaned_interruptions: Vec<(u64, u64)>,
-    /// The number of idle threads that check for requests. Such a thread takes a request, if there is one, before it sleeps.
+    /// The number of idle threads that check for requests. Such a thread takes a request, if there is one, before it
+    /// sleeps.
     awake: usize,
     asleep: usize,
     /// The number of parked spare threads.
@@ -176,7 +178,8 @@ impl PoolState {
         self.asleep > 0 && self.requests.len() > self.awake
     }
 
-    /// Unparks a spare thread. Returns false if all parked threads have been unparked already, or none is parked.
+    /// Requests that a parked spare thread continue; the caller then notifies [`Pool::unparked`]. Returns false if all
+    /// parked threads have been unparked already, or none is parked.
     fn unpark_spare(&mut self) -> bool {
         let can_unpark = self.unpark_requests < self.parked;
         self.unpark_requests += usize::from(can_unpark);
@@ -211,7 +214,8 @@ impl PoolState {
         self.running.iter_mut().find(|running| running.call == call)
     }
 
-    /// Returns true if an interruption was sent to the thread, for any of its calls, and the thread has not taken it yet.
+    /// Returns true if an interruption was sent to the thread, for any of its calls, and the thread has not taken it
+    /// yet.
     fn is_interruption_under_way(&self, thread_id: u64) -> bool {
         self.orphaned_interruptions.iter().any(|(_, thread)| *thread == thread_id)
             || self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.is_under_way())
@@ -226,15 +230,15 @@ impl PoolState {
 /// The monitor's schedule.
 #[derive(Default)]
 struct MonitorState {
-    /// Scheduled checks of calls: the time, the call's number and the reason. Checks of finished calls stay until their time
-    /// comes or a sweep removes them.
+    /// Scheduled checks of calls: the time, the call's number and the reason. Checks of finished calls stay until their
+    /// time comes or a sweep removes them.
     checks: BinaryHeap<Reverse<(Instant, u64, CheckReason)>>,
     /// The number of checks that the last sweep left.
     left_by_last_sweep: usize,
     /// The time of the next check for too few threads.
     thread_check: Option<Instant>,
-    /// The value of [`Pool::taken`] when requests were found waiting for a thread, and the time when this value was first
-    /// found. `None` if no request waits for lack of threads.
+    /// The value of [`Pool::taken`] when requests were found waiting for a thread, and the time when this value was
+    /// first found. `None` if no request waits for lack of threads.
     stalled_since: Option<(usize, Instant)>,
     supply: ThreadSupply,
 }
@@ -291,8 +295,8 @@ thread_local! {
     static POOL_THREAD_NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// A sentinel that is destroyed before the thread locals that calls use: thread locals are destroyed in the reverse order of
-/// their first use, and [`ThreadLocals::new`] uses all of them.
+/// A sentinel that is destroyed before the thread locals that calls use: thread locals are destroyed in the reverse
+/// order of their first use, and [`ThreadLocals::new`] uses all of them.
 struct ThreadLocals {
     /// False if one of the thread locals had already been destroyed when the sentinel was made.
     are_alive: bool,
@@ -318,9 +322,9 @@ impl Drop for ThreadLocals {
     fn drop(&mut self) {}
 }
 
-/// Initializes the thread locals that calls use, unless they are initialized. A thread that calls this function before it runs
-/// code of the program keeps them until the program's own thread locals have been destroyed. Returns false if they have been
-/// destroyed, because the thread or the process ends.
+/// Initializes the thread locals that calls use, unless they are initialized. A thread that calls this function before
+/// it runs code of the program keeps them until the program's own thread locals have been destroyed. Returns false if
+/// they have been destroyed, because the thread or the process ends.
 #[inline]
 pub(super) fn initialize_thread_locals() -> bool {
     THREAD_LOCALS.try_with(|locals| locals.are_alive).unwrap_or(false)
@@ -366,14 +370,14 @@ pub(super) fn install(pool: Arc<Pool>) {
     let _ = POOL.set(pool);
 }
 
-/// Returns the pool of this process. Returns `None` if no image has booted, and in a forked process, which has no pool threads
-/// and in which a missing thread may hold the pool's locks.
+/// Returns the pool of this process. Returns `None` if no image has booted, and in a forked process, which has no pool
+/// threads and in which a missing thread may hold the pool's locks.
 fn pool_with_threads() -> Option<&'static Arc<Pool>> {
     POOL.get().filter(|_| !process::is_forked())
 }
 
-/// Returns the pool of this process. Fails if no image has booted; in a forked process, which has no pool threads; and on a
-/// thread that serves a stream, because pool threads may be waiting for that thread.
+/// Returns the pool of this process. Fails if no image has booted; in a forked process, which has no pool threads; and
+/// on a thread that serves a stream, because pool threads may be waiting for that thread.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
     if process::is_forked() {
         return Err(Error::Forked);
@@ -393,8 +397,8 @@ pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) ->
     }
 }
 
-/// Runs `work` with `options` on a Lisp thread. If the current thread is a Lisp thread that has called Rust, `work` runs on
-/// the current thread.
+/// Runs `work` with `options` on a Lisp thread. If the current thread is a Lisp thread that has called Rust, `work`
+/// runs on the current thread.
 pub(super) fn run_with_options<R: Send>(
     options: &Arc<Options>,
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
@@ -415,8 +419,8 @@ fn is_in_group(group: u64) -> bool {
     OPTIONS_STACK.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// Returns whether the innermost call of this thread has a package, and whether it has a handler. Calls of other handles
-/// within this call inherit neither the package nor the handler.
+/// Returns whether the innermost call of this thread has a package, and whether it has a handler. Calls of other
+/// handles within this call inherit neither the package nor the handler.
 fn current_package_and_handler() -> (bool, bool) {
     OPTIONS_STACK.with_borrow(|all| match all.last() {
         Some(options) => (options.package.is_some(), options.handler.is_some()),
@@ -424,8 +428,8 @@ fn current_package_and_handler() -> (bool, bool) {
     })
 }
 
-/// The task of a blocking call: a closure, its result and the end of the call. The task belongs to the caller, which waits
-/// until the pool has dropped its reference to the task.
+/// The task of a blocking call: a closure, its result and the end of the call. The task belongs to the caller, which
+/// waits until the pool has dropped its reference to the task.
 struct BlockingTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
@@ -446,8 +450,8 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Bl
     }
 }
 
-/// Returns the result of a call that ended with `end`: the closure's own `result` if the closure completed or panicked,
-/// otherwise an error. `limit` is the time limit that [`Error::Timeout`] reports.
+/// Returns the result of a call that ended with `end`: the closure's own `result` if the closure panicked or the call
+/// was not ended early, otherwise an error. `limit` is the time limit that [`Error::Timeout`] reports.
 pub(super) fn call_result<R>(
     end: RequestEnd,
     result: &mut Option<std::thread::Result<Result<R, Error>>>,
@@ -478,7 +482,7 @@ fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result
             None => pool.push_request(request),
         }
     });
-    // `end` is still `None` if the threads of the pool ended and dropped the task before it ran.
+    // `end` is still `None` if the task was dropped without being settled.
     let result = call_result(task.end.unwrap_or(RequestEnd::Aborted), &mut task.result, options.timeout);
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -500,8 +504,8 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Resu
     Ok(call)
 }
 
-/// Calls Lisp to pin a vector and run `task` while the vector is pinned. `write` writes two arguments: the vector, and the
-/// address of the two words in which Lisp stores the vector's address and length.
+/// Calls Lisp to pin a vector and run `task` while the vector is pinned. `write` writes two arguments: the vector, and
+/// the address of the two words in which Lisp stores the vector's address and length.
 pub(super) fn call_with_task(
     cx: &Cx,
     task: Box<dyn Task<Error>>,
@@ -661,9 +665,8 @@ impl Pool {
         Some(request)
     }
 
-    /// Parks this spare thread until it is needed. The thread does not end instead, because thread-local destructors of the
-    /// program may block or call Lisp, and starting a thread in Lisp waits for threads that are ending (SBCL's
-    /// `allocate-thread-memory`).
+    /// Parks this spare thread until it is needed. The thread does not end instead, because thread-local destructors of
+    /// the program, which may block or call Lisp, would run at its end.
     fn park(&self) {
         let mut state = self.state.lock();
         state.parked += 1;
@@ -674,8 +677,8 @@ impl Pool {
         state.parked -= 1;
     }
 
-    /// Interrupts the running calls, and fails the waiting calls, for which `matches` returns true. `matches` receives the
-    /// number of a call and the number of the call's group.
+    /// Interrupts the running calls, and fails the waiting calls, for which `matches` returns true. `matches` receives
+    /// the number of a call and the number of the call's group.
     fn interrupt_calls(&self, matches: impl Fn(u64, u64) -> bool) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
@@ -744,8 +747,8 @@ impl Pool {
         self.perform(cx.context(), request, false);
     }
 
-    /// Runs a request that [`PoolState::begin_call`] has recorded. `is_outermost` is true if the current thread is a pool
-    /// thread that is in no other call.
+    /// Runs a request that [`PoolState::begin_call`] has recorded. `is_outermost` is true if the current thread is a
+    /// pool thread that is in no other call.
     fn perform(&self, context: &CallContext, request: Request, is_outermost: bool) {
         let Request { call, task, options } = request;
         let cx = Cx::new(*context);
@@ -790,8 +793,8 @@ impl Pool {
         }
     }
 
-    /// Runs the monitor, and never returns. Interrupts calls that have reached their time limit or whose interruption has
-    /// been requested, and starts threads when there are too few.
+    /// Runs the monitor, and never returns. Interrupts calls that have reached their time limit or whose interruption
+    /// has been requested, and starts threads when there are too few.
     fn run_monitor(&self, cx: &Cx) {
         loop {
             let (action, result): (_, Result<(), Error>) = match self.next_action() {
@@ -866,8 +869,8 @@ impl Pool {
         }
     }
 
-    /// Checks a running call for `reason`, and returns the interruption to be sent now, if any. `at` is the time for which
-    /// the check was scheduled.
+    /// Checks a running call for `reason`, and returns the interruption to be sent now, if any. `at` is the time for
+    /// which the check was scheduled.
     fn check_call(
         &self,
         monitor: &mut MonitorState,
@@ -919,9 +922,9 @@ impl Pool {
         ThreadState::count_in_lisp() >= self.threads as usize
     }
 
-    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If no spare thread can be unparked,
-    /// returns the number of a thread to start. If no thread can be started either, and no request has been taken for too
-    /// long, returns a request that must fail.
+    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If no spare thread can be
+    /// unparked, returns the number of a thread to start. If no thread can be started either, and no request has been
+    /// taken for too long, returns a request that must fail.
     fn check_threads(&self, monitor: &mut MonitorState, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             (monitor.thread_check, monitor.stalled_since) = (None, None);
@@ -1046,8 +1049,8 @@ const RECORD_INSTALLED: u64 = sbcl_program_function::SBCL_PROGRAM_DEFINED as u64
 
 /// The reason why a host function returned no values.
 pub(super) enum HostFailure {
-    /// The function returned an error. The fields are the condition, or nil if the error is not a condition; the name of
-    /// the function; and the text of an error that is not a condition.
+    /// The function returned an error. The fields are the condition, or nil if the error is not a condition; the name
+    /// of the function; and the text of an error that is not a condition.
     Error(Value, String, String),
     /// Lisp is unwinding.
     Unwinding,
@@ -1056,8 +1059,8 @@ pub(super) enum HostFailure {
 }
 
 impl HostFailure {
-    /// Makes the failure for the function `name`, which returned `error`. The caller has checked that Lisp is not unwinding,
-    /// so an [`Error::Unwinding`] is reported like any other error.
+    /// Makes the failure for the function `name`, which returned `error`. While Lisp is unwinding, [`define::call`]
+    /// does not call this function, so an [`Error::Unwinding`] is reported like any other error.
     pub(super) fn from_error(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         match error.downcast::<Error>() {
             Ok(error) => match *error {
@@ -1117,7 +1120,8 @@ mod tests {
         pool.state.lock().begin_call(&request, CallThread::Pool(1));
     }
 
-    /// Returns the number of the call that the monitor would interrupt now, if any, and records the interruption as sent.
+    /// Returns the number of the call that the monitor would interrupt now, if any, and records the interruption as
+    /// sent.
     fn next_interruption(pool: &Pool) -> Option<u64> {
         let mut monitor = pool.monitor.lock();
         let now = Instant::now();

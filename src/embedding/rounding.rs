@@ -5,8 +5,8 @@ const QUOTIENT_BITS: i64 = 66;
 /// The binary exponent of the smallest positive `f64`.
 const MIN_EXPONENT: i64 = -1074;
 
-/// Divides two integers, given in two's complement with the lowest word first. Rounds the quotient to the nearest `f64`,
-/// ties to even.
+/// Divides two integers, given in two's complement with the lowest word first. Rounds the quotient to the nearest
+/// `f64`, ties to even.
 ///
 /// The divisor must not be 0.
 pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {

@@ -21,8 +21,8 @@ use crate::error::BootError;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::poll_set::PollSet;
 
-/// The time after which this process kills the copy that saves the image. This time is slightly longer than the time limit
-/// that the copy sets for itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
+/// The time after which this process kills the copy that saves the image. This time is slightly longer than the time
+/// limit that the copy sets for itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// Maximum size of the saving process's message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
@@ -79,8 +79,9 @@ impl CoreTrailer {
     }
 }
 
-/// Checks that this program can boot the core in the file `path`, and returns the heap size in bytes that the core was saved
-/// with. `asked` is the requested heap size in bytes: in MiB it must equal the saved size. `None` accepts any saved size.
+/// Checks that this program can boot the core in the file `path`, and returns the heap size in bytes that the core was
+/// saved with. `asked` is the requested heap size in bytes: in MiB it must equal the saved size. `None` accepts any
+/// saved size.
 pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
@@ -131,8 +132,8 @@ impl<'path> CoreDraft<'path> {
         Ok(draft)
     }
 
-    /// Checks that SBCL wrote the whole core, appends the trailer with the heap size `heap` in bytes, and renames the draft
-    /// to its target.
+    /// Checks that SBCL wrote the whole core, appends the trailer with the heap size `heap` in bytes, and renames the
+    /// draft to its target.
     fn publish(&self, heap: u64) -> io::Result<()> {
         let mut file = File::options().read(true).write(true).open(&self.path)?;
         let bytes = file.metadata()?.len();
@@ -165,44 +166,46 @@ impl Lisp {
     /// Saves the image as a core in the file `path`, which another process of the same program boots with
     /// [`Builder::core`](super::Builder::core).
     ///
-    /// Saving takes about 1 s with 40 MB of objects and about 10 s with 1 GB, while Lisp continues to run. Lisp is stopped
-    /// only while this process is copied (`fork`), usually for 3 to 10 ms; the copy does the saving. The calling thread,
-    /// which may be any thread, waits until the file is complete. This function works on Linux only.
+    /// Saving takes about 1 s with 40 MB of objects and about 10 s with 1 GB, while Lisp continues to run. Lisp threads
+    /// are stopped only while this process is copied (`fork`), usually for 3 to 10 ms; the copy does the saving. The
+    /// calling thread waits until the file is complete. This function works on Linux only.
     ///
-    /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions and
-    /// closures, tables, classes and instances, loaded systems. The core does not contain threads, open files and sockets,
-    /// foreign memory, timers, or objects that only Rust kept alive. A [`Value`](super::Value) or a
+    /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions
+    /// and closures, hash tables, classes and instances, loaded systems. The core does not contain threads, open files
+    /// and sockets, foreign memory, timers, or objects that only Rust kept alive. A [`Value`](super::Value) or a
     /// [`Function`](super::Function) has no meaning in another process, so keep objects that the other process needs in
     /// Lisp variables.
     ///
     /// Functions [defined](Self::define) in Rust are in the core by name. Calling such a function signals a
-    /// `rust:host-error`, with the restart `use-value`, until the program that booted the core has defined the function as
-    /// well; older references to the function then work again. `sb-ext:*save-hooks*` run in the copy, where functions of
-    /// the program are not available either.
+    /// `rust:host-error`, with the restart `use-value`, until the program that booted the core has defined the function
+    /// as well; older references to the function then work again. `sb-ext:*save-hooks*` run in the copy, where
+    /// functions of the program are not available either.
     ///
     /// Calls on other threads continue in this process. In the core, these calls are cut off where they were, without
     /// their cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
-    /// definitions, changes of packages and of weak or synchronized hash tables, and anything else in
-    /// `sb-sys:without-interrupts`, if necessary by pausing the other threads for up to two seconds. All other changes
-    /// can be cut off midway, whether they affect multiple objects or one hash table. If the core must not contain such a
-    /// change half done, hold a lock of your own during the change, and take the same lock to save.
+    /// definitions, changes of packages and of weak or synchronized hash tables, and any other code in
+    /// `sb-sys:without-interrupts`. If necessary, saving pauses the other threads, for up to two seconds at a time. All
+    /// other changes can be cut off midway, whether they affect multiple objects or one hash table. If the core must
+    /// not contain such a change half done, hold a lock of your own during the change, and take the same lock to save.
     ///
-    /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's, which saving stops first. Such a
-    /// function delays the save until it returns, within the limits below, and cannot itself save the image.
+    /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's, which saving stops first. Such
+    /// a function delays the save until it returns, within the limits below, and cannot itself save the image.
     ///
-    /// The program's own threads, and Lisp threads inside a function that Lisp has called, are not restricted. No code of
-    /// the program runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
-    /// destructor. The copy has none of the program's files open. The copy is a child of this process: a program that waits
-    /// for all its children may see the copy end (`SIGCHLD`, `waitpid`), which does no harm.
+    /// Saving does not wait for the program's own threads, nor for Lisp threads inside a function that Lisp has called,
+    /// unless they hold a lock of the C library. No code of the program runs in the copy: none of its threads, no
+    /// signal handler, no `atexit` or `pthread_atfork` function, no destructor. The copy has none of the program's
+    /// files open. The copy is a child of this process: a program that waits for all its children may see the copy end
+    /// (`SIGCHLD`, `waitpid`), which does no harm.
     ///
-    /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at all, and
-    /// replaces a previous file. If the process ends before the file is complete, a file `PATH.…-….draft` remains. The core
-    /// boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
+    /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at
+    /// all, and replaces a previous file. If the process ends before the file is complete, a file `PATH.…-….draft`
+    /// remains. The core boots only with the same heap size, and only in a program with exactly the same build of this
+    /// crate and SBCL.
     ///
-    /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the process.
-    /// Neither the program's own threads nor Rust frames on the stacks of Lisp threads would survive such a save. If the
-    /// system refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this function fails
-    /// and changes nothing.
+    /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the
+    /// process. Neither the program's own threads nor Rust frames on the stacks of Lisp threads would survive such a
+    /// save. If the system refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this
+    /// function fails and changes nothing.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::boot()?;
@@ -217,10 +220,10 @@ impl Lisp {
     /// # Errors
     /// Returns [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
     /// [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
-    /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols or
-    /// define classes without a pause, a thread stays in `without-interrupts`, a thread in C code holds a lock of the C
-    /// library, or a finalizer does not return; [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before
-    /// the copy is made. After an error, a previous file at `path` is unchanged.
+    /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols
+    /// or define classes without a pause, a thread stays in `without-interrupts`, a thread in C code holds a lock of
+    /// the C library, or a finalizer does not return; [`Error::Timeout`] if the handle's [limit](Self::with_timeout)
+    /// passes before the copy is made. After an error, a previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| {
@@ -250,9 +253,9 @@ impl Lisp {
     }
 }
 
-/// Waits for the report of the Lisp function `save-and-report`: the saving process's message and exit status. If the report
-/// is not complete within [`SAVE_TIMEOUT`], kills `process`, the process that sends the report. If the image was not
-/// saved, returns the reason, worded as a clause.
+/// Waits for the report of the Lisp function `save-and-report`: the saving process's message and wait status. If the
+/// report is not complete within [`SAVE_TIMEOUT`], kills `process`, the process that sends the report. If the image was
+/// not saved, returns the reason, worded as a clause.
 fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {
     let end = Instant::now() + SAVE_TIMEOUT;
     let mut report = Vec::new();
@@ -274,7 +277,8 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
             Ok(0) => break,
             Ok(count) => {
                 report.extend_from_slice(&buffer[..count]);
-                // The beginning has the reason for a failure, and the end has the exit status: drop the text between them.
+                // The beginning has the reason for a failure, and the end has the wait status: drop the text between
+                // them.
                 if report.len() > MAX_REPORT_BYTES + REPORT_END_BYTES {
                     report.drain(MAX_REPORT_BYTES..report.len() - REPORT_END_BYTES);
                 }

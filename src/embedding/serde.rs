@@ -17,18 +17,19 @@ use crate::image::message::{self, Token};
 /// | Rust | Lisp |
 /// |---|---|
 /// | struct | a property list, `(:id 7 :items ("a" "b"))`; structures, instances and hash tables can be read as well |
-/// | sequence, tuple | a list; vectors can be read as well |
+/// | sequence, tuple | a list; vectors can be read as well, and a pair as a tuple of two |
 /// | map | a hash table; property lists can be read as well |
-/// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values |
+/// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values, or its fields as in a property list |
 /// | `None`, `()`, `false` | `nil` |
 ///
-/// In Lisp, a name has a hyphen for each underscore, and before each capital that follows a lower-case letter or a digit;
-/// case is ignored. Writing a struct fails if two of its fields have the same name in Lisp, and reading a keyword fails if
-/// it names two variants, or a variant by its name and an alias. If a property list has a key twice, the first entry counts.
+/// In Lisp, a name has a hyphen for each underscore, and before each capital that follows a lower-case letter or a
+/// digit; case is ignored. Writing a struct fails if two of its fields have the same name in Lisp, and reading a
+/// keyword fails if it names two variants, or a variant by its name and an alias. If a property list has a key twice,
+/// the first entry counts.
 ///
-/// Some types choose their variant by the object that they read: enums with `#[serde(tag)]` or `#[serde(untagged)]`, and
-/// `serde_json::Value`. These types read `nil` as a unit and a property list as a list, so they cannot read back everything
-/// that they write.
+/// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
+/// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
+/// a property list as a list, so they cannot read back everything that they write.
 ///
 /// ```
 /// use sbcl::Serde;
@@ -92,8 +93,8 @@ impl ser::Error for SerdeError {
     }
 }
 
-/// Converts a Rust name to Lisp's spelling: `line_items` becomes `line-items`, and `LineItems` becomes `Line-Items`. Callers
-/// ignore the case or convert it to upper case.
+/// Converts a Rust name to Lisp's spelling: `line_items` becomes `line-items`, and `LineItems` becomes `Line-Items`.
+/// Callers ignore the case or convert it to upper case.
 fn lisp_name(name: &str) -> String {
     let mut lisp = String::with_capacity(name.len() + 4);
     let mut after_lower = false;
@@ -119,7 +120,8 @@ fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
     name.map_or_else(|| lisp.to_lowercase().replace('-', "_"), str::to_owned)
 }
 
-/// Returns the variant with the Lisp name `lisp`, as [`rust_name`] does. If two variants have the name, returns an error.
+/// Returns the variant with the Lisp name `lisp`, as [`rust_name`] does. If two variants have the name, returns an
+/// error.
 fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String, ConversionError> {
     let mut names = matching_names(lisp, variants);
     if let (Some(one), Some(other)) = (names.next(), names.next()) {
@@ -376,8 +378,8 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     serde::forward_to_deserialize_any! { str string bytes byte_buf unit unit_struct identifier }
 }
 
-/// The keys of a property list that have been read: symbols, and other keys in the message's encoding. A later entry with
-/// such a key does not count, as for `getf`.
+/// The keys of a property list that have been read: symbols, and other keys in the message's encoding. A later entry
+/// with such a key does not count, as for `getf`.
 type SeenKeys<'m> = (HashSet<Symbol>, HashSet<&'m [u64]>);
 
 /// The remaining objects of a list, or the remaining keys and values of a property list or a hash table.
@@ -398,8 +400,8 @@ impl Elements<'_, '_> {
         }
     }
 
-    /// Deserializes the next object. An object that Lisp has written as a handle because it is nested deeply is written out
-    /// first.
+    /// Deserializes the next object. An object that Lisp has written as a handle because it is nested deeply is written
+    /// out first.
     fn deserialize_next<'de, T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, SerdeError> {
         *self.left = self.left.saturating_sub(1);
         self.reader.read_or_skip(|reader| reader.fetch(Shape::DEEP, |reader| seed.deserialize(Deserializer(reader))))
@@ -437,7 +439,6 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
                 return self.deserialize_next(seed).map(Some);
             }
             *self.left -= 1;
-            // A symbol that occurs again in a message is encoded in another way.
             let symbol = self.reader.read::<Symbol>()?;
             if let Some((symbols, _)) = &mut self.keys
                 && !symbols.insert(symbol.clone())
@@ -557,7 +558,8 @@ struct CompoundSerializer<'w, 'm> {
 
 impl CompoundSerializer<'_, '_> {
     fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), SerdeError> {
-        // A Serialize implementation may ignore an error or a panic. Without the part, the other parts would be shifted.
+        // A Serialize implementation may ignore an error or a panic. Without the part, the other parts would be
+        // shifted.
         let was_intact = std::mem::replace(&mut self.is_intact, false);
         let mut writer = Writer(&mut self.written);
         Serializer(&mut writer)

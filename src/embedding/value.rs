@@ -13,12 +13,13 @@ use crate::image::message::{self, Handle, Token};
 ///
 /// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
 /// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
-/// converting it is an error. An object in memory that refers to an object on the stack does become a `Value`, for example a
-/// vector that contains a list with dynamic extent: such a `Value` must be dropped before the Lisp code that made the object
-/// on the stack returns. [`Condition`](super::Condition)s need no such care.
+/// converting it is an error. An object in the heap that refers to an object on the stack does become a `Value`, for
+/// example a vector that contains a list with dynamic extent: such a `Value` must be dropped before the Lisp code that
+/// made the object on the stack returns. [`Condition`](super::Condition)s need no such care.
 ///
-/// The methods of a `Value` may be called from any thread. The calls have no time limit, and may run forever if a
-/// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
+/// The methods of a `Value` may be called from any thread. The calls have no time limit, and may run forever if, for
+/// example, a `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that
+/// call.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -34,8 +35,8 @@ use crate::image::message::{self, Handle, Token};
 #[derive(Clone)]
 pub struct Value(Repr);
 
-/// The representation of an object in Rust: a handle, or a copy if the object is NIL, T, a fixnum, a float or a character.
-/// Such a copy is EQL to the original.
+/// The representation of an object in Rust: a handle, or a copy if the object is NIL, T, a fixnum, a float or a
+/// character. Such a copy is EQL to the original.
 #[derive(Clone)]
 enum Repr {
     Nil,
@@ -132,8 +133,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`]. An object that cannot be printed
-    /// is not an error: the text says so.
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`]. An object that cannot be
+    /// printed is not an error: the text says so.
     pub fn print(&self, limit: usize) -> Result<String, Error> {
         pool::run(|cx| cx.print(self, limit))
     }
@@ -191,13 +192,15 @@ impl Value {
         pool::run(|cx| cx.call_entry(Entry::Size, |writer| self.write(writer)))
     }
 
-    /// Looks up the entry for a key of a hash table, an association list or a property list, or for an index of a sequence.
+    /// Looks up the entry for a key of a hash table, an association list or a property list, or for an index of a
+    /// sequence.
     ///
     /// Returns `None` if there is no such entry. An entry whose value is `nil` exists: the `nil` is read as a `T`.
     ///
-    /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a string is
-    /// never found in a property list: use a [`keyword`](crate::keyword) or another [`Symbol`](crate::Symbol). A
-    /// non-negative integer is an index of any list, even of an association or property list, and never a key.
+    /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a
+    /// string is never found in a property list: use a [`keyword`](crate::keyword) or another
+    /// [`Symbol`](crate::Symbol). A non-negative integer is an index of any list, even of an association or property
+    /// list, and never a key.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -208,8 +211,9 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if the object has no keys or indices, or is a malformed or circular list in which `key`
-    /// cannot be searched; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key` has no Lisp counterpart.
+    /// Returns [`Error::Condition`] if the object has no keys or indices, or is a malformed or circular list in which
+    /// `key` cannot be searched; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key` has no Lisp
+    /// counterpart.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
         let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()
@@ -226,14 +230,14 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be
-    /// read as a `T`.
+    /// Returns [`Error::Condition`] if there is no such slot or the slot is unbound; [`Error::Conversion`] if the value
+    /// cannot be read as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
         pool::run(|cx| cx.call_entry_with(Entry::Slot, &(self, name)))
     }
 
-    /// Returns the names and printed values of the bound slots among the object's first 100 slots. Each printed value is
-    /// cut off after 1,000 characters.
+    /// Returns the names and printed values of the bound slots among the object's first 100 slots. Each printed value
+    /// is cut off after 1,000 characters.
     ///
     /// # Errors
     /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
