@@ -70,8 +70,8 @@ pub enum Error {
     /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows
     /// more threads.
     #[error(
-        "no Lisp thread is free: all are running functions of the program, and no more threads are allowed \
-         (Builder::spare_threads) or could be started"
+        "no Lisp thread is free, functions of the program that Lisp has called may be waiting for this call, and no \
+         more threads are allowed (Builder::spare_threads) or could be started"
     )]
     NoThread,
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.

@@ -223,7 +223,8 @@ impl Lisp {
     /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols
     /// or define classes without a pause, a thread stays in `without-interrupts`, a thread in C code holds a lock of
     /// the C library, or a finalizer does not return; [`Error::Timeout`] if the handle's [limit](Self::with_timeout)
-    /// passes before the copy is made. After an error, a previous file at `path` is unchanged.
+    /// passes before the copy is made. After an error, a previous file at `path` is unchanged, unless only writing the
+    /// directory to the disk failed.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| {
