@@ -31,7 +31,7 @@ pub const VARIABLES: [Variable; 11] = [
     Variable {
         name: LOG_FILTER,
         effect: "Log filter for stderr, such as `debug`. `--log` overrides this variable.",
-        default: "`warn`",
+        default: "`warn`; `error` for `load`, `test` and `repl`",
     },
     Variable {
         name: STATE_HOME,

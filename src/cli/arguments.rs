@@ -384,7 +384,7 @@ pub(super) struct Options {
     /// Load ~/.sbclrc into each new image, except an image that continues from a checkpoint.
     #[arg(long)]
     pub(super) user_init: bool,
-    /// Log filter for stderr, such as "debug".
+    /// Log filter for stderr, such as "debug". The default of `load`, `test` and `repl` is "error".
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "warn", value_parser = parse_log_filter)]
     pub(super) log: EnvFilter,
     #[command(flatten)]

@@ -12,6 +12,7 @@ use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use crate::audience::Audience;
+use crate::environment;
 use crate::mcp::{FOR_PERSON_KEY, PACKAGE_KEY};
 use crate::os::processes::wait_for_child;
 use crate::recovery::checkpoint::store::this_program;
@@ -368,7 +369,7 @@ pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
 }
 
 /// Adds defaults that suit a person at a terminal: no time limit, since Ctrl-C interrupts, a day to debug a held evaluation,
-/// long answers, and a log of errors only. Options in `given` take precedence.
+/// long answers, and a log of errors only. Options in `given` and the environment take precedence.
 fn with_interactive_defaults(given: Vec<OsString>) -> Vec<OsString> {
     let mut arguments = Vec::new();
     for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {
@@ -376,7 +377,8 @@ fn with_interactive_defaults(given: Vec<OsString>) -> Vec<OsString> {
             let argument = argument.to_string_lossy();
             argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
         };
-        if !given.iter().any(is_given) {
+        let is_in_environment = option == "--log" && std::env::var_os(environment::LOG_FILTER).is_some();
+        if !is_in_environment && !given.iter().any(is_given) {
             arguments.extend([OsString::from(option), OsString::from(value)]);
         }
     }

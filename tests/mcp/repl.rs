@@ -363,6 +363,21 @@ fn piped(arguments: &[&str], input: &str) -> Output {
 }
 
 #[test]
+fn log_filter_in_the_environment_overrides_the_default_of_the_repl() {
+    let messages = |filter: Option<&str>| {
+        let mut command = Command::new(binary());
+        command.arg("repl").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.envs(filter.map(|filter| ("SBCL_MCP_LOG", filter)));
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"(sb-posix:kill (sb-posix:getpid) 9)\n").unwrap();
+        String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
+    };
+    assert_eq!(messages(None), "");
+    let text = messages(Some("warn"));
+    assert!(text.contains("the Lisp image was killed by signal 9"), "{text}");
+}
+
+#[test]
 fn piped_input_prints_values_and_sets_the_exit_status() {
     let fine = piped(
         &[],
