@@ -142,7 +142,8 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     status
 }
 
-/// Waits until the helper threads have written the rest of the recording, but not longer than [`FINAL_WORK_TIME`].
+/// Waits until the helper threads have written the rest of the recording and deleted the cores of deleted checkpoints,
+/// but not longer than [`FINAL_WORK_TIME`].
 fn finish_helper_work() {
     helper_threads::wait_until_idle(Instant::now() + FINAL_WORK_TIME);
 }
