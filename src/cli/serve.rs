@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
@@ -14,8 +14,8 @@ use super::{print_to_stderr, report_failure, sessions, start_logging, version};
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
 use crate::os::poll_set::PollSet;
-use crate::os::processes;
 use crate::os::temporary::ScratchDirectory;
+use crate::os::{helper_threads, processes};
 use crate::recovery::checkpoint::save::{FORK_WAIT, SavePolicy, UNWINDING_WAIT};
 use crate::recovery::checkpoint::store::{
     Checkpoints, remove_abandoned_directories, remove_directory, state_directory,
@@ -34,6 +34,8 @@ pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 /// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session: one second longer than the maximum time before the
 /// save begins.
 const SAVE_GRACE_PERIOD: Duration = UNWINDING_WAIT.saturating_add(FORK_WAIT).saturating_add(Duration::from_secs(1));
+/// Maximum time at the end of the server for helper threads to finish their work.
+const FINAL_WORK_TIME: Duration = Duration::from_secs(1);
 
 impl Serve {
     /// Returns the options of the tools that the server offers.
@@ -136,7 +138,14 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         checkpoints.remove_all();
     }
     scratch.remove();
+    finish_helper_work();
     status
+}
+
+/// Waits until the helper threads have written the rest of the recording and deleted the cores of deleted checkpoints,
+/// but not longer than [`FINAL_WORK_TIME`].
+fn finish_helper_work() {
+    helper_threads::wait_until_idle(Instant::now() + FINAL_WORK_TIME);
 }
 
 /// Starts a thread that deletes the checkpoint directories of servers that were killed.
@@ -153,6 +162,7 @@ fn refuse(stdio: Stdio, reason: &str) -> i32 {
     let reason = format!("sbcl-mcp cannot start: {reason}");
     let status = report_failure(&reason);
     let _ = mcp::refuse(stdio, &reason);
+    finish_helper_work();
     status
 }
 
@@ -312,12 +322,16 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure>
     let tool_options = serve.tool_options();
     start_logging(serve.options.log);
     let clean_up = {
-        let (scratch, checkpoints) = (scratch.clone(), checkpoints.clone());
+        let (scratch, checkpoints, is_recorded) = (scratch.clone(), checkpoints.clone(), stdio.recorder.is_some());
         move || {
             // A child that saves a checkpoint must not outlive the directory.
             kill_descendants();
             checkpoints.remove_all();
             scratch.remove();
+            // Other work of the helper threads may have no end, and must not delay the end of the process.
+            if is_recorded {
+                finish_helper_work();
+            }
         }
     };
     let status = mcp::serve_unsupervised(stdio, &session, checkpoints, listener, tool_options, clean_up.clone())

@@ -2,7 +2,7 @@
 //!
 //! The file has one JSON object per line: a [`RecordingHeader`], then a [`RecordingEntry`] for each line.
 
-use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -13,12 +13,18 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::os::files;
+use crate::os::{files, helper_threads};
 
 /// Maximum size of a recording, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
+/// Maximum size of the entries that wait to be written, in bytes of memory: two of the longest lines.
+const MAX_WAITING_BYTES: usize = 128 << 20;
 /// Bytes reserved for the note that ends a full recording.
 const FINAL_NOTE_BYTES: u64 = 200;
+/// The note that ends a full recording.
+const FULL: &str = "the recording is full; the rest of the session is not recorded";
+/// The note that ends a recording whose file accepts entries too slowly.
+const TOO_SLOW: &str = "the recording is written too slowly; the rest of the session is not recorded";
 /// Maximum number of bytes read in search of a header, since the file may contain anything.
 const MAX_HEADER: u64 = 1 << 20;
 
@@ -44,12 +50,12 @@ pub(crate) enum Side {
     Server,
 }
 
-/// A record: a line, a line that was left out, or the note that ends a full recording.
+/// A record: a line, a line that was left out, or the note that ends a recording before the end of the session.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RecordingEntry {
     /// Seconds since the recording began.
     pub(crate) at: f64,
-    /// Sender of the line. `None` for the note that ends a full recording.
+    /// Sender of the line. `None` for the note that ends a recording before the end of the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<Side>,
     /// The line without its newline. Bytes that are not UTF-8 become U+FFFD.
@@ -63,15 +69,60 @@ pub(crate) struct RecordingEntry {
     pub(crate) note: Option<String>,
 }
 
-/// The writer of a recording. A write error ends the recording and does not affect the session.
+impl RecordingEntry {
+    /// Returns the note that ends a recording.
+    fn final_note(at: f64, note: &str) -> Self {
+        Self { at, note: Some(note.to_owned()), ..Self::default() }
+    }
+
+    /// Returns the size of an entry that waits to be written, in bytes of memory.
+    fn waiting_bytes(&self) -> usize {
+        size_of::<Self>() + self.bytes.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Decodes the line of an entry that waits to be written. Keeps the bytes only if they are not UTF-8.
+    fn decode_line(mut self) -> Self {
+        match self.bytes.take().map(String::from_utf8) {
+            Some(Ok(line)) => self.line = Some(line),
+            Some(Err(error)) => {
+                self.line = Some(String::from_utf8_lossy(error.as_bytes()).into_owned());
+                self.bytes = Some(error.into_bytes());
+            }
+            None => {}
+        }
+        self
+    }
+
+    /// Returns the entry as JSON, with a newline at the end.
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec(self).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+}
+
+/// A recording in progress. A helper thread encodes and writes the entries, so no caller waits for the disk. A write
+/// error, or a file that accepts entries too slowly, ends the recording and does not affect the session.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder(Arc<Mutex<RecordingState>>);
 
 #[derive(Debug)]
 struct RecordingState {
-    /// The file; `None` once the recording is full or a write has failed.
-    file: Option<File>,
     begin: Instant,
+    /// The entries that wait to be written, oldest first. Lines are not [decoded](RecordingEntry::decode_line) yet.
+    waiting: VecDeque<RecordingEntry>,
+    /// The number of bytes of memory that further waiting entries may take.
+    free_bytes: usize,
+    /// The writer; `None` while a helper thread writes, and once the recording is full or a write has failed.
+    writer: Option<RecordingWriter>,
+    /// True once no more entries are recorded.
+    has_ended: bool,
+}
+
+/// The file of a recording.
+#[derive(Debug)]
+struct RecordingWriter {
+    file: File,
     bytes_left: u64,
 }
 
@@ -102,20 +153,19 @@ impl Recorder {
         let line = serde_json::to_vec(header).map(|line| [line, b"\n".to_vec()].concat()).unwrap_or_default();
         file.write_all(&line).map_err(reason)?;
         let bytes_left = bytes.saturating_sub(line.len() as u64);
-        Ok(Self(Arc::new(Mutex::new(RecordingState { file: Some(file), begin: Instant::now(), bytes_left }))))
+        Ok(Self::new(RecordingWriter { file, bytes_left }, MAX_WAITING_BYTES))
+    }
+
+    fn new(writer: RecordingWriter, free_bytes: usize) -> Self {
+        let (begin, waiting) = (Instant::now(), VecDeque::new());
+        let state = RecordingState { begin, waiting, free_bytes, writer: Some(writer), has_ended: false };
+        Self(Arc::new(Mutex::new(state)))
     }
 
     /// Records a line that the side `from` sent. `line` may end with a newline.
     pub(crate) fn record_line(&self, from: Side, line: &[u8]) {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
-        let text = String::from_utf8_lossy(line);
-        let bytes = matches!(text, Cow::Owned(_)).then(|| line.to_vec());
-        self.append(RecordingEntry {
-            from: Some(from),
-            line: Some(text.into_owned()),
-            bytes,
-            ..RecordingEntry::default()
-        });
+        self.append(RecordingEntry { from: Some(from), bytes: Some(line.to_vec()), ..RecordingEntry::default() });
     }
 
     /// Records that a line was left out, with `note` as the reason.
@@ -123,32 +173,68 @@ impl Recorder {
         self.append(RecordingEntry { from: Some(from), note: Some(note.to_owned()), ..RecordingEntry::default() });
     }
 
-    fn append(&self, record: RecordingEntry) {
+    /// Adds an entry to the waiting entries, and sets its time.
+    fn append(&self, entry: RecordingEntry) {
         let mut state = self.0.lock();
-        let Some(mut file) = state.file.take() else { return };
-        let at = state.begin.elapsed().as_secs_f64();
-        let encode = |record: &RecordingEntry| {
-            let mut bytes = serde_json::to_vec(record).unwrap_or_default();
-            bytes.push(b'\n');
-            bytes
-        };
-        let bytes = encode(&RecordingEntry { at, ..record });
-        let length = bytes.len() as u64;
-        if length + FINAL_NOTE_BYTES > state.bytes_left {
-            let note = Some("the recording is full; the rest of the session is not recorded".to_owned());
-            let _ = file.write_all(&encode(&RecordingEntry { at, note, ..RecordingEntry::default() }));
-            tracing::warn!("the recording is full; the rest of the session is not recorded");
+        if state.has_ended {
             return;
         }
-        match file.write_all(&bytes) {
-            Ok(()) => {
-                state.bytes_left -= length;
-                state.file = Some(file);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot write to the recording; the rest of the session is not recorded");
-            }
+        let at = state.begin.elapsed().as_secs_f64();
+        let entry = if let Some(free_bytes) = state.free_bytes.checked_sub(entry.waiting_bytes()) {
+            state.free_bytes = free_bytes;
+            RecordingEntry { at, ..entry }
+        } else {
+            tracing::warn!("{TOO_SLOW}");
+            state.has_ended = true;
+            RecordingEntry::final_note(at, TOO_SLOW)
+        };
+        state.waiting.push_back(entry);
+        if let Some(writer) = state.writer.take() {
+            drop(state);
+            let recorder = self.clone();
+            helper_threads::run(move || recorder.write_waiting(writer));
         }
+    }
+
+    /// Writes the waiting entries until none waits or the recording ends.
+    fn write_waiting(&self, mut writer: RecordingWriter) {
+        loop {
+            let mut state = self.0.lock();
+            let Some(entry) = state.waiting.pop_front() else {
+                state.writer = Some(writer);
+                return;
+            };
+            drop(state);
+            let freed = entry.waiting_bytes();
+            let is_written = writer.write(entry);
+            let mut state = self.0.lock();
+            if !is_written {
+                state.has_ended = true;
+                state.waiting.clear();
+                return;
+            }
+            state.free_bytes += freed;
+        }
+    }
+}
+
+impl RecordingWriter {
+    /// Writes an entry. Returns false if the recording ends, because the file is full or cannot be written.
+    fn write(&mut self, entry: RecordingEntry) -> bool {
+        let at = entry.at;
+        let bytes = entry.decode_line().encode();
+        let length = bytes.len() as u64;
+        if length + FINAL_NOTE_BYTES > self.bytes_left {
+            let _ = self.file.write_all(&RecordingEntry::final_note(at, FULL).encode());
+            tracing::warn!("{FULL}");
+            return false;
+        }
+        self.bytes_left -= length;
+        let written = self.file.write_all(&bytes);
+        if let Err(error) = &written {
+            tracing::warn!(%error, "cannot write to the recording; the rest of the session is not recorded");
+        }
+        written.is_ok()
     }
 }
 
@@ -161,6 +247,9 @@ pub(crate) fn read_header(file: &mut impl BufRead) -> Option<RecordingHeader> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
     use super::*;
 
     fn header() -> RecordingHeader {
@@ -179,6 +268,7 @@ mod tests {
         for number in 0..100 {
             recorder.record_line(Side::Client, format!("{{\"number\": {number}}}\n").as_bytes());
         }
+        helper_threads::wait_until_idle(Instant::now() + Duration::from_secs(20));
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() <= 2_000 && text.ends_with('\n'), "{}", text.len());
         let mut file = BufReader::new(text.as_bytes());
@@ -186,7 +276,7 @@ mod tests {
         let records: Vec<RecordingEntry> =
             file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let (last, lines) = records.split_last().unwrap();
-        assert_eq!(last.note.as_deref(), Some("the recording is full; the rest of the session is not recorded"));
+        assert_eq!(last.note.as_deref(), Some(FULL));
         assert!(
             lines.len() > 10
                 && lines.iter().enumerate().all(|(number, record)| {
@@ -195,5 +285,35 @@ mod tests {
                 })
         );
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_recording_whose_file_accepts_no_bytes_blocks_no_caller_and_ends_with_a_note() {
+        // The pipe has room for two lines. Three more lines may wait.
+        let (reader, pipe) = io::pipe().unwrap();
+        let writer = RecordingWriter { file: OwnedFd::from(pipe).into(), bytes_left: MAX_BYTES };
+        let recorder = Recorder::new(writer, 100_000);
+        let line = [b'x'; 30_000];
+        (0..10).for_each(|_| recorder.record_line(Side::Server, &line));
+        assert!(recorder.0.lock().has_ended);
+        // The pipe closes once the helper thread has written all waiting entries.
+        drop(recorder);
+        let records: Vec<RecordingEntry> =
+            BufReader::new(reader).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+        let (last, lines) = records.split_last().unwrap();
+        assert_eq!((last.from, last.note.as_deref()), (None, Some(TOO_SLOW)));
+        assert!((3..=5).contains(&lines.len()), "{} lines", lines.len());
+        assert!(lines.iter().all(|record| record.line.as_ref().is_some_and(|text| text.as_bytes() == line)));
+    }
+
+    #[test]
+    fn a_line_that_is_not_utf_8_is_recorded_with_its_bytes() {
+        let decoded = |bytes: &[u8]| {
+            let waiting = RecordingEntry { bytes: Some(bytes.to_vec()), ..RecordingEntry::default() };
+            let RecordingEntry { line, bytes, .. } = waiting.decode_line();
+            (line.unwrap(), bytes)
+        };
+        assert_eq!(decoded("ünïcode".as_bytes()), ("ünïcode".to_owned(), None));
+        assert_eq!(decoded(b"what\xFF"), ("what\u{FFFD}".to_owned(), Some(b"what\xFF".to_vec())));
     }
 }

@@ -590,7 +590,7 @@ fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint() {
     restore(&mut server, "before");
     assert_eq!(server.evaluate("(list *x* (f))"), "=> (5 :F)");
     save(&mut server, "before");
-    assert_eq!(state.files(None).len(), before);
+    wait_until("the replaced core is deleted", || state.files(None).len() == before);
 }
 
 #[test]

@@ -146,6 +146,24 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn server_ends_only_after_its_recording_is_complete(mode: Mode) {
+    let recording = Recording::new(mode, "large");
+    let mut server = recorded(&recording);
+    // Characters that are escaped in the message, and again in the recording.
+    let code = format!("; {}\n(+ 1 2)", r#""\"#.repeat(2_000_000));
+    assert_eq!(server.evaluate(&code), "=> 3");
+    assert!(server.finish().status.success());
+    let (_, records) = recording.read();
+    let [.., request, answer] = &records[..] else { panic!("{} records", records.len()) };
+    let [request, answer] = [request, answer].map(|record| {
+        let line = record["line"].as_str().expect("a line");
+        serde_json::from_str::<Value>(line).expect("JSON")
+    });
+    assert!(request["params"]["arguments"]["code"] == code, "the request is recorded differently");
+    assert_eq!(answer["id"], request["id"]);
+}
+
+#[apply(both_modes)]
 fn replay_repeats_elicitations_and_cancellations(mode: Mode) {
     let recording = Recording::new(mode, "questions");
     let mut server = mode.start_with(&["--record", recording.path()]);

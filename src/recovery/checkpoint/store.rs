@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use crate::build_id;
 use crate::error::format_size;
 use crate::image::fingerprint::Fingerprint;
-use crate::os::files;
 use crate::os::processes::wait_for_child;
+use crate::os::{files, helper_threads};
 use crate::recovery::persistent::SAVE_MARKER_FILE;
 use crate::recovery::persistent::lock::{HolderState, LOCK_FILE, Lock};
 use crate::recovery::text;
@@ -293,12 +293,17 @@ impl Checkpoints {
     /// # Errors
     /// Returns an error if the manifest cannot be removed, or if the core exists and cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
+        self.delete_with(checkpoint, fs::remove_file)
+    }
+
+    /// Deletes a checkpoint. `remove` removes the core.
+    fn delete_with(&self, checkpoint: &Checkpoint, remove: impl FnOnce(PathBuf) -> io::Result<()>) -> io::Result<()> {
         let core = self.path(checkpoint);
         let manifest = core.with_extension("json");
         // The manifest is removed first: a core without a manifest is not a checkpoint, even if the other files stay.
         fs::remove_file(&manifest)?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
-        let removed = fs::remove_file(core);
+        let removed = remove(core);
         // A thread or process that was reading the core may have written the manifest again.
         let _ = fs::remove_file(manifest);
         match removed {
@@ -307,13 +312,13 @@ impl Checkpoints {
         }
     }
 
-    /// Deletes all checkpoints with this name but the newest. Reads no core.
+    /// Deletes all checkpoints with this name but the newest. Reads no core, and does not wait for the disk.
     pub(crate) fn delete_replaced(&self, name: &str) {
         let mut all: Vec<_> = self.list_unchecked().filter(|checkpoint| checkpoint.name == name).collect();
         all.sort_by_key(|checkpoint| checkpoint.saved);
         all.pop();
         for checkpoint in all {
-            let _ = self.delete(&checkpoint);
+            let _ = self.delete_with(&checkpoint, remove_in_background);
         }
     }
 
@@ -326,7 +331,8 @@ impl Checkpoints {
         self.remove_incomplete();
     }
 
-    /// Deletes incomplete files that killed processes left behind. Must not be called while a process is saving.
+    /// Deletes incomplete files that killed processes left behind. Must not be called while a process is saving. Does
+    /// not wait for the disk.
     pub(crate) fn remove_incomplete(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
@@ -335,7 +341,9 @@ impl Checkpoints {
         };
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()).filter(|path| is_checkpoint_file(path)).filter(is_left) {
-            let _ = fs::remove_file(path);
+            // A `.forms` file is small, and its draft would have the name of the core's draft.
+            let is_small = path.extension() == Some("forms".as_ref());
+            let _ = if is_small { fs::remove_file(path) } else { remove_in_background(path) };
         }
     }
 
@@ -356,11 +364,11 @@ impl Checkpoints {
     }
 
     /// Deletes the automatic checkpoints that are newer than `from`, the checkpoint from which the session continues. If
-    /// `from` is `None`, deletes all automatic checkpoints. Reads no core.
+    /// `from` is `None`, deletes all automatic checkpoints. Reads no core, and does not wait for the disk.
     pub(crate) fn delete_newer(&self, from: Option<&Checkpoint>) {
         let later = |checkpoint: &Checkpoint| from.is_none_or(|from| checkpoint.saved > from.saved);
         for checkpoint in self.list_unchecked().filter(|checkpoint| checkpoint.automatic && later(checkpoint)) {
-            let _ = self.delete(&checkpoint);
+            let _ = self.delete_with(&checkpoint, remove_in_background);
         }
     }
 
@@ -444,6 +452,16 @@ pub(crate) struct ProbeReport {
     pub(crate) defines: String,
 }
 
+/// Turns a core into a draft, and lets a helper thread delete the draft, which takes half a second for a core of a
+/// gigabyte. If this process is killed before that, the draft is [removed](Checkpoints::remove_incomplete) like other
+/// drafts. A file that is a draft already keeps its name until it is deleted.
+fn remove_in_background(path: PathBuf) -> io::Result<()> {
+    let draft = path.with_extension("draft");
+    fs::rename(path, &draft)?;
+    helper_threads::run(move || drop(fs::remove_file(draft)));
+    Ok(())
+}
+
 /// Returns the manifests in a directory, including manifests of other programs, oldest first.
 pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let mut found: Vec<Checkpoint> = manifest_paths(directory)
@@ -482,7 +500,7 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
         let number = extensions.strip_prefix("json.").and_then(|rest| rest.strip_suffix(".draft"));
         number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
     };
-    // Builds before version 0.1 wrote files with the extension `draft`.
+    // A core that is being deleted has the extension `draft`. Builds before version 0.1 wrote other files with it.
     is_number(stem)
         && (["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
             || is_manifest_draft())
@@ -827,6 +845,11 @@ pub(crate) mod tests {
         }
     }
 
+    /// Waits until the helper threads have deleted all drafts.
+    fn await_deletions() {
+        helper_threads::wait_until_idle(Instant::now() + Duration::from_secs(20));
+    }
+
     impl Drop for TestCheckpoints {
         fn drop(&mut self) {
             self.0.remove_all();
@@ -935,6 +958,26 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_core_that_is_deleted_in_the_background_has_no_cores_name_and_no_file_remains() {
+        let test = TestCheckpoints::new("background");
+        let [replaced, automatic, kept] =
+            [("mine", 1), ("auto-1", 2), ("mine", 3)].map(|(name, seconds)| test.add(name, seconds, 10));
+        test.0.delete_replaced("mine");
+        test.0.delete_newer(None);
+        assert_eq!([replaced, automatic, kept].map(|one| test.0.path(&one).exists()), [false, false, true]);
+        await_deletions();
+        assert_eq!(test.file_count(), 3);
+        // A server that was killed has left a core under its draft's name.
+        let left = test.0.directory.join("0123456789abcdef.core");
+        fs::write(left.with_extension("draft"), "").unwrap();
+        fs::write(&left, "").unwrap();
+        test.0.remove_incomplete();
+        assert!(!left.exists());
+        await_deletions();
+        assert_eq!((test.names(), test.file_count()), (vec!["mine".to_owned()], 3));
+    }
+
+    #[test]
     fn a_save_is_later_than_all_checkpoints_even_if_the_clock_was_set_back() {
         let test = TestCheckpoints::new("clock");
         let now = jiff::Timestamp::now();
@@ -964,6 +1007,7 @@ pub(crate) mod tests {
             fs::write(test.0.directory.join(other), "").unwrap();
         }
         test.0.remove_incomplete();
+        await_deletions();
         assert_eq!((test.names().len(), test.file_count()), (3, 3 * 3 + others.len()));
         test.0.remove_leftovers(&[known.file]);
         assert_eq!(test.names(), ["auto-1", "mine"]);
