@@ -76,7 +76,8 @@ pub enum Error {
     NoThread,
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.
     ///
-    /// Calls that print, read or warn wait for the stream, so a call made by the stream might wait for itself.
+    /// Calls that print or read wait for the stream, and calls that warn wait for the hook. A call that the stream or
+    /// hook made could therefore wait forever.
     #[error(
         "a stream or warning hook called Lisp, which may be waiting for that stream or hook: call Lisp on another \
         thread, and do not let the stream or hook wait for calls that print"

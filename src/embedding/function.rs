@@ -51,8 +51,9 @@ impl Function {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if the function fails; [`Error::Conversion`] if an argument has no Lisp
-    /// counterpart, or the values cannot be read as a `T`; and the errors of [`Lisp::enter`](super::Lisp::enter).
+    /// Returns [`Error::Condition`] if the function does not exist or fails, or if Lisp cannot read an argument, such
+    /// as a symbol of a package that does not exist; [`Error::Conversion`] if an argument has no Lisp counterpart, or
+    /// the values cannot be read as a `T`; and the errors of [`Lisp::enter`](super::Lisp::enter).
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
         let work = |cx: &Cx| cx.apply(&self.value, &arguments);
         match &self.options {
