@@ -47,7 +47,7 @@ STORAGE-CONDITION, print no frames. HOOK is the frame pointer of the function th
                          do (format stream "~D: (~S~{ ~S~})~%" number (reported-frame-name call)
                                     (sb-int:ensure-list (reported-frame-arguments call))))))
           (failure)
-        (format stream "~&(the condition's report failed)~%")))))
+        (format stream "~&(printing this report failed: ~A)~%" (type-name-text (class-name-of failure)))))))
 
 (defun end-failed-thread (condition hook)
   "Report CONDITION by REPORT-THREAD-ERROR, and end this thread. HOOK is as in REPORT-THREAD-ERROR."

@@ -143,7 +143,7 @@ fn advice_while_held(name: &str, holder: Holder) -> String {
         return "Start the server again when the session is free; `sbcl-mcp sessions` lists the holders.".to_owned();
     }
     let attach = match attach::socket_path(name) {
-        Ok(path) if path.exists() => format!(", or attach to this server (sbcl-mcp repl --attach={name})"),
+        Ok(path) if path.exists() => format!(", or attach to that server (sbcl-mcp repl --attach={name})"),
         _ => String::new(),
     };
     format!("A session can have only one server at a time: wait until that process has ended{attach}.")

@@ -67,7 +67,11 @@ fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
         schema["properties"]["restart"]["enum"],
         json!(["1. TAKE - Take it", "2. RETRY - Evaluate this form again.", "3. ABORT - Return to top level."])
     );
-    assert_eq!(schema["properties"]["values"]["type"], "string");
+    let values = &schema["properties"]["values"];
+    assert_eq!(values["type"], "string");
+    let description =
+        "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`; empty if the restart takes none.";
+    assert_eq!(values["description"], description);
     assert_eq!(schema["required"], json!(["restart"]));
     reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "(+ 40 2)"));
     let expected = "[notice]\nThe evaluation failed with SIMPLE-ERROR. The user chose restart 1 (TAKE), and the \

@@ -179,7 +179,7 @@ fn second_server_of_a_session_is_refused() {
     assert_eq!(end.status.code(), Some(1));
     let reason = format!(
         "The session \"only\" is served by process {}. A session can have only one server at a time: wait until that \
-         process has ended, or attach to this server (sbcl-mcp repl --attach=only).",
+         process has ended, or attach to that server (sbcl-mcp repl --attach=only).",
         server.pid()
     );
     assert!(end.stderr.contains(&reason), "{}", end.stderr);

@@ -202,9 +202,9 @@ fn restart_question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     let restarts = error.restarts.iter();
     let restarts = restarts.map(|restart| format!("{}. {} - {}", restart.number, restart.name, restart.description));
     let restarts = EnumSchema::builder(restarts.collect()).title("Restart").build();
-    let values = StringSchema::new()
-        .title("Values")
-        .description("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`. Empty if it takes none.");
+    let values = StringSchema::new().title("Values").description(
+        "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`; empty if the restart takes none.",
+    );
     let schema = ElicitationSchema::builder()
         .required_enum_schema("restart", restarts)
         .property("values", rmcp::model::PrimitiveSchemaDefinition::String(values))

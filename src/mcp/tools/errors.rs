@@ -115,7 +115,7 @@ impl ToolSpec for DescribeLastError {
     const NAME: &'static str = "describe-last-error";
     const TITLE: &'static str = "Describe last error";
     const DESCRIPTION: &'static str = "Explain the last error: type, message, time, restarts and top 5 frames. \
-        Use it after an [ERROR]. The error is kept until an evaluation succeeds; `list` shows earlier errors, too.";
+        Use after an [ERROR]. The error is kept until an evaluation succeeds; `list` shows earlier errors, too.";
     const POLICY: CallPolicy = CallPolicy { core: true, ..POLICY };
     type Arguments = DescribeArguments;
     type Content = DescribedContent;

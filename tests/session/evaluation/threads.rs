@@ -39,6 +39,21 @@ fn an_error_in_a_thread_ends_neither_the_process_nor_the_session() {
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }
 
+#[test]
+fn an_unprintable_argument_in_a_threads_backtrace_is_not_reported_as_a_failed_condition_report() {
+    let lisp = fresh();
+    let definitions = "(defclass bad () ()) (defvar *kept* nil)
+        (defmethod print-object ((object bad) stream) (declare (ignore stream)) (error \"unprintable\"))
+        (defun keep (x) (unwind-protect (error \"in a thread\") (setf *kept* x)))";
+    lisp.eval(definitions);
+    let code =
+        "(sb-thread:join-thread (sb-thread:make-thread (lambda () (keep (make-instance 'bad)))) :default :failed)";
+    let text = lisp.text(code);
+    assert!(text.contains("\nin a thread\n0: (ERROR \"in a thread\")\n1: (KEEP "), "{text}");
+    assert!(text.contains("\n(printing this report failed: SIMPLE-ERROR)\n"), "{text}");
+    assert_eq!(lisp.value("(+ 1 2)"), "3");
+}
+
 /// The kernel sends the timers' signal to any thread that does not block it. An idle thread must pass it on.
 #[test]
 fn timer_runs_even_when_sigalrm_reaches_an_idle_thread() {
