@@ -686,6 +686,63 @@ fn large_outputs_that_are_shown_again_delay_no_other_client(mode: Mode) {
     pings.assert_fast();
 }
 
+#[apply(both_modes)]
+fn batches_that_show_a_large_error_delay_no_ping(mode: Mode) {
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    client.call_err("evaluate-lisp", json!({"code": LARGE_ERROR}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        for (tool, arguments, calls, max_answer) in [
+            ("describe-last-error", json!({}), 600, 9_500),
+            ("get-backtrace", json!({"locals": true, "max-frames": 1000}), 300, 1_000_000),
+        ] {
+            client.call_ok("configure-limits", json!({"max-answer": max_answer}));
+            let params = json!({"name": tool, "arguments": arguments});
+            let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+            let batch: Value = (0..calls).map(call).collect();
+            assert!(batch.to_string().len() < 64 << 10, "the line is sent in one piece");
+            client.send(&batch);
+            client.assert_ping_is_fast(&format!("behind a batch of {calls} calls of {tool}"));
+            let answers = client.unclaimed.pop_front().unwrap_or_else(|| client.read().expect("an answer"));
+            assert_eq!(answers.as_array().expect("the answers to a batch").len(), calls);
+        }
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
+/// A client's calls are handled in order, so the answers do not depend on the evaluation behind them.
+#[test]
+fn many_calls_of_get_backtrace_delay_no_ping() {
+    const CALLS: usize = 60;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-answer": 1_000_000}));
+    let mut clients = [(); 4].map(|()| runtime.attach(&server));
+    for client in &mut clients {
+        client.call_err("evaluate-lisp", json!({"code": LARGE_ERROR}));
+    }
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let requests = clients.each_mut().map(|client| {
+            let arguments = json!({"locals": true, "max-frames": 1000});
+            let calls = [(); CALLS].map(|()| client.post_call("get-backtrace", arguments.clone()));
+            (calls, client.post_call("evaluate-lisp", json!({"code": "1"})))
+        });
+        for client in &mut clients {
+            client.assert_ping_is_fast("behind calls of get-backtrace");
+        }
+        for (client, (calls, evaluation)) in clients.iter_mut().zip(requests) {
+            for call in calls {
+                let answer = client.answer(call);
+                // While a client leaves too many answers unread, its answers become errors.
+                assert!(answer.get("error").is_some() || outcome(&answer).0.contains("SIMPLE-ERROR"));
+            }
+            client.answer(evaluation);
+        }
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
 /// The time for a defining form does not depend on the length of the text before it.
 #[test]
 fn long_comment_before_many_definitions_is_not_read_for_each_of_them() {
