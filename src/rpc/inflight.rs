@@ -33,6 +33,8 @@ pub(crate) const SERVER_REQUEST_SHIFT: u32 = 16;
 /// Key in the `_meta` of a progress report. Its value is the index of the message's first byte in the whole output. Only
 /// reports of output have the key, and only for clients that want all output.
 pub(crate) const OUTPUT_OFFSET_KEY: &str = "sbcl-mcp/output-from";
+/// Maximum number of timers that run at a time: thousands of timers must not keep the event loop from its other work.
+const MAX_TIMERS_PER_TURN: usize = 256;
 /// Maximum duration of a timer.
 const MAX_TIMER: Duration = Duration::from_secs(86_400);
 
@@ -486,9 +488,10 @@ impl Inflight {
         self.output.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}));
     }
 
-    /// Runs the timers that have expired by `now`. Returns the time of the next timer.
+    /// Runs timers that have expired by `now`, at most [`MAX_TIMERS_PER_TURN`]. Returns the time of the next timer, which may
+    /// have expired, too.
     pub(crate) fn run_timers(&self, now: Instant) -> Option<Instant> {
-        loop {
+        for _ in 0..MAX_TIMERS_PER_TURN {
             let mut table = self.table.lock();
             let (time, timer) = *table.timers.first()?;
             if time > now {
@@ -519,6 +522,7 @@ impl Inflight {
                 }
             }
         }
+        self.table.lock().timers.first().map(|(time, _)| *time)
     }
 }
 
@@ -588,11 +592,14 @@ impl Table {
         numbers.into_iter().filter_map(|number| Some((number, self.take_server_request(number)?))).collect()
     }
 
-    /// Sends a progress report if there is new output, or if the last report is old. Returns the time of the next
-    /// check.
+    /// Sends a progress report if there is new output, or if the last report is old. While much output is unwritten, which
+    /// answers would have to wait for, sends no report. Returns the time of the next check.
     fn report(&mut self, number: u64, now: Instant, output: &Output) -> Option<Instant> {
         let progress = self.requests.get_mut(&number)?.progress.as_mut()?;
         progress.next = now + OUTPUT_INTERVAL;
+        if !output.accepts_requests() {
+            return Some(progress.next);
+        }
         let seconds = (now - progress.begin).as_secs_f64();
         let mut meta = None;
         let message = match (progress.printed)(progress.reported) {
@@ -794,6 +801,28 @@ mod tests {
             (&sent[1]["method"], &sent[1]["params"]["message"]),
             (&json!("notifications/progress"), &json!("printed"))
         );
+    }
+
+    /// The event loop handles lines between the timers.
+    #[test]
+    fn many_expired_timers_run_in_several_turns() {
+        let client = Client::new();
+        let requests = 2 * MAX_TIMERS_PER_TURN + 1;
+        let expired = Arc::new(AtomicUsize::new(0));
+        let responders: Vec<_> = (0..requests).map(|id| client.admit(id as i64).unwrap()).collect();
+        for responder in &responders {
+            let expired = expired.clone();
+            let count = move || _ = expired.fetch_add(1, Ordering::Relaxed);
+            client.inflight.set_deadline(responder.request_number(), Duration::ZERO, count);
+        }
+        let now = Instant::now();
+        for run in [MAX_TIMERS_PER_TURN, 2 * MAX_TIMERS_PER_TURN] {
+            assert!(client.inflight.run_timers(now).is_some_and(|next| next <= now));
+            assert_eq!(expired.load(Ordering::Relaxed), run);
+        }
+        assert_eq!(client.inflight.run_timers(now), None);
+        assert_eq!(expired.load(Ordering::Relaxed), requests);
+        assert!(responders.into_iter().all(Responder::leave_unanswered));
     }
 
     #[test]

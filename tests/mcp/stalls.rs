@@ -538,8 +538,14 @@ impl Pings {
     /// limit.
     #[track_caller]
     fn assert_fast(&self) {
+        self.assert_within(BUSY_LIMIT);
+    }
+
+    /// Does the same with a time limit for a ping.
+    #[track_caller]
+    fn assert_within(&self, limit: Duration) {
         let Self { slowest, slowest_idle } = *self;
-        assert!(slowest <= BUSY_LIMIT.max(slowest_idle * 5), "a ping took {slowest:?}, and {slowest_idle:?} elsewhere");
+        assert!(slowest <= limit.max(slowest_idle * 5), "a ping took {slowest:?}, and {slowest_idle:?} elsewhere");
     }
 }
 
@@ -645,6 +651,37 @@ fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
     });
     pings.assert_fast();
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
+/// Attaches 14 clients, each of which sends 9,900 calls with this `_meta` that wait for another client's evaluation.
+fn clients_with_waiting_calls(runtime: &RuntimeDirectory, server: &Server, meta: &Value) -> Vec<Client> {
+    let mut clients: Vec<_> = (0..14).map(|_| runtime.attach(server)).collect();
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "1"}, "_meta": meta});
+    let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+    let batch = (0..9_900).map(call).collect::<Value>().to_string();
+    for client in &mut clients {
+        client.send_line(&batch);
+    }
+    // A call behind the batch is answered once all calls of the batch wait.
+    for client in &mut clients {
+        client.call_ok("configure-limits", json!({}));
+    }
+    clients
+}
+
+/// Each of the calls has a timer for its progress.
+#[test]
+fn progress_of_many_waiting_calls_delays_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let server = runtime.server(&[]);
+    let _busy = busy_client(&runtime, &server, 60);
+    let mut clients = clients_with_waiting_calls(&runtime, &server, &json!({"progressToken": 1}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        for client in &mut clients {
+            client.request("ping", &json!({}));
+        }
+    });
+    pings.assert_within(IDLE_LIMIT);
 }
 
 /// Each request is a line of 60 bytes, and each answer takes 30 KB.
