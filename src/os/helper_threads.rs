@@ -1,5 +1,5 @@
 //! Threads that run slow work in place of threads that must not block: the embedding program's wakers and destructors,
-//! cancellations that end processes, and the rendering of answers.
+//! cancellations that end processes, the end of connections, and the rendering of answers.
 
 use std::collections::VecDeque;
 use std::time::Duration;

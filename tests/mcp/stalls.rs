@@ -684,6 +684,23 @@ fn progress_of_many_waiting_calls_delays_no_other_client() {
     pings.assert_within(IDLE_LIMIT);
 }
 
+#[test]
+fn clients_that_leave_many_waiting_calls_delay_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let _busy = busy_client(&runtime, &server, 60);
+    let clients = clients_with_waiting_calls(&runtime, &server, &json!({}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        drop(clients);
+        wait_until("their connections have ended", || {
+            let status = server.request("sbcl-mcp/status", json!({}));
+            // The server's own client, the busy client and the client that pings are left.
+            status["result"]["clients"].as_array().expect("names").len() == 3
+        });
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
 /// Each request is a line of 60 bytes, and each answer takes 30 KB.
 #[apply(both_modes)]
 fn many_small_requests_with_large_answers_delay_no_other_client(mode: Mode) {
