@@ -797,6 +797,37 @@ fn many_calls_of_get_backtrace_delay_no_ping() {
     server.assert_works();
 }
 
+/// The progress of an evaluation of a person has all of its output, here as 59 MB of JSON.
+#[apply(both_modes)]
+fn large_output_of_a_person_is_reported_in_parts_and_delays_no_other_client(mode: Mode) {
+    const CHARACTERS: usize = 9_900_000;
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    client.call_ok("configure-limits", json!({"max-output": 10_000_000}));
+    let end = runtime.directory.join("end");
+    let print = format!("(write-string (make-string {CHARACTERS} :initial-element (code-char 1)))");
+    let code = format!("(progn {print} (finish-output) (loop until (probe-file {end:?}) do (sleep 0.01)))");
+    let params = json!({
+        "name": "evaluate-lisp",
+        "arguments": {"code": code, "timeout": 60},
+        "_meta": {"sbcl-mcp/person": true, "progressToken": 1},
+    });
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let evaluation = client.post("tools/call", &params);
+        let mut reported = 0;
+        while reported < CHARACTERS {
+            let report = client.read().expect("a report");
+            let message = report["params"]["message"].as_str().expect("a message");
+            assert_eq!(report["params"]["_meta"]["sbcl-mcp/output-from"], reported);
+            assert!(message.len() <= 64 << 10 && message.chars().all(|character| character == '\u{1}'));
+            reported += message.len();
+        }
+        std::fs::write(&end, "").expect("a file");
+        assert!(!outcome(&client.answer(evaluation)).1);
+    });
+    pings.assert_within(IDLE_LIMIT);
+    server.assert_works();
+}
+
 /// The time for a defining form does not depend on the length of the text before it.
 #[test]
 fn long_comment_before_many_definitions_is_not_read_for_each_of_them() {
