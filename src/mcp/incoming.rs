@@ -8,6 +8,9 @@ use crate::rpc::attach::STATUS_METHOD;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
+/// Maximum number of messages in a batch that the event loop handles itself. A larger batch is slow.
+const MAX_FAST_BATCH: usize = 16;
+
 /// The notification that cancels a request.
 pub(super) const CANCELLATION: &str = "notifications/cancelled";
 
@@ -37,7 +40,8 @@ pub(super) enum DecodedLine {
 }
 
 impl DecodedLine {
-    /// Returns true if a message calls a tool with arguments for which the call may take long before it waits for Lisp.
+    /// Returns true for a batch of many messages, and if a message calls a tool with arguments for which the call may
+    /// take long before it waits for Lisp.
     pub(super) fn is_slow(&self) -> bool {
         let none = JsonObject::new();
         let is_slow = |message: &Result<Message, InvalidMessage>| match message {
@@ -50,7 +54,7 @@ impl DecodedLine {
         match self {
             Self::Empty => false,
             Self::Single(message) => is_slow(message),
-            Self::Batch(messages) => messages.iter().any(is_slow),
+            Self::Batch(messages) => messages.len() > MAX_FAST_BATCH || messages.iter().any(is_slow),
         }
     }
 

@@ -11,6 +11,7 @@ use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
+use crate::os::helper_threads;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::rpc::event_loop::Service;
@@ -176,11 +177,14 @@ impl Server {
                 if let Some((number, _)) = begun {
                     self.main.inflight().output.send_done(number);
                 }
-                let conversation = self.attached.lock().remove(&connection);
-                if let Some(conversation) = conversation {
-                    conversation.disconnect();
-                }
-                self.main.inflight().output.send_done(number);
+                let (conversation, main) = (self.attached.lock().remove(&connection), self.main.clone());
+                // To end thousands of calls on the event loop would delay other clients.
+                helper_threads::run(move || {
+                    if let Some(conversation) = conversation {
+                        conversation.disconnect();
+                    }
+                    main.inflight().output.send_done(number);
+                });
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Slow lines: long lines, and calls that search directories, read checkpoints or show a large output again. A thread
-//! handles the slow lines of one client, and the client's later lines wait until the thread has handled them in order.
-//! Pings, cancellations, and answers to the server's questions do not wait.
+//! Slow lines: long lines, large batches, and calls that search directories, read checkpoints, or show a large output,
+//! a backtrace or many errors. A thread handles the slow lines of one client, and the client's later lines wait until
+//! the thread has handled them in order. Pings, cancellations, and answers to the server's questions do not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -235,6 +235,13 @@ impl Conversation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_of_more_than_16_messages_are_slow() {
+        let batch = |messages| format!("[{}]", vec![r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#; messages].join(","));
+        assert!(!decode(batch(16).as_bytes()).is_slow());
+        assert!(decode(batch(17).as_bytes()).is_slow());
+    }
 
     #[test]
     fn a_waiting_cancellation_applies_only_to_earlier_lines_with_its_id() {

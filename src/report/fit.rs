@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::evaluation::{evaluation, values_text, warning_length};
 use super::frames::count_frames_to_keep;
 use super::load::count_text;
-use super::{EvaluationPart, errors, omission_marker};
+use super::{EvaluationPart, PREVIEW_FRAMES, errors, omission_marker};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 use crate::tool_names;
 
@@ -245,8 +245,10 @@ pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
 }
 
 /// Cuts an error so that its description has at most `max` characters, or as few as the parts that are always shown allow.
+/// Keeps only the frames that the description shows.
 #[must_use]
 pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
+    let error = &with_first_frames(error, PREVIEW_FRAMES);
     let size = |error: &ErrorRecord, part| match part {
         Part::Message => length(&error.message.text),
         Part::Restarts => error.restarts.len(),
@@ -386,14 +388,31 @@ fn cut_notices(notices: &[String], mut keep: usize) -> Vec<String> {
     shown
 }
 
+/// Returns a copy of the error with only its first `count` frames. The frames of an error may take a megabyte.
+fn with_first_frames(error: &ErrorRecord, count: usize) -> ErrorRecord {
+    ErrorRecord {
+        id: error.id,
+        kind: error.kind.clone(),
+        message: error.message.clone(),
+        time: error.time,
+        form: error.form.clone(),
+        slots: error.slots.clone(),
+        restarts: error.restarts.clone(),
+        frames: error.frames.iter().take(count).cloned().collect(),
+        total_frames: error.total_frames,
+        slots_omitted: error.slots_omitted,
+        evaluation: error.evaluation,
+    }
+}
+
 fn cut_error(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
     let omitted = if error.evaluation > 0 { Omission::Error(error.evaluation) } else { Omission::Lost };
-    let mut error = error.clone();
+    let mut error =
+        with_first_frames(error, count_frames_to_keep(error, allowance.limit_for(Part::Frames).max(MIN_FRAMES)));
     error.message.text =
         without_end(&error.message.text, allowance.limit_for(Part::Message).max(MIN_MESSAGE), |count, from| {
             omitted.marker(count, from)
         });
-    error.frames.truncate(count_frames_to_keep(&error, allowance.limit_for(Part::Frames).max(MIN_FRAMES)));
     // The server's own restarts are the last ones and are kept.
     let (restarts, shown) = (error.restarts.len(), allowance.limit_for(Part::Restarts).max(OWN_RESTART_COUNT));
     if shown < restarts {

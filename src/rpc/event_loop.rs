@@ -37,7 +37,8 @@ pub(crate) trait Service: Send + Sync {
     fn accepts_lines(&self) -> bool {
         true
     }
-    /// Runs the timers that have expired by `now`. Returns the time of the next timer.
+    /// Runs timers that have expired by `now`, but not so many that lines have to wait. Returns the time of the next
+    /// timer, which may have expired, too.
     fn run_timers(&self, now: Instant) -> Option<Instant>;
     /// Returns true if no request waits for an answer.
     fn is_idle(&self) -> bool;

@@ -25,14 +25,21 @@ pub(crate) const MAX_BYTES: usize = 128 << 20;
 const STATUS_INTERVAL: Duration = Duration::from_secs(4);
 /// Interval between checks for new output.
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval before the next report to a client that wants all output, while the client has not got all of it.
+const REST_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum number of bytes of output in one report, unless the client wants all output.
 const MAX_PROGRESS_MESSAGE: usize = 1000;
+/// Maximum number of bytes of output in one report to a client that wants all output. The next reports have the rest:
+/// other requests would wait while a report of many megabytes is encoded.
+const MAX_OUTPUT_PART: usize = 64 << 10;
 /// Number of low bits in the number of a server request. The bits above are the number of the call that the request
 /// serves.
 pub(crate) const SERVER_REQUEST_SHIFT: u32 = 16;
 /// Key in the `_meta` of a progress report. Its value is the index of the message's first byte in the whole output. Only
 /// reports of output have the key, and only for clients that want all output.
 pub(crate) const OUTPUT_OFFSET_KEY: &str = "sbcl-mcp/output-from";
+/// Maximum number of timers that run at a time: thousands of timers must not keep the event loop from its other work.
+const MAX_TIMERS_PER_TURN: usize = 256;
 /// Maximum duration of a timer.
 const MAX_TIMER: Duration = Duration::from_secs(86_400);
 
@@ -144,7 +151,7 @@ struct BatchState {
 
 struct Progress {
     token: ProgressToken,
-    /// True if reports have all new output, false if they have only its end.
+    /// True if reports have all output, in parts, false if they have only the end of the new output.
     all_output: bool,
     begin: Instant,
     last_report: Instant,
@@ -405,9 +412,9 @@ impl Inflight {
     /// Reports the progress of a request until it is answered. `printed` takes the number of bytes of output reported so
     /// far and returns the output that follows, if there is any. While there is no new output, a report is sent every few
     /// seconds, with the text that `status` returns or, if `status` returns `None`, with the elapsed time. With
-    /// `all_output`, a report has all of the new output and its byte index; otherwise, only the end of the new output. If the
-    /// request had other reports before, also from an earlier worker, the time continues: the progress of a request must
-    /// increase (MCP).
+    /// `all_output`, the reports have all of the output, and each report has the byte index of its part; otherwise, a
+    /// report has only the end of the new output. If the request had other reports before, also from an earlier worker,
+    /// the time continues: the progress of a request must increase (MCP).
     pub(crate) fn report_progress(
         &self,
         request: u64,
@@ -486,9 +493,10 @@ impl Inflight {
         self.output.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}));
     }
 
-    /// Runs the timers that have expired by `now`. Returns the time of the next timer.
+    /// Runs timers that have expired by `now`, at most [`MAX_TIMERS_PER_TURN`]. Returns the time of the next timer,
+    /// which may have expired, too.
     pub(crate) fn run_timers(&self, now: Instant) -> Option<Instant> {
-        loop {
+        for _ in 0..MAX_TIMERS_PER_TURN {
             let mut table = self.table.lock();
             let (time, timer) = *table.timers.first()?;
             if time > now {
@@ -519,6 +527,7 @@ impl Inflight {
                 }
             }
         }
+        self.table.lock().timers.first().map(|(time, _)| *time)
     }
 }
 
@@ -588,18 +597,33 @@ impl Table {
         numbers.into_iter().filter_map(|number| Some((number, self.take_server_request(number)?))).collect()
     }
 
-    /// Sends a progress report if there is new output, or if the last report is old. Returns the time of the next
-    /// check.
+    /// Sends a progress report if there is new output, or if the last report is old. Sends no report while the backlog
+    /// is large, since answers would have to wait for it. Returns the time of the next check.
     fn report(&mut self, number: u64, now: Instant, output: &Output) -> Option<Instant> {
         let progress = self.requests.get_mut(&number)?.progress.as_mut()?;
         progress.next = now + OUTPUT_INTERVAL;
+        if !output.accepts_requests() {
+            if progress.all_output {
+                progress.next = now + REST_INTERVAL;
+            }
+            return Some(progress.next);
+        }
         let seconds = (now - progress.begin).as_secs_f64();
         let mut meta = None;
         let message = match (progress.printed)(progress.reported) {
-            Some(output) => {
-                meta = progress.all_output.then(|| json!({OUTPUT_OFFSET_KEY: progress.reported}));
-                progress.reported += output.len();
-                if progress.all_output { output } else { tail(&output).to_owned() }
+            Some(mut printed) if progress.all_output => {
+                meta = Some(json!({OUTPUT_OFFSET_KEY: progress.reported}));
+                if printed.len() > MAX_OUTPUT_PART {
+                    let end = (0..=MAX_OUTPUT_PART).rfind(|index| printed.is_char_boundary(*index)).unwrap_or(0);
+                    printed.truncate(end);
+                    progress.next = now + REST_INTERVAL;
+                }
+                progress.reported += printed.len();
+                printed
+            }
+            Some(printed) => {
+                progress.reported += printed.len();
+                tail(&printed).to_owned()
             }
             None if now - progress.last_report >= STATUS_INTERVAL => {
                 (progress.status)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
@@ -794,6 +818,66 @@ mod tests {
             (&sent[1]["method"], &sent[1]["params"]["message"]),
             (&json!("notifications/progress"), &json!("printed"))
         );
+    }
+
+    #[test]
+    fn large_output_is_reported_in_parts_without_gaps() {
+        let client = Client::new();
+        let responder = client.admit(1).unwrap();
+        let Client { inflight, lines } = client;
+        // The limit of a report falls within a character.
+        let printed = format!("x{}", "é".repeat(MAX_OUTPUT_PART));
+        let all = printed.clone();
+        inflight.report_progress(
+            responder.request_number(),
+            ProgressToken(RequestId::Number(9)),
+            true,
+            move |from| all.get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
+            || None,
+        );
+        let reading = std::thread::spawn(move || {
+            lines.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()).collect::<Vec<_>>()
+        });
+        let begin = Instant::now() + OUTPUT_INTERVAL;
+        for turn in 0..3 {
+            inflight.run_timers(begin + REST_INTERVAL * turn);
+        }
+        while inflight.output.backlog() > 0 {
+            inflight.output.flush();
+            std::thread::yield_now();
+        }
+        assert!(responder.leave_unanswered());
+        drop(inflight);
+        let mut reported = String::new();
+        for report in reading.join().unwrap() {
+            let message = report["params"]["message"].as_str().unwrap();
+            assert_eq!(report["params"]["_meta"][OUTPUT_OFFSET_KEY], reported.len());
+            assert!(message.len() <= MAX_OUTPUT_PART);
+            reported += message;
+        }
+        assert_eq!(reported, printed);
+    }
+
+    /// The event loop handles lines between the timers.
+    #[test]
+    fn many_expired_timers_run_in_several_turns() {
+        let client = Client::new();
+        let requests = 2 * MAX_TIMERS_PER_TURN + 1;
+        let expired = Arc::new(AtomicUsize::new(0));
+        let responders: Vec<_> = (0..requests).map(|id| client.admit(id as i64).unwrap()).collect();
+        for responder in &responders {
+            let expired = expired.clone();
+            let count = move || _ = expired.fetch_add(1, Ordering::Relaxed);
+            client.inflight.set_deadline(responder.request_number(), Duration::ZERO, count);
+        }
+        let now = Instant::now();
+        for run in [MAX_TIMERS_PER_TURN, 2 * MAX_TIMERS_PER_TURN] {
+            assert!(client.inflight.run_timers(now).is_some_and(|next| next <= now));
+            assert_eq!(expired.load(Ordering::Relaxed), run);
+        }
+        assert_eq!(client.inflight.run_timers(now), None);
+        assert_eq!(expired.load(Ordering::Relaxed), requests);
+        assert!(responders.into_iter().all(Responder::leave_unanswered));
     }
 
     #[test]

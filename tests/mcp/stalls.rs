@@ -538,8 +538,14 @@ impl Pings {
     /// limit.
     #[track_caller]
     fn assert_fast(&self) {
+        self.assert_within(BUSY_LIMIT);
+    }
+
+    /// Does the same with a time limit for a ping.
+    #[track_caller]
+    fn assert_within(&self, limit: Duration) {
         let Self { slowest, slowest_idle } = *self;
-        assert!(slowest <= BUSY_LIMIT.max(slowest_idle * 5), "a ping took {slowest:?}, and {slowest_idle:?} elsewhere");
+        assert!(slowest <= limit.max(slowest_idle * 5), "a ping took {slowest:?}, and {slowest_idle:?} elsewhere");
     }
 }
 
@@ -647,6 +653,54 @@ fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
+/// Attaches 14 clients, each of which sends 9,900 calls with this `_meta` that wait for another client's evaluation.
+fn clients_with_waiting_calls(runtime: &RuntimeDirectory, server: &Server, meta: &Value) -> Vec<Client> {
+    let mut clients: Vec<_> = (0..14).map(|_| runtime.attach(server)).collect();
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "1"}, "_meta": meta});
+    let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+    let batch = (0..9_900).map(call).collect::<Value>().to_string();
+    for client in &mut clients {
+        client.send_line(&batch);
+    }
+    // A call behind the batch is answered once all calls of the batch wait.
+    for client in &mut clients {
+        client.call_ok("configure-limits", json!({}));
+    }
+    clients
+}
+
+/// Each of the calls has a timer for its progress.
+#[test]
+fn progress_of_many_waiting_calls_delays_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let server = runtime.server(&[]);
+    let _busy = busy_client(&runtime, &server, 60);
+    let mut clients = clients_with_waiting_calls(&runtime, &server, &json!({"progressToken": 1}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        for client in &mut clients {
+            client.request("ping", &json!({}));
+        }
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
+#[test]
+fn clients_that_leave_many_waiting_calls_delay_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let _busy = busy_client(&runtime, &server, 60);
+    let clients = clients_with_waiting_calls(&runtime, &server, &json!({}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        drop(clients);
+        wait_until("their connections have ended", || {
+            let status = server.request("sbcl-mcp/status", json!({}));
+            // The server's own client, the busy client and the client that pings are left.
+            status["result"]["clients"].as_array().expect("names").len() == 3
+        });
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
 /// Each request is a line of 60 bytes, and each answer takes 30 KB.
 #[apply(both_modes)]
 fn many_small_requests_with_large_answers_delay_no_other_client(mode: Mode) {
@@ -684,6 +738,94 @@ fn large_outputs_that_are_shown_again_delay_no_other_client(mode: Mode) {
         }
     });
     pings.assert_fast();
+}
+
+#[apply(both_modes)]
+fn batches_that_show_a_large_error_delay_no_ping(mode: Mode) {
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    client.call_err("evaluate-lisp", json!({"code": LARGE_ERROR}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        for (tool, arguments, calls, max_answer) in [
+            ("describe-last-error", json!({}), 600, 9_500),
+            ("get-backtrace", json!({"locals": true, "max-frames": 1000}), 300, 1_000_000),
+        ] {
+            client.call_ok("configure-limits", json!({"max-answer": max_answer}));
+            let params = json!({"name": tool, "arguments": arguments});
+            let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+            let batch: Value = (0..calls).map(call).collect();
+            assert!(batch.to_string().len() < 64 << 10, "the line is sent in one piece");
+            client.send(&batch);
+            client.assert_ping_is_fast(&format!("behind a batch of {calls} calls of {tool}"));
+            let answers = client.unclaimed.pop_front().unwrap_or_else(|| client.read().expect("an answer"));
+            assert_eq!(answers.as_array().expect("the answers to a batch").len(), calls);
+        }
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
+/// A client's calls are handled in order, so the answers do not depend on the evaluation behind them.
+#[test]
+fn many_calls_of_get_backtrace_delay_no_ping() {
+    const CALLS: usize = 60;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-answer": 1_000_000}));
+    let mut clients = [(); 4].map(|()| runtime.attach(&server));
+    for client in &mut clients {
+        client.call_err("evaluate-lisp", json!({"code": LARGE_ERROR}));
+    }
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let requests = clients.each_mut().map(|client| {
+            let arguments = json!({"locals": true, "max-frames": 1000});
+            let calls = [(); CALLS].map(|()| client.post_call("get-backtrace", arguments.clone()));
+            (calls, client.post_call("evaluate-lisp", json!({"code": "1"})))
+        });
+        for client in &mut clients {
+            client.assert_ping_is_fast("behind calls of get-backtrace");
+        }
+        for (client, (calls, evaluation)) in clients.iter_mut().zip(requests) {
+            for call in calls {
+                let answer = client.answer(call);
+                // While a client leaves too many answers unread, its answers become errors.
+                assert!(answer.get("error").is_some() || outcome(&answer).0.contains("SIMPLE-ERROR"));
+            }
+            client.answer(evaluation);
+        }
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
+/// The progress of an evaluation of a person has all of its output, here as 59 MB of JSON.
+#[apply(both_modes)]
+fn large_output_of_a_person_is_reported_in_parts_and_delays_no_other_client(mode: Mode) {
+    const CHARACTERS: usize = 9_900_000;
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    client.call_ok("configure-limits", json!({"max-output": 10_000_000}));
+    let end = runtime.directory.join("end");
+    let print = format!("(write-string (make-string {CHARACTERS} :initial-element (code-char 1)))");
+    let code = format!("(progn {print} (finish-output) (loop until (probe-file {end:?}) do (sleep 0.01)))");
+    let params = json!({
+        "name": "evaluate-lisp",
+        "arguments": {"code": code, "timeout": 60},
+        "_meta": {"sbcl-mcp/person": true, "progressToken": 1},
+    });
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let evaluation = client.post("tools/call", &params);
+        let mut reported = 0;
+        while reported < CHARACTERS {
+            let report = client.read().expect("a report");
+            let message = report["params"]["message"].as_str().expect("a message");
+            assert_eq!(report["params"]["_meta"]["sbcl-mcp/output-from"], reported);
+            assert!(message.len() <= 64 << 10 && message.chars().all(|character| character == '\u{1}'));
+            reported += message.len();
+        }
+        std::fs::write(&end, "").expect("a file");
+        assert!(!outcome(&client.answer(evaluation)).1);
+    });
+    pings.assert_within(IDLE_LIMIT);
+    server.assert_works();
 }
 
 /// The time for a defining form does not depend on the length of the text before it.

@@ -116,7 +116,12 @@ impl ToolSpec for DescribeLastError {
     const TITLE: &'static str = "Describe last error";
     const DESCRIPTION: &'static str = "Explain the last error: type, message, time, restarts and top 5 frames. \
         Use after an [ERROR]. The error is kept until an evaluation succeeds; `list` shows earlier errors, too.";
-    const POLICY: CallPolicy = CallPolicy { core: true, ..POLICY };
+    const POLICY: CallPolicy = CallPolicy {
+        core: true,
+        // Without `list`, the answer is short.
+        is_slow: |arguments| arguments.keys().any(|name| name != "error-id"),
+        ..POLICY
+    };
     type Arguments = DescribeArguments;
     type Content = DescribedContent;
 
@@ -191,7 +196,7 @@ impl ToolSpec for GetBacktrace {
         arguments of each call and source locations.[[debugger| While an evaluation is held (on-error `debug`), \
         `locals` shows the values that its variables have now, marked (live).]] Example: {\"from\": 3, \"max-frames\": \
         1, \"locals\": true}.";
-    const POLICY: CallPolicy = CallPolicy { core: true, ..POLICY };
+    const POLICY: CallPolicy = CallPolicy { core: true, is_slow: |_| true, ..POLICY };
     type Arguments = BacktraceArguments;
     type Content = ErrorContent;
 

@@ -244,7 +244,7 @@ struct CallPolicy {
     /// True if the answer depends on the error state, which a cancelled evaluation may still change.
     reads_error_state: bool,
     /// Returns true for the arguments of a call that may take long before it waits for Lisp: it searches directories, reads
-    /// checkpoints, or renders a large output.
+    /// checkpoints, or renders a large output, a backtrace or many errors.
     is_slow: fn(&JsonObject) -> bool,
     /// True if the client may have to repeat a call with the user's answer to a question.
     asks_user: bool,
