@@ -116,10 +116,10 @@ pub mod host_functions {
     //! ```
     //!
     //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
-    //! `Send + Sync`. A host function that blocks does not delay garbage collections. It delays other Lisp threads only
-    //! if they need a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts a lambda
-    //! list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure that
-    //! cannot be sent to other threads can be a [local function](crate::Cx::local_function).
+    //! `Send + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread
+    //! only if the thread needs a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts
+    //! a lambda list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure
+    //! that cannot be sent to other threads can be a [local function](crate::Cx::local_function).
     //!
     //! The foreground evaluations of a session run one after another, so a host function called by such an evaluation
     //! cannot wait for the next one: there, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
@@ -343,11 +343,11 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Other unsafe features are `(safety 0)`, false declarations of `dynamic-extent`, `sb-alien`, and symbols of
-    //! internal packages (SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If several threads change an
-    //! object at the same time without a lock, SBCL guarantees nothing. The image is not a sandbox: evaluate only code
-    //! that you trust, just as you link only code that you trust. SBCL checks code that uses no unsafe feature: a wrong
-    //! index, type or number of arguments signals a condition.
+    //! Other unsafe features are `(safety 0)`, `sb-ext:truly-the`, false declarations of `dynamic-extent`, `sb-alien`,
+    //! and symbols of internal packages (such as SBCL's `sb-kernel` and `sb-sys`, and this crate's `sbcl-host`). If
+    //! several threads change an object at the same time without a lock, SBCL guarantees nothing. The image is not a
+    //! sandbox: evaluate only code that you trust, just as you link only code that you trust. SBCL checks code that
+    //! uses no unsafe feature: a wrong index, type or number of arguments signals a condition.
 }
 
 pub mod what_ends_the_process {

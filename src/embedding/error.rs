@@ -55,10 +55,10 @@ pub enum Error {
     /// Lisp cannot be called where the call was made.
     ///
     /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in the wrong
-    /// place: on another stack than the thread's own, as crates such as `stacker` provide; or in code that does not
-    /// belong to the call from Lisp that lent the `Cx`, such as the `reply` of
-    /// [`Session::submit`](crate::Session::submit). Or a Rust function that Lisp has called ends the process, and an
-    /// exit handler or a thread-local destructor calls Lisp on the thread of that function.
+    /// place: on another stack than the thread's own, as crates such as `stacker` provide; or in code to which the `Cx`
+    /// was not lent, such as the `reply` of [`Session::submit`](crate::Session::submit). Or a Rust function that Lisp
+    /// has called ends the process, and an exit handler or a thread-local destructor calls Lisp on the thread of that
+    /// function.
     #[error(
         "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, the code runs on another stack, \
         the `Cx` was lent to other code, or the process is exiting"
