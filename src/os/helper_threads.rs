@@ -1,6 +1,6 @@
 //! Threads that run slow work in place of threads that must not block: the embedding program's wakers and destructors,
-//! cancellations that end processes, the end of connections, the rendering of answers, the writing of recordings, and the
-//! deletion of large files.
+//! cancellations that end processes, the rendering of answers, the writing of recordings, and the deletion of large
+//! files.
 
 use std::collections::VecDeque;
 use std::time::Duration;
