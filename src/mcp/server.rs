@@ -11,7 +11,6 @@ use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
-use crate::os::helper_threads;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::rpc::event_loop::Service;
@@ -177,14 +176,18 @@ impl Server {
                 if let Some((number, _)) = begun {
                     self.main.inflight().output.send_done(number);
                 }
-                let (conversation, main) = (self.attached.lock().remove(&connection), self.main.clone());
+                let output = self.main.inflight().output.clone();
+                let Some(conversation) = self.attached.lock().remove(&connection) else {
+                    return output.send_done(number);
+                };
                 // To end thousands of calls on the event loop would delay other clients.
-                helper_threads::run(move || {
-                    if let Some(conversation) = conversation {
-                        conversation.disconnect();
-                    }
-                    main.inflight().output.send_done(number);
-                });
+                let end = move || {
+                    conversation.disconnect();
+                    output.send_done(number);
+                };
+                if std::thread::Builder::new().name("sbcl-mcp-close".to_owned()).spawn(end.clone()).is_err() {
+                    end();
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::os::{files, helper_threads};
 
 /// Maximum size of a recording, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// Maximum size of the entries that wait to be written, in bytes of memory: two of the longest lines.
+/// Maximum size of the waiting entries, in bytes of memory. An entry may be larger if no other entry waits.
 const MAX_WAITING_BYTES: usize = 128 << 20;
 /// Bytes reserved for the note that ends a full recording.
 const FINAL_NOTE_BYTES: u64 = 200;
@@ -111,8 +111,10 @@ struct RecordingState {
     begin: Instant,
     /// The entries that wait to be written, oldest first. Lines are not [decoded](RecordingEntry::decode_line) yet.
     waiting: VecDeque<RecordingEntry>,
-    /// The number of bytes of memory that further waiting entries may take.
-    free_bytes: usize,
+    /// The size of the waiting entries and of the entry that is being written, in bytes of memory.
+    waiting_bytes: usize,
+    /// The maximum of `waiting_bytes`, unless a single entry takes more.
+    max_waiting_bytes: usize,
     /// The writer; `None` while a helper thread writes, and once the recording is full or a write has failed.
     writer: Option<RecordingWriter>,
     /// True once no more entries are recorded.
@@ -156,10 +158,15 @@ impl Recorder {
         Ok(Self::new(RecordingWriter { file, bytes_left }, MAX_WAITING_BYTES))
     }
 
-    fn new(writer: RecordingWriter, free_bytes: usize) -> Self {
-        let (begin, waiting) = (Instant::now(), VecDeque::new());
-        let state = RecordingState { begin, waiting, free_bytes, writer: Some(writer), has_ended: false };
-        Self(Arc::new(Mutex::new(state)))
+    fn new(writer: RecordingWriter, max_waiting_bytes: usize) -> Self {
+        Self(Arc::new(Mutex::new(RecordingState {
+            begin: Instant::now(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            max_waiting_bytes,
+            writer: Some(writer),
+            has_ended: false,
+        })))
     }
 
     /// Records a line that the side `from` sent. `line` may end with a newline.
@@ -180,19 +187,24 @@ impl Recorder {
             return;
         }
         let at = state.begin.elapsed().as_secs_f64();
-        let entry = if let Some(free_bytes) = state.free_bytes.checked_sub(entry.waiting_bytes()) {
-            state.free_bytes = free_bytes;
+        let bytes = state.waiting_bytes + entry.waiting_bytes();
+        let entry = if state.writer.is_some() || bytes <= state.max_waiting_bytes {
             RecordingEntry { at, ..entry }
         } else {
             tracing::warn!("{TOO_SLOW}");
             state.has_ended = true;
             RecordingEntry::final_note(at, TOO_SLOW)
         };
+        state.waiting_bytes += entry.waiting_bytes();
         state.waiting.push_back(entry);
-        if let Some(writer) = state.writer.take() {
-            drop(state);
+        let writer = state.writer.take();
+        drop(state);
+        if let Some(writer) = writer {
             let recorder = self.clone();
             helper_threads::run(move || recorder.write_waiting(writer));
+        } else {
+            // If no thread could be started to write the entries, another attempt may succeed.
+            helper_threads::retry();
         }
     }
 
@@ -205,7 +217,7 @@ impl Recorder {
                 return;
             };
             drop(state);
-            let freed = entry.waiting_bytes();
+            let bytes = entry.waiting_bytes();
             let is_written = writer.write(entry);
             let mut state = self.0.lock();
             if !is_written {
@@ -213,7 +225,7 @@ impl Recorder {
                 state.waiting.clear();
                 return;
             }
-            state.free_bytes += freed;
+            state.waiting_bytes -= bytes;
         }
     }
 }
@@ -304,6 +316,20 @@ mod tests {
         assert_eq!((last.from, last.note.as_deref()), (None, Some(TOO_SLOW)));
         assert!((3..=5).contains(&lines.len()), "{} lines", lines.len());
         assert!(lines.iter().all(|record| record.line.as_ref().is_some_and(|text| text.as_bytes() == line)));
+    }
+
+    #[test]
+    fn a_line_longer_than_all_waiting_lines_may_be_is_recorded_if_no_other_line_waits() {
+        let (reader, pipe) = io::pipe().unwrap();
+        let writer = RecordingWriter { file: OwnedFd::from(pipe).into(), bytes_left: MAX_BYTES };
+        let recorder = Recorder::new(writer, 1_000);
+        let line = "x".repeat(2_000);
+        recorder.record_line(Side::Server, line.as_bytes());
+        // The pipe closes once the helper thread has written the line.
+        drop(recorder);
+        let records: Vec<RecordingEntry> =
+            BufReader::new(reader).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+        assert_eq!(records.iter().map(|record| record.line.as_deref()).collect::<Vec<_>>(), [Some(&*line)]);
     }
 
     #[test]

@@ -541,7 +541,7 @@ impl Pings {
         self.assert_within(BUSY_LIMIT);
     }
 
-    /// Does the same with a time limit for a ping.
+    /// Asserts that no ping took longer than `limit` because of the other clients' work.
     #[track_caller]
     fn assert_within(&self, limit: Duration) {
         let Self { slowest, slowest_idle } = *self;
