@@ -34,7 +34,7 @@ pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 /// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session: one second longer than the maximum time before the
 /// save begins.
 const SAVE_GRACE_PERIOD: Duration = UNWINDING_WAIT.saturating_add(FORK_WAIT).saturating_add(Duration::from_secs(1));
-/// Maximum time at the end of the server for helper threads to finish their work.
+/// Maximum time at the end of the server to write the rest of the recording and to delete cores.
 const FINAL_WORK_TIME: Duration = Duration::from_secs(1);
 
 impl Serve {
@@ -115,6 +115,7 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     let checkpoints = serve.options.checkpoints(directory.clone());
     start_logging(serve.options.log);
     let is_persistent = persistent.is_some();
+    let recording = recorder.clone();
     let options = supervisor::SupervisorOptions {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
         restore: serve.restore != RestoreMode::None,
@@ -138,14 +139,17 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         checkpoints.remove_all();
     }
     scratch.remove();
-    finish_helper_work();
+    finish_recording(recording.as_ref());
+    // The cores of deleted checkpoints.
+    helper_threads::wait_until_idle(Instant::now() + FINAL_WORK_TIME);
     status
 }
 
-/// Waits until the helper threads have written the rest of the recording and deleted the cores of deleted checkpoints,
-/// but not longer than [`FINAL_WORK_TIME`].
-fn finish_helper_work() {
-    helper_threads::wait_until_idle(Instant::now() + FINAL_WORK_TIME);
+/// Waits until the rest of the recording is written, but not longer than [`FINAL_WORK_TIME`].
+fn finish_recording(recorder: Option<&Recorder>) {
+    if let Some(recorder) = recorder {
+        recorder.finish(Instant::now() + FINAL_WORK_TIME);
+    }
 }
 
 /// Starts a thread that deletes the checkpoint directories of servers that were killed.
@@ -161,8 +165,9 @@ fn remove_abandoned_checkpoints() {
 fn refuse(stdio: Stdio, reason: &str) -> i32 {
     let reason = format!("sbcl-mcp cannot start: {reason}");
     let status = report_failure(&reason);
+    let recorder = stdio.recorder.clone();
     let _ = mcp::refuse(stdio, &reason);
-    finish_helper_work();
+    finish_recording(recorder.as_ref());
     status
 }
 
@@ -322,16 +327,13 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, StartFailure>
     let tool_options = serve.tool_options();
     start_logging(serve.options.log);
     let clean_up = {
-        let (scratch, checkpoints, is_recorded) = (scratch.clone(), checkpoints.clone(), stdio.recorder.is_some());
+        let (scratch, checkpoints, recorder) = (scratch.clone(), checkpoints.clone(), stdio.recorder.clone());
         move || {
             // A child that saves a checkpoint must not outlive the directory.
             kill_descendants();
             checkpoints.remove_all();
             scratch.remove();
-            // Other work of the helper threads may have no end, and must not delay the end of the process.
-            if is_recorded {
-                finish_helper_work();
-            }
+            finish_recording(recorder.as_ref());
         }
     };
     let status = mcp::serve_unsupervised(stdio, &session, checkpoints, listener, tool_options, clean_up.clone())

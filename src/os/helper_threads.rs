@@ -1,11 +1,10 @@
 //! Threads that run slow work in place of threads that must not block: the embedding program's wakers and destructors,
-//! cancellations that end processes, the rendering of answers, the writing of recordings, and the deletion of large
-//! files.
+//! cancellations that end processes, the rendering of answers, and the deletion of large files.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::os::panics;
 
@@ -30,20 +29,6 @@ static THREAD_IDLE: Condvar = Condvar::new();
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     let mut helpers = HELPERS.lock();
     helpers.work.push_back(Box::new(work));
-    provide_thread(helpers);
-}
-
-/// Tries to start a thread for queued work again, if no thread could be started for the work.
-#[cfg(feature = "mcp")]
-pub(crate) fn retry() {
-    let helpers = HELPERS.lock();
-    if helpers.idle == helpers.threads && !helpers.work.is_empty() {
-        provide_thread(helpers);
-    }
-}
-
-/// Wakes an idle thread for queued work, or starts a thread if no thread is idle.
-fn provide_thread(mut helpers: MutexGuard<'_, Helpers>) {
     if helpers.idle >= helpers.work.len() {
         WORK_PUSHED.notify_one();
         return;
@@ -62,7 +47,6 @@ fn provide_thread(mut helpers: MutexGuard<'_, Helpers>) {
 /// Waits until no work is queued or running, or until `deadline`.
 #[cfg(feature = "mcp")]
 pub(crate) fn wait_until_idle(deadline: std::time::Instant) {
-    retry();
     let mut helpers = HELPERS.lock();
     while (helpers.idle < helpers.threads || !helpers.work.is_empty())
         && !THREAD_IDLE.wait_until(&mut helpers, deadline).timed_out()
@@ -105,16 +89,6 @@ mod tests {
         });
         wait_until_idle(std::time::Instant::now() + Duration::from_secs(20));
         assert_eq!(is_done.try_recv(), Ok(()));
-    }
-
-    #[cfg(feature = "mcp")]
-    #[test]
-    fn retry_runs_work_for_which_no_thread_could_be_started() {
-        let (done, is_done) = mpsc::channel();
-        HELPERS.lock().work.push_back(Box::new(move || done.send(()).unwrap()));
-        // If threads of other tests are running, they run this work, too.
-        retry();
-        assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(()));
     }
 
     #[test]

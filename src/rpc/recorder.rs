@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use crate::os::{files, helper_threads};
+use crate::os::files;
 
 /// Maximum size of a recording, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// Maximum size of the waiting entries, in bytes of memory. An entry may be larger if no other entry waits.
+/// Maximum size of the waiting entries of a recording, in bytes of memory.
 const MAX_WAITING_BYTES: usize = 128 << 20;
 /// Bytes reserved for the note that ends a full recording.
 const FINAL_NOTE_BYTES: u64 = 200;
@@ -101,22 +101,28 @@ impl RecordingEntry {
     }
 }
 
-/// A recording in progress. A helper thread encodes and writes the entries, so no caller waits for the disk. A write
+/// A recording in progress. A thread of its own encodes and writes the entries, so no caller waits for the disk. A write
 /// error, or a file that accepts entries too slowly, ends the recording and does not affect the session.
 #[derive(Debug, Clone)]
-pub(crate) struct Recorder(Arc<Mutex<RecordingState>>);
+pub(crate) struct Recorder(Arc<Recording>);
 
 #[derive(Debug)]
-struct RecordingState {
+struct Recording {
     begin: Instant,
-    /// The entries that wait to be written, oldest first. Lines are not [decoded](RecordingEntry::decode_line) yet.
-    waiting: VecDeque<RecordingEntry>,
-    /// The size of the waiting entries and of the entry that is being written, in bytes of memory.
-    waiting_bytes: usize,
-    /// The maximum of `waiting_bytes`, unless a single entry takes more.
-    max_waiting_bytes: usize,
-    /// The writer; `None` while a helper thread writes, and once the recording is full or a write has failed.
-    writer: Option<RecordingWriter>,
+    /// Maximum size of the waiting entries, in bytes of memory. An entry may be larger if no other entry waits.
+    max_bytes: usize,
+    queue: Mutex<Queue>,
+    /// Notified when entries are added or written, and when the recording ends.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// The entries that wait to be written, oldest first. Lines are not [decoded](RecordingEntry::decode_line) yet. While
+    /// an entry is written, an empty entry is in its place.
+    entries: VecDeque<RecordingEntry>,
+    /// The size of the entries, in bytes of memory.
+    bytes: usize,
     /// True once no more entries are recorded.
     has_ended: bool,
 }
@@ -155,18 +161,24 @@ impl Recorder {
         let line = serde_json::to_vec(header).map(|line| [line, b"\n".to_vec()].concat()).unwrap_or_default();
         file.write_all(&line).map_err(reason)?;
         let bytes_left = bytes.saturating_sub(line.len() as u64);
-        Ok(Self::new(RecordingWriter { file, bytes_left }, MAX_WAITING_BYTES))
+        Self::start(RecordingWriter { file, bytes_left }, MAX_WAITING_BYTES).map_err(reason)
     }
 
-    fn new(writer: RecordingWriter, max_waiting_bytes: usize) -> Self {
-        Self(Arc::new(Mutex::new(RecordingState {
-            begin: Instant::now(),
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
-            max_waiting_bytes,
-            writer: Some(writer),
-            has_ended: false,
-        })))
+    /// Starts the thread that writes the entries.
+    fn start(writer: RecordingWriter, max_bytes: usize) -> io::Result<Self> {
+        let (queue, changed) = (Mutex::default(), Condvar::new());
+        let recorder = Self(Arc::new(Recording { begin: Instant::now(), max_bytes, queue, changed }));
+        let recording = recorder.0.clone();
+        let thread = std::thread::Builder::new().name("sbcl-mcp-record".to_owned());
+        thread.spawn(move || recording.write_entries(writer)).map(|_| recorder)
+    }
+
+    /// Ends the recording, and waits until the waiting entries are written, but not longer than until `deadline`.
+    pub(crate) fn finish(&self, deadline: Instant) {
+        let mut queue = self.0.queue.lock();
+        queue.has_ended = true;
+        self.0.changed.notify_all();
+        while !queue.entries.is_empty() && !self.0.changed.wait_until(&mut queue, deadline).timed_out() {}
     }
 
     /// Records a line that the side `from` sent. `line` may end with a newline.
@@ -182,50 +194,46 @@ impl Recorder {
 
     /// Adds an entry to the waiting entries, and sets its time.
     fn append(&self, entry: RecordingEntry) {
-        let mut state = self.0.lock();
-        if state.has_ended {
+        let mut queue = self.0.queue.lock();
+        if queue.has_ended {
             return;
         }
-        let at = state.begin.elapsed().as_secs_f64();
-        let bytes = state.waiting_bytes + entry.waiting_bytes();
-        let entry = if state.writer.is_some() || bytes <= state.max_waiting_bytes {
+        let at = self.0.begin.elapsed().as_secs_f64();
+        let entry = if queue.entries.is_empty() || queue.bytes + entry.waiting_bytes() <= self.0.max_bytes {
             RecordingEntry { at, ..entry }
         } else {
             tracing::warn!("{TOO_SLOW}");
-            state.has_ended = true;
+            queue.has_ended = true;
             RecordingEntry::final_note(at, TOO_SLOW)
         };
-        state.waiting_bytes += entry.waiting_bytes();
-        state.waiting.push_back(entry);
-        let writer = state.writer.take();
-        drop(state);
-        if let Some(writer) = writer {
-            let recorder = self.clone();
-            helper_threads::run(move || recorder.write_waiting(writer));
-        } else {
-            // If no thread could be started to write the entries, another attempt may succeed.
-            helper_threads::retry();
-        }
+        queue.bytes += entry.waiting_bytes();
+        queue.entries.push_back(entry);
+        self.0.changed.notify_all();
     }
+}
 
-    /// Writes the waiting entries until none waits or the recording ends.
-    fn write_waiting(&self, mut writer: RecordingWriter) {
+impl Recording {
+    /// Writes the entries until the recording ends.
+    fn write_entries(&self, mut writer: RecordingWriter) {
+        let mut queue = self.queue.lock();
         loop {
-            let mut state = self.0.lock();
-            let Some(entry) = state.waiting.pop_front() else {
-                state.writer = Some(writer);
-                return;
+            let Some(entry) = queue.entries.front_mut().map(std::mem::take) else {
+                if queue.has_ended {
+                    return;
+                }
+                self.changed.wait(&mut queue);
+                continue;
             };
-            drop(state);
             let bytes = entry.waiting_bytes();
-            let is_written = writer.write(entry);
-            let mut state = self.0.lock();
-            if !is_written {
-                state.has_ended = true;
-                state.waiting.clear();
-                return;
+            let is_written = MutexGuard::unlocked(&mut queue, || writer.write(entry));
+            if is_written {
+                queue.entries.pop_front();
+                queue.bytes -= bytes;
+            } else {
+                queue.entries.clear();
+                queue.has_ended = true;
             }
-            state.waiting_bytes -= bytes;
+            self.changed.notify_all();
         }
     }
 }
@@ -280,7 +288,7 @@ mod tests {
         for number in 0..100 {
             recorder.record_line(Side::Client, format!("{{\"number\": {number}}}\n").as_bytes());
         }
-        helper_threads::wait_until_idle(Instant::now() + Duration::from_secs(20));
+        recorder.finish(Instant::now() + Duration::from_secs(20));
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() <= 2_000 && text.ends_with('\n'), "{}", text.len());
         let mut file = BufReader::new(text.as_bytes());
@@ -304,12 +312,11 @@ mod tests {
         // The pipe has room for two lines. Three more lines may wait.
         let (reader, pipe) = io::pipe().unwrap();
         let writer = RecordingWriter { file: OwnedFd::from(pipe).into(), bytes_left: MAX_BYTES };
-        let recorder = Recorder::new(writer, 100_000);
+        let recorder = Recorder::start(writer, 100_000).unwrap();
         let line = [b'x'; 30_000];
         (0..10).for_each(|_| recorder.record_line(Side::Server, &line));
-        assert!(recorder.0.lock().has_ended);
-        // The pipe closes once the helper thread has written all waiting entries.
-        drop(recorder);
+        assert!(recorder.0.queue.lock().has_ended);
+        // The pipe closes once all waiting entries are written.
         let records: Vec<RecordingEntry> =
             BufReader::new(reader).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let (last, lines) = records.split_last().unwrap();
@@ -322,11 +329,11 @@ mod tests {
     fn a_line_longer_than_all_waiting_lines_may_be_is_recorded_if_no_other_line_waits() {
         let (reader, pipe) = io::pipe().unwrap();
         let writer = RecordingWriter { file: OwnedFd::from(pipe).into(), bytes_left: MAX_BYTES };
-        let recorder = Recorder::new(writer, 1_000);
+        let recorder = Recorder::start(writer, 1_000).unwrap();
         let line = "x".repeat(2_000);
         recorder.record_line(Side::Server, line.as_bytes());
-        // The pipe closes once the helper thread has written the line.
-        drop(recorder);
+        // The pipe closes once the line is written.
+        recorder.finish(Instant::now() + Duration::from_secs(20));
         let records: Vec<RecordingEntry> =
             BufReader::new(reader).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         assert_eq!(records.iter().map(|record| record.line.as_deref()).collect::<Vec<_>>(), [Some(&*line)]);
