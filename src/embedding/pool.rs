@@ -142,9 +142,9 @@ pub(super) struct Pool {
     idle: AtomicUsize,
     /// The number of requests ever taken by a pool thread.
     taken: AtomicUsize,
-    /// The number of Lisp threads that may run in parallel. While threads are inside Rust, up to `spare_threads` more
-    /// may exist.
+    /// The number of Lisp threads that may run in parallel. Threads inside Rust do not count.
     threads: u32,
+    /// The maximum number of spare threads, which run requests while other threads are inside Rust.
     spare_threads: u32,
     /// The grace period of an interrupted call's cleanup forms.
     cleanup: Duration,

@@ -139,7 +139,8 @@ impl Value {
         pool::run(|cx| cx.print(self, limit))
     }
 
-    /// Returns true if both values are `eql`: the same object, the same character, or equal numbers of the same type.
+    /// Returns true if both values are `eql`: the same object, the same character, or numbers of the same type and
+    /// value. `0.0` and `-0.0` are not `eql`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
