@@ -123,8 +123,9 @@ pub enum BootError {
     NoCore,
     /// The core was built for another version of the contract between Rust and Lisp.
     #[error(
-        "the SBCL core implements version {found} of ffi/sbcl_host.h, but this program needs version {expected}: rebuild \
-         the core from the sources of this version of sbcl-mcp, or do not pass your own core"
+        "the SBCL core implements version {found} of the interface between Lisp and Rust, but this program needs \
+         version {expected}: rebuild the core from the sources of this version of sbcl-mcp, or do not pass your own \
+         core"
     )]
     Contract {
         /// The version of the host contract in this crate.

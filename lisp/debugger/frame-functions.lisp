@@ -61,8 +61,8 @@ Return NIL if evaluation can continue."
         ((not (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
          (if (system-frame-p frame)
              "the frame's code is SBCL's own, which is compiled without the needed debug information"
-             "the frame's code was compiled without the needed debug information: evaluate (declaim (optimize (debug 2))) ~
-              and reload its definition"))
+             "the frame's code was compiled without the needed debug information: declare (optimize (debug 3)) in its ~
+              definition and reload it"))
         ((not (stable-frame-p frame))
          "the frame was interrupted while its function was starting, returning or calling another function")
         ((called-directly-p frame)

@@ -12,7 +12,7 @@
   "The objects that the host refers to, indexed by handle. A free entry holds the index of the next free entry, or NIL.")
 (defglobal **free-handle** nil
   "The index of the first free entry of **HANDLE-TABLE**, or NIL.")
-(defglobal **handle-table-lock** (sb-thread:make-mutex :name "values of the host")
+(defglobal **handle-table-lock** (sb-thread:make-mutex :name "handle table")
   "The mutex that is held while **HANDLE-TABLE** and **FREE-HANDLE** change. Reading the object of a handle needs no lock.")
 
 (defmacro with-handle-table (() &body body)

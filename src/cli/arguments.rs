@@ -356,8 +356,8 @@ pub(super) struct Options {
         *Limits::MAX_OUTPUT_RANGE.start()..=*Limits::MAX_OUTPUT_RANGE.end()
     ))]
     pub(super) max_output: u64,
-    /// Maximum characters of one answer; the middle of longer output is left out and can be requested. `eval` ignores
-    /// this limit.
+    /// Maximum characters of one answer; the middle of longer output is left out and can be requested. `eval` without
+    /// --attach ignores this limit.
     #[arg(long, value_name = "CHARS", default_value = "9500", value_parser = clap::value_parser!(u64).range(
         *Limits::MAX_ANSWER_RANGE.start()..=*Limits::MAX_ANSWER_RANGE.end()
     ))]

@@ -335,8 +335,8 @@ fn check_directories(findings: &mut Findings) {
                 findings.note(
                     "home",
                     &found,
-                    "set HOME to an existing directory, or set XDG_CACHE_HOME and XDG_STATE_HOME: otherwise compiled \
-                     files are temporary, and --session needs a path",
+                    "set HOME to an existing directory; or set XDG_CACHE_HOME, without which compiled files may be \
+                     temporary, and XDG_STATE_HOME, without which --session needs a path",
                 );
             }
         }

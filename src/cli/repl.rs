@@ -657,10 +657,7 @@ impl Repl {
                     let whose = if self.owns_image { "" } else { ", for all clients" };
                     self.print(
                         TextStyle::Failure,
-                        &format!(
-                            "; The evaluation does not respond to the interrupt and may still be running; :reset \
-                             starts over{whose}.\n"
-                        ),
+                        &format!("; The interrupted evaluation may still be running; :reset starts over{whose}.\n"),
                     )?;
                     return Ok(RequestReply::Interrupted { image_may_be_lost: false });
                 }

@@ -26,7 +26,7 @@ pub(crate) fn describe_signal(signal: i32) -> String {
         "SIGKILL" => ": by a user, or by the system for lack of memory",
         "SIGABRT" => ": foreign code or SBCL itself aborted",
         "SIGSEGV" | "SIGBUS" | "SIGILL" | "SIGFPE" => ": foreign code or corrupted memory",
-        "SIGXFSZ" => ": a file exceeded the limit of the file size (ulimit -f)",
+        "SIGXFSZ" => ": a file exceeded the file size limit (ulimit -f)",
         _ => "",
     };
     format!("signal {signal} ({name}{hint})")

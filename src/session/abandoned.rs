@@ -93,8 +93,8 @@ impl AbandonedThreads {
     fn end_reason(&self, now: Instant) -> Option<String> {
         let threads = match self.jobs.len() {
             0 => return None,
-            1 => "an evaluation or inspection that does not respond to interrupts".to_owned(),
-            more => format!("one of {more} evaluations and inspections that do not respond to interrupts"),
+            1 => "an interrupted evaluation or inspection that does not end".to_owned(),
+            more => format!("one of {more} interrupted evaluations and inspections that do not end"),
         };
         if let Some(reason) = &self.refused {
             return Some(format!("Lisp cannot continue: the thread of {threads} could not be replaced. {reason}"));
@@ -149,7 +149,7 @@ impl Inner {
             // another answer.
             std::mem::forget(running);
             return Some(format!(
-                "An evaluation or inspection does not respond to interrupts, and {MAX_ABANDONED} others already run in \
+                "An interrupted evaluation or inspection does not end, and {MAX_ABANDONED} others already run in \
                  abandoned threads, which is the maximum."
             ));
         }

@@ -325,6 +325,7 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
             let notes = found(&report, "note ");
             let is = |what: &str, text: &str| notes.iter().any(|(thing, found)| thing == what && found.contains(text));
             assert!(is("home", "/dev/null/home is not a directory") && is("ASDF", "sbcl-mcp-"), "{}", stdout(&report));
+            assert!(stdout(&report).contains("set XDG_CACHE_HOME, without which"), "{}", stdout(&report));
         }
     }
     for (value, expected) in [("", "is not set: "), ("run", "is not an absolute path: ")] {

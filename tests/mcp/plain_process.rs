@@ -129,7 +129,10 @@ fn process_exits_at_the_fifth_abandoned_thread() {
     let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(sb-sys:without-interrupts (loop (sleep 1)))", "timeout": short_limit()}});
     let answer = server.request("tools/call", call);
     let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
-    assert!(message.contains("4 others already run"), "{message}");
+    assert!(
+        message.contains("An interrupted evaluation or inspection does not end, and 4 others already run"),
+        "{message}"
+    );
     assert_eq!(server.finish().status.code(), Some(BLOCKED_STATUS));
 }
 

@@ -524,8 +524,8 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     assert_eq!(text, said);
     server.evaluate("(setf *fails* t)");
     let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
-    let said = "SBCL cannot unwind to frame 2: the frame's code was compiled without the needed debug information: evaluate \
-                (declaim (optimize (debug 2))) and reload its definition.";
+    let said = "SBCL cannot unwind to frame 2: the frame's code was compiled without the needed debug information: \
+                declare (optimize (debug 3)) in its definition and reload it.";
     assert!(text.starts_with(said), "{text}");
     for kind in ["lisp", "fasl"] {
         std::fs::remove_file(path.with_extension(kind)).expect("removed");
