@@ -41,8 +41,8 @@ thread."
   (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
     (when (plusp count)
       (event *job-id* (event-code :notice) 0
-             (format nil "The reset could not end ~D evaluation~:P or inspection~:P that did not respond to interrupts. To ~
-                          end ~:[them~;it~], restart the server."
+             (format nil "The reset could not end ~D interrupted evaluation~:P or inspection~:P. To end ~:[them~;it~], ~
+                          restart the server."
                      count (= count 1)))))
   (reset-variable-values)
   (install-standard-streams)
