@@ -869,8 +869,8 @@ impl Pool {
         }
     }
 
-    /// Checks a running call for `reason`, and returns the interruption to be sent now, if any. `at` is the time for
-    /// which the check was scheduled.
+    /// Checks a running call, and returns the interruption to be sent now, if any. If `reason` is `Limit`, requests the
+    /// call's interruption first. `at` is the time for which the check was scheduled.
     fn check_call(
         &self,
         monitor: &mut MonitorState,

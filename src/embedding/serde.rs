@@ -24,8 +24,8 @@ use crate::image::message::{self, Token};
 ///
 /// In Lisp, a name has a hyphen for each underscore, and before each capital that follows a lower-case letter or a
 /// digit; case is ignored. Writing a struct fails if two of its fields have the same name in Lisp, and reading a
-/// keyword fails if it names two variants, or a variant by its name and an alias. If a property list has a key twice,
-/// the first entry counts.
+/// keyword fails if the keyword matches two names or aliases of variants. If a property list has a key twice, the first
+/// entry counts.
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
