@@ -501,7 +501,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if `name` is not a name, or Lisp does not allow the name to be defined.
+    /// Returns [`Error::Condition`] if `name` does not spell a function name, or Lisp does not allow the function to be
+    /// defined.
     pub fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,

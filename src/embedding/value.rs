@@ -133,8 +133,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`]. An object that cannot be
-    /// printed is not an error: the text says so.
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`]. If the object cannot be
+    /// printed, the call does not fail, and the text says that the object is unprintable.
     pub fn print(&self, limit: usize) -> Result<String, Error> {
         pool::run(|cx| cx.print(self, limit))
     }
