@@ -133,6 +133,14 @@ b| ()) (defvar *changed* 1))"))
            (multiple-value-list (bounded-text limit (lambda (stream) (write-string "text" stream))))))
     (expect '(("text" nil) ("tex" :enough)) (list (bounded 4) (bounded 3)))))
 
+(define-test a-text-of-very-many-parts-is-returned-whole
+  (multiple-value-bind (text result)
+      (bounded-text 1000000 (lambda (stream)
+                              (loop repeat 200000
+                                    do (write-char #\x stream)
+                                       (finish-output stream))))
+    (expect '(200000 nil) (list (length text) result))))
+
 (define-test standard-output-and-error-output-are-reported-separately
   (let ((result (evaluation-results "(progn (princ :out) (princ :err *error-output*) (terpri) 1)")))
     (expect (format nil "OUT~%") (getf result :stdout))

@@ -117,7 +117,14 @@ of PUSH-TEXT, which is :ENOUGH when FUNCTION printed more."
                    (push-text 0 function))))
     (values (if (and parts (null (rest parts)))
                 (first parts)
-                (apply #'concatenate 'string (nreverse parts)))
+                ;; There may be more parts than the stack has room for as arguments of CONCATENATE.
+                (let ((text (make-string (- limit left)))
+                      (start 0))
+                  (declare (type index start))
+                  (dolist (part (nreverse parts) text)
+                    (declare (type simple-string part))
+                    (replace text part :start1 start)
+                    (incf start (length part)))))
             result)))
 
 (defun bounded-prin1-text (object limit)

@@ -43,8 +43,11 @@ impl FromLisp for BigUint {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value = BigInt::from_lisp(reader)?;
-        value.try_into().map_err(|error: num_bigint::TryFromBigIntError<BigInt>| {
-            ConversionError::new("a non-negative integer", error.into_original().to_string())
+        let (small, bits) = (i64::try_from(&value).ok(), value.bits());
+        value.try_into().map_err(|_| {
+            // The digits of a large integer would take too long to compute.
+            let found = small.map_or_else(|| format!("a negative integer of {bits} bits"), |small| small.to_string());
+            ConversionError::new("a non-negative integer", found)
         })
     }
 }

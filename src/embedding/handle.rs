@@ -469,7 +469,7 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the path is not
-    /// UTF-8, or is empty or otherwise cannot be made absolute.
+    /// UTF-8, contains a NUL, or is empty or otherwise cannot be made absolute.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         // A relative name refers to this process's current directory; Lisp would use the directory that it was booted
         // in.
@@ -478,6 +478,11 @@ impl Lisp {
             let text = format!("the path {} is not valid UTF-8", path.display());
             io::Error::new(io::ErrorKind::InvalidFilename, text)
         })?;
+        // The system would open the file whose name ends before the NUL.
+        if name.contains('\0') {
+            let text = format!("the path {name:?} contains a NUL");
+            return Err(io::Error::new(io::ErrorKind::InvalidFilename, text).into());
+        }
         self.enter(|cx| cx.call_entry(Entry::LoadFile, |writer| name.write(writer)))
     }
 

@@ -54,10 +54,12 @@ impl TracingWriter {
 impl Write for TracingWriter {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         self.line.push_str(&String::from_utf8_lossy(octets));
-        while let Some(end) = self.line.find('\n') {
-            (self.event)(&self.line[..end]);
-            self.line.drain(..=end);
+        let mut begin = 0;
+        while let Some(length) = self.line[begin..].find('\n') {
+            (self.event)(&self.line[begin..begin + length]);
+            begin += length + 1;
         }
+        self.line.drain(..begin);
         if self.line.len() > Self::MAX_LINE_BYTES {
             (self.event)(&std::mem::take(&mut self.line));
         }

@@ -123,13 +123,19 @@ impl<'path> CoreDraft<'path> {
                 "something other than a regular file has this name; name another file",
             ));
         }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut draft = name.to_owned();
-        draft.push(format!(".{}-{number}.draft", std::process::id()));
-        let draft = Self { path: std::path::absolute(target)?.with_file_name(draft), target };
-        // Creating the file here reports a directory without write access before the process is copied.
-        File::create_new(&draft.path)?;
-        Ok(draft)
+        let path = std::path::absolute(target)?;
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let mut draft = name.to_owned();
+            draft.push(format!(".{}-{number}.draft", std::process::id()));
+            let path = path.with_file_name(draft);
+            // Creating the file here reports a directory without write access before the process is copied.
+            match File::create_new(&path) {
+                // A killed process, or a process in another container, had the same number, and this is its draft.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => return created.map(|_| Self { path, target }),
+            }
+        }
     }
 
     /// Checks that SBCL wrote the whole core, appends the trailer with the heap size `heap` in bytes, and renames the
@@ -301,4 +307,24 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         _ => "could not be started".to_owned(),
     };
     Err(format!("the process for saving the image {how}{}{message}", if message.is_empty() { "" } else { ": " }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_of_another_process_with_the_same_number_is_kept() {
+        let directory = std::env::temp_dir().join(format!("sbcl-mcp-drafts-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let target = directory.join("app.core");
+        let names = |number: u64| directory.join(format!("app.core.{}-{number}.draft", std::process::id()));
+        let others: Vec<_> = (0..100).map(names).collect();
+        others.iter().for_each(|path| fs::write(path, "another process's").unwrap());
+        let draft = CoreDraft::new(&target).unwrap();
+        assert!(draft.path.exists() && !others.contains(&draft.path));
+        drop(draft);
+        assert!(others.iter().all(|path| path.exists()));
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

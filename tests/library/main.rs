@@ -718,9 +718,10 @@ fn define_accepts_setf_functions_keywords_and_new_packages() {
 }
 
 #[test]
-fn load_file_of_an_empty_or_non_utf8_path_is_an_io_error() {
+fn load_file_of_an_empty_or_invalid_path_is_an_io_error() {
     // The empty path.
     assert!(matches!(lisp().load_file(""), Err(Error::Io(_))));
+    assert!(matches!(lisp().load_file("Cargo.toml\0.lisp"), Err(Error::Io(_))));
     let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
     assert!(matches!(lisp().load_file(std::ffi::OsStr::to_os_string(name)), Err(Error::Io(_))));
 }
