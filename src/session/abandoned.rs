@@ -200,8 +200,8 @@ mod tests {
         let mut abandoned = AbandonedThreads::default();
         abandoned.add(1);
         abandoned.record_refusal("Lisp could not start a new thread for inspections: x");
-        let expected = "Lisp cannot continue: the thread of an evaluation or inspection that does not respond to \
-                        interrupts could not be replaced. Lisp could not start a new thread for inspections: x";
+        let expected = "Lisp cannot continue: the thread of an interrupted evaluation or inspection that does not end \
+                        could not be replaced. Lisp could not start a new thread for inspections: x";
         assert_eq!(abandoned.end_reason(Instant::now()).as_deref(), Some(expected));
     }
 }
