@@ -658,7 +658,8 @@ fn clients_with_waiting_calls(runtime: &RuntimeDirectory, server: &Server, meta:
     let mut clients: Vec<_> = (0..14).map(|_| runtime.attach(server)).collect();
     let params = json!({"name": "evaluate-lisp", "arguments": {"code": "1"}, "_meta": meta});
     let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
-    let batch = (0..9_900).map(call).collect::<Value>().to_string();
+    // The client numbers its other requests from 1.
+    let batch = (1_000_000..1_009_900).map(call).collect::<Value>().to_string();
     for client in &mut clients {
         client.send_line(&batch);
     }
