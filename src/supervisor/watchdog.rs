@@ -144,15 +144,21 @@ mod tests {
     use crate::recovery::status_page::WorkerStatus;
     use crate::rpc::WriteBuffer;
 
-    /// A job that waited while its client's user was asked a question begins after jobs with higher numbers.
-    #[test]
-    fn a_job_that_begins_after_a_job_with_a_higher_number_keeps_the_worker_alive() {
+    /// Makes a worker that has replayed its definitions. Its process is this process.
+    fn replayed_worker() -> WorkerProcess {
         let status = WorkerStatus::new(None, Default::default()).expect("memory");
-        let page = status.map();
         let (output, input) = std::io::pipe().expect("a pipe");
         let this_process = rustix::process::getpid();
         let mut worker = WorkerProcess::new(this_process, status, WriteBuffer::new(input.into()), output.into());
         worker.replayed = true;
+        worker
+    }
+
+    /// A job that waited while its client's user was asked a question begins after jobs with higher numbers.
+    #[test]
+    fn a_job_that_begins_after_a_job_with_a_higher_number_keeps_the_worker_alive() {
+        let worker = replayed_worker();
+        let page = worker.status.map();
         let mut requests = Requests::new();
         requests.add(0, b"{\"id\":7,\"method\":\"tools/call\"}");
         assert!(requests.next_piece().is_some());
@@ -173,12 +179,8 @@ mod tests {
             (None, "The evaluation did not end in time"),
             (Some("the load of demo"), "The evaluation did not end in time during the load of demo"),
         ] {
-            let status = WorkerStatus::new(None, Default::default()).expect("memory");
-            let page = status.map();
-            let (output, input) = std::io::pipe().expect("a pipe");
-            let this_process = rustix::process::getpid();
-            let mut worker = WorkerProcess::new(this_process, status, WriteBuffer::new(input.into()), output.into());
-            worker.replayed = true;
+            let worker = replayed_worker();
+            let page = worker.status.map();
             page.set(StatusField::Begun, 1);
             page.set(StatusField::Deadline, 1);
             page.set_step(step);
