@@ -17,8 +17,8 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! [`Lisp`] is the handle to the image. Its functions boot SBCL, evaluate code, call Lisp functions, define Rust
-//! functions for Lisp, and convert values. The [`guide`] explains the library by topic, beginning with
+//! [`Lisp`] is the handle to the image. The functions of `Lisp` boot SBCL, evaluate code, call Lisp functions, define
+//! Rust functions for Lisp, and convert values. The [`guide`] explains the library by topic, beginning with
 //! [values](guide::values) and ending with [common mistakes](guide::mistakes) and [performance](guide::performance). A
 //! process has at most one image, and some faults in Lisp code end the process: see [what ends the
 //! process](guide::what_ends_the_process).

@@ -162,7 +162,7 @@ impl<'m> Reader<'m> {
         if self.cx.context().has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
-    /// Reads the next object. If it cannot be read as a `T`, the next read starts at the object that follows.
+    /// Reads the next object. If the object cannot be read as a `T`, the next read starts at the object that follows.
     ///
     /// An implementation of [`FromLisp::from_lisp`] should read one object. A second read would read the object that
     /// follows, such as the next element of the enclosing list, or `nil` if no object follows.

@@ -96,7 +96,8 @@ impl Restart {
         Self { name: name.to_owned(), arguments: vec![RestartArgument(PanicSafeDrop::new(Box::new(argument)))] }
     }
 
-    /// Chooses the innermost restart whose name is `name`, in any case and package, without arguments.
+    /// Chooses the innermost restart whose name is `name`, in any case and package, and passes no arguments to the
+    /// restart.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), arguments: Vec::new() }

@@ -154,7 +154,7 @@ pub(super) struct Pool {
     next_call: AtomicU64,
 }
 
-/// Waiting requests, running calls and the number of threads in each state.
+/// The waiting requests, the running calls, and the numbers of idle and of parked threads.
 #[derive(Default)]
 struct PoolState {
     requests: VecDeque<Request>,

@@ -27,7 +27,7 @@ pub(crate) enum Recipient {
 }
 
 /// Maximum number of bytes that a client may leave unread. Above this limit, further requests of the client are not read,
-/// its answers become errors, and its notifications are dropped.
+/// errors replace the answers to the client, and notifications to the client are dropped.
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
 /// Maximum backlog to the supervisor, in bytes. Above this limit, the worker reads no more requests, since their answers
 /// would wait behind the backlog.

@@ -597,7 +597,7 @@ fn protocol_violation(id: WorkerId) -> LoopAction {
     LoopAction::Replace(id, crash)
 }
 
-/// Returns true when a client's backlog is so large that its answers become errors.
+/// Returns true when a client's backlog is so large that errors replace the answers to the client.
 fn has_excess_backlog(output: &WriteBuffer, attached: &AttachedClients, connection: u64) -> bool {
     let backlog = if connection == 0 { output.backlog() } else { attached.backlog(connection) };
     backlog > MAX_UNREAD
