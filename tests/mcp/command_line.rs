@@ -123,7 +123,9 @@ fn sbcl_options_are_refused_with_a_one_line_hint() {
         assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{arguments:?}");
         assert_eq!(complaint.lines().count(), 1, "{complaint}");
         assert!(complaint.contains(&format!("it has no option {option}. ")), "{complaint}");
-        assert!(complaint.contains("sbcl-mcp eval CODE"), "{complaint}");
+        for advice in ["`sbcl-mcp eval CODE`", "`sbcl-mcp load FILE`", "`--heap` and `--control-stack`"] {
+            assert!(complaint.contains(advice), "{complaint}");
+        }
     }
     // After `--`, code for `eval` may look like an option.
     assert_eq!(stdout(&run(&["eval", "--", "1"], "")), "=> 1\n");
