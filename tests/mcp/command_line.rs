@@ -330,6 +330,12 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
             assert!(stdout(&report).contains("set XDG_CACHE_HOME, without which"), "{}", stdout(&report));
         }
     }
+    let beside = "(:output-translations :ignore-inherited-configuration :disable-cache)";
+    let report = doctor().env("ASDF_OUTPUT_TRANSLATIONS", beside).output().unwrap();
+    let fine = found(&report, "ok   ");
+    let is_beside =
+        |(what, text): &(String, String)| what == "ASDF" && text.ends_with("compiled files beside their sources");
+    assert!(fine.iter().any(is_beside), "{}", stdout(&report));
     for (value, expected) in [("", "is not set: "), ("run", "is not an absolute path: ")] {
         let report = doctor().env("XDG_RUNTIME_DIR", value).output().unwrap();
         let notes = found(&report, "note ");
