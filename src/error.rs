@@ -191,8 +191,8 @@ pub enum InspectError {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
-    /// Nothing has been evaluated yet.
-    #[error("No evaluations yet.")]
+    /// The connection has evaluated nothing yet.
+    #[error("No evaluations of this client yet.")]
     None,
     /// The connection has evaluated nothing since the session was reset, or its image was replaced or lost.
     #[error(

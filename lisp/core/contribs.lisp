@@ -19,8 +19,10 @@
 
 (defun omitted-contrib-reason (name)
   "Return two sentences that say why this image lacks the system NAME and which contribs it contains. Return NIL unless
-NAME, a string designator, is the name of an omitted contrib or begins with SB-."
-  (when (typep name '(or string symbol character))
+NAME, a string designator, is the name of an omitted contrib or begins with SB-. Return NIL also for a contrib that the
+image contains: ASDF may reject such a contrib because of its version."
+  (when (and (typep name '(or string symbol character))
+             (not (member name **contribs** :test #'string-equal)))
     (let ((reason (cdr (assoc name **omitted-contribs** :test #'string-equal))))
       (when (or reason (eql 3 (mismatch "sb-" (string name) :test #'char-equal)))
         (format nil "~:@(~A~) is ~A: ~{~A~^, ~}."

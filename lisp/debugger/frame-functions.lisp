@@ -283,6 +283,8 @@ the current definition of FRAME's function or, if the function has no global nam
 Refuse if the function or an argument is unknown."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
          (methodp (method-frame-name-p full-name))
+         ;; Backtraces show this name.
+         (shown-name (if methodp (cons :method (rest full-name)) full-name))
          (global (and (not methodp)
                       (sb-int:legal-fun-name-p full-name)
                       (fboundp full-name)
@@ -291,11 +293,11 @@ Refuse if the function or an argument is unknown."
     (multiple-value-bind (method generic-function) (frame-method full-name)
       (let ((function (or global (and method (method-fast-function method)) closure)))
         (cond ((null function)
-               (refuse-to-restart number "~A" (missing-function-reason full-name generic-function)))
+               (refuse-to-restart number "~A" (missing-function-reason shown-name methodp)))
               (t
                (multiple-value-bind (arguments all) (frame-arguments frame (same-code-p function frame))
                  (cond ((not all)
-                        (refuse-to-restart number "SBCL no longer has all the arguments of ~S." full-name))
+                        (refuse-to-restart number "SBCL no longer has all the arguments of ~S." shown-name))
                        ((null method) (values function arguments))
                        (t
                         (multiple-value-bind (next-methods known)
@@ -305,15 +307,14 @@ Refuse if the function or an argument is unknown."
                               (refuse-to-restart
                                number "the next methods of ~S cannot be determined~:[ without arguments that SBCL no longer ~
                                        has~; for a long-form method combination~]."
-                               full-name
+                               shown-name
                                (typep (sb-mop:generic-function-method-combination generic-function)
                                       'sb-pcl::long-method-combination)))))))))))))
 
-(defun missing-function-reason (name generic-function)
-  "Return a sentence that says why the function of a frame named NAME is unknown. If the frame is a method's,
-GENERIC-FUNCTION is the generic function; else it is NIL."
+(defun missing-function-reason (name methodp)
+  "Return a sentence that says why the function of a frame named NAME is unknown. METHODP is true for the frame of a method."
   (format nil "~S ~@?" name
-          (cond (generic-function "is no longer a method of its generic function.")
-                ((sb-int:legal-fun-name-p name) "no longer has a global definition.")
+          (cond (methodp "is no longer defined.")
+                ((sb-int:legal-fun-name-p name) "has no global definition.")
                 (t "has no global name, and its frame does not keep the function object, unlike most frames of code that was ~
                     evaluated rather than loaded."))))

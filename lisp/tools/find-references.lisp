@@ -792,7 +792,10 @@ LOCATE-SYMBOL."
                (is "~A names no class.")))
             ((and symbol (eq :macro (sb-int:info :variable :kind symbol)) (string= relation "references"))
              (is "~A is a symbol macro: SBCL keeps no records of where it is used."))
-            ((and symbol (not (fboundp symbol)) (sb-int:info :type :expander symbol))
+            ((and symbol (not (fboundp symbol)) (sb-int:info :type :expander symbol)
+                  ;; A type and a variable may have the same name.
+                  (not (and (string= relation "references")
+                            (member (sb-int:info :variable :kind symbol) '(:special :global :constant)))))
              (is "~A is a type: SBCL keeps no records of where it is used."))
             ((and symbol (special-operator-p symbol))
              (is "~A is a special operator: SBCL keeps no records of where it is used."))))))

@@ -495,8 +495,9 @@ pub(super) fn exit_with_error(error: &clap::Error) -> ! {
     {
         print_to_stderr(&format!(
             "sbcl-mcp serves SBCL to MCP clients and is not a replacement for sbcl: it has no option {option}. To \
-             evaluate code: `sbcl-mcp eval CODE`, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run \
-             sbcl."
+             evaluate code: `sbcl-mcp eval CODE`, or `sbcl-mcp eval - <FILE`; to load a file: `sbcl-mcp load FILE`; to \
+             set the sizes of the heap and the stacks: `--heap` and `--control-stack`; for sbcl's other options, \
+             install and run sbcl."
         ));
         std::process::exit(2);
     }

@@ -448,6 +448,10 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
         let remedy = "check what ASDF reads: CL_SOURCE_REGISTRY, ASDF_OUTPUT_TRANSLATIONS and ~/.config/common-lisp";
         return findings.problem("ASDF", &format!("the query for ASDF's version failed:\n{text}"), remedy);
     };
+    if cache == "/" {
+        // ASDF's output translations are turned off.
+        return findings.fine("ASDF", &format!("{version}, compiled files beside their sources"));
+    }
     let found = format!("{version}, compiled files below {cache}");
     let cache = Path::new(cache);
     match probe_directory(cache) {

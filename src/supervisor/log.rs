@@ -69,7 +69,7 @@ impl Write for StderrLog {
         let dropped = DROPPED_MESSAGES.load(Ordering::Relaxed);
         let fits = match dropped {
             0 => true,
-            _ => STDERR.put(format!("(log messages dropped because stderr was full: {dropped})\n").as_bytes()).is_ok(),
+            _ => STDERR.put(format!("(log messages that stderr did not accept: {dropped})\n").as_bytes()).is_ok(),
         };
         if fits && STDERR.put(message).is_ok() {
             DROPPED_MESSAGES.store(0, Ordering::Relaxed);

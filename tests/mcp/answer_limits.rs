@@ -251,7 +251,7 @@ fn configured_limits_survive_reset_and_image_loss() {
 #[apply(both_modes)]
 fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     let mut server = mode.ready();
-    assert_eq!(call_ok(&mut server, "check-evaluation", json!({})), "No evaluations yet.");
+    assert_eq!(call_ok(&mut server, "check-evaluation", json!({})), "No evaluations of this client yet.");
     for number in 1..=22 {
         server.evaluate(&format!("(print {number})"));
     }

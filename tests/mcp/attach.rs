@@ -404,6 +404,7 @@ fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     evaluate_err(&mut server, "(error \"the agent's\")");
     assert!(client.last_error().starts_with("No error information available."));
     assert_eq!(client.call_ok("describe-last-error", json!({"list": 20})), "This client has had no errors.");
+    assert_eq!(client.call_ok("check-evaluation", json!({})), "No evaluations of this client yet.");
     assert_eq!(client.evaluate("(defpackage :p (:use :cl)) (in-package :p) (setf *print-base* 2) 5"), "=> 101");
     let text = server.evaluate("(list (package-name *package*) * 5)");
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r#"

@@ -170,7 +170,8 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
     let mut server = Server::ready();
     server.evaluate(
         "(define-symbol-macro brief (car (list 1 2))) (deftype small () '(integer 0 9)) (define-condition odd (error) ())
-         (defun user (x) (declare (type small x)) (if (= x brief) (error 'odd) x))",
+         (defun user (x) (declare (type small x)) (if (= x brief) (error 'odd) x))
+         (deftype both () '(integer 0 9)) (defvar both 0) (defun user-of-both () both)",
     );
     for (name, relation, expected) in [
         ("brief", "references", "BRIEF is a symbol macro: SBCL keeps no records of where it is used."),
@@ -185,6 +186,9 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
         assert_eq!(references(&mut server, name, relation)[0], expected);
     }
     assert!(references(&mut server, "odd", "references")[0].starts_with("USER  evaluation 1, line 2: "));
+    // A type and a variable may have the same name.
+    let both = references(&mut server, "both", "references");
+    assert!(both.iter().any(|line| line.starts_with("USER-OF-BOTH  evaluation 1, line 3: ")), "{both:?}");
     assert_eq!(expand(&mut server, "brief", "all"), "(car (list 1 2))");
 }
 

@@ -123,7 +123,9 @@ fn sbcl_options_are_refused_with_a_one_line_hint() {
         assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{arguments:?}");
         assert_eq!(complaint.lines().count(), 1, "{complaint}");
         assert!(complaint.contains(&format!("it has no option {option}. ")), "{complaint}");
-        assert!(complaint.contains("sbcl-mcp eval CODE"), "{complaint}");
+        for advice in ["`sbcl-mcp eval CODE`", "`sbcl-mcp load FILE`", "`--heap` and `--control-stack`"] {
+            assert!(complaint.contains(advice), "{complaint}");
+        }
     }
     // After `--`, code for `eval` may look like an option.
     assert_eq!(stdout(&run(&["eval", "--", "1"], "")), "=> 1\n");
@@ -328,6 +330,12 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
             assert!(stdout(&report).contains("set XDG_CACHE_HOME, without which"), "{}", stdout(&report));
         }
     }
+    let beside = "(:output-translations :ignore-inherited-configuration :disable-cache)";
+    let report = doctor().env("ASDF_OUTPUT_TRANSLATIONS", beside).output().unwrap();
+    let fine = found(&report, "ok   ");
+    let is_beside =
+        |(what, text): &(String, String)| what == "ASDF" && text.ends_with("compiled files beside their sources");
+    assert!(fine.iter().any(is_beside), "{}", stdout(&report));
     for (value, expected) in [("", "is not set: "), ("run", "is not an absolute path: ")] {
         let report = doctor().env("XDG_RUNTIME_DIR", value).output().unwrap();
         let notes = found(&report, "note ");

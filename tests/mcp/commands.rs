@@ -258,9 +258,9 @@ fn advice_names_command_line_options_instead_of_tools() {
         assert!(tested.starts_with("FAILED  0 passed, 1 failed, 2 errors"), "{tested}");
         assert!(tested.contains("\n--suspects 3 also lists code"), "{tested}");
         let printed = if attach.is_empty() {
-            "The tests printed 5 characters.\n"
+            "The test run printed 5 characters.\n"
         } else {
-            "The tests printed 5 characters: check-evaluation {"
+            "The test run printed 5 characters: check-evaluation {"
         };
         assert!(tested.contains(printed), "{tested}");
         let deep = run("load", &["deep.lisp"]);

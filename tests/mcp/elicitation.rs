@@ -537,6 +537,8 @@ fn answer_to_a_question_of_an_earlier_image_is_refused_with_the_reason(#[case] i
     let late = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": state});
     let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
     assert!(is_error && text.contains("belongs to no open question"), "{text}");
+    let reason = if is_lost { ", the image was lost, or " } else { ", the session was reset or restored, " };
+    assert!(text.contains(reason), "{text}");
 }
 
 #[apply(both_modes)]

@@ -255,6 +255,12 @@ fn check_contribs(server: &mut Server) {
             format!("SB-MANUAL is not a contrib of SBCL {}. The image contains: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
         assert!(report.contains(&reason), "{report}");
     }
+    // ASDF rejects a contrib that the image contains.
+    let code = "(progn (asdf:defsystem \"demanding\" :depends-on ((:version \"sb-posix\" \"99\")))
+                       (asdf:load-system \"demanding\"))";
+    let report = evaluate_err(server, code);
+    assert!(report.contains("Component \"sb-posix\" does not match version 99"), "{report}");
+    assert!(!report.contains("not a contrib of SBCL"), "{report}");
     assert_eq!(server.evaluate("(asdf:find-system :sb-gmp nil)"), "=> NIL");
     assert!(!evaluate_err(server, "(require :no-such-module)").contains("contrib of SBCL"));
 }

@@ -171,9 +171,9 @@ pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>
     let Some(PendingQuestion { outcome, user_question, .. }) = known.filter(|pending| pending.user_question.is_open())
     else {
         return Err(Fault::Refusal(
-            "This answer belongs to no open question: the question was answered before, the hold timed out, the session \
-             was reset or restored, or another request resumed, aborted or took over the evaluation. To evaluate the code \
-             again, call without requestState."
+            "This answer belongs to no open question: the question was answered before, the hold timed out, the \
+             session was reset or restored, the image was lost, or another request resumed, aborted or took over the \
+             evaluation. To evaluate the code again, call without requestState."
                 .to_owned(),
         ));
     };

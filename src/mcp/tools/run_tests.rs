@@ -422,7 +422,7 @@ mod tests {
         };
         let outcome = Outcome { records: vec![run, test.into()], ..Outcome::from_test_output(PRINTED.to_owned()) };
         let text = TestRunResult(Arc::new(outcome)).text(10_000);
-        let (results, printed) = text.split_once("\nThe test-op printed:\n").expect("the output");
+        let (results, printed) = text.split_once("\nThe test run printed:\n").expect("the output");
         assert!(results.starts_with("FAILED") && !results.contains("suspects"), "{text}");
         assert_eq!(printed, PRINTED);
     }

@@ -62,7 +62,7 @@ pub fn tests(outcome: &Outcome, max: usize, suspects_available: bool) -> String 
         let advice =
             format!(": check-evaluation {{\"id\": {}, \"part\": \"output\"}} shows {them}", outcome.evaluation);
         let advice = tool_names::if_usable(&["check-evaluation"], &advice);
-        _ = write!(target, "\nThe tests printed {}{first}{advice}.", count_text(printed, "character"));
+        _ = write!(target, "\nThe test run printed {}{first}{advice}.", count_text(printed, "character"));
     }
     push_warnings(&mut sections, outcome);
     sections.0
@@ -189,9 +189,10 @@ fn omitted_output(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
 }
 
-/// Returns the beginning and the end of a test operation's output, since nothing else is known about its tests. The
-/// boolean is true if this is all of the output. Lines without letters or digits, such as rows of dots, are left out.
-/// The text is empty if no test operation ran or if it printed nothing.
+/// Returns the beginning and the end of the output of a run with a test operation, since nothing else is known about
+/// the operation's tests. Loads of systems are part of the run. The boolean is true if this is all of the output. Lines
+/// without letters or digits, such as rows of dots, are left out. The text is empty if no test operation ran or if the
+/// run printed nothing.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
         return (String::new(), false);
@@ -208,12 +209,12 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     let has_printed_suspects = of_kind(&outcome.records).any(|suspects: &Suspects| suspects.printed.is_some());
     let [first, last] = if has_printed_suspects { MAX_PRINTED_WITH_SUSPECTS } else { MAX_PRINTED };
     if characters <= first + last {
-        return (format!("\nThe test-op printed:\n{text}{end}"), end.is_empty());
+        return (format!("\nThe test run printed:\n{text}{end}"), end.is_empty());
     }
     let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
     let between = omission_marker((characters - first - last) as u64);
     let (first, last) = (&text[..at(first)], &text[at(characters - last)..]);
-    (format!("\nThe test-op printed:\n{first}\n{between}\n{last}{end}"), false)
+    (format!("\nThe test run printed:\n{first}\n{between}\n{last}{end}"), false)
 }
 
 /// Appends the tests that pass only in the session, or only in the fresh image.
@@ -283,17 +284,17 @@ mod printed_tests {
     #[test]
     fn one_printed_or_kept_character_is_in_the_singular() {
         for (text, omitted, expected) in [
-            ("x", 0, "The tests printed 1 character: check-evaluation {\"id\": 3, \"part\": \"output\"} shows it."),
+            ("x", 0, "The test run printed 1 character: check-evaluation {\"id\": 3, \"part\": \"output\"} shows it."),
             (
                 "x",
                 2,
-                "The tests printed 3 characters, of which the first is kept: check-evaluation {\"id\": 3, \"part\": \
+                "The test run printed 3 characters, of which the first is kept: check-evaluation {\"id\": 3, \"part\": \
                  \"output\"} shows it.",
             ),
             (
                 "xy",
                 1,
-                "The tests printed 3 characters, of which the first 2 are kept: check-evaluation {\"id\": 3, \"part\": \
+                "The test run printed 3 characters, of which the first 2 are kept: check-evaluation {\"id\": 3, \"part\": \
                  \"output\"} shows these.",
             ),
         ] {

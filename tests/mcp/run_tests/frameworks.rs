@@ -369,7 +369,7 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
         if name == "false" {
             let said = "1. test-op of demo/tests\n   The test-op returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
-            assert!(text.ends_with("\nThe test-op printed:\nSome tests failed."), "{text}");
+            assert!(text.ends_with("\nThe test run printed:\nSome tests failed."), "{text}");
             let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
             assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
             assert!(text.contains(said), "{text}");
@@ -380,26 +380,32 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     let project = Project::new("", print, "");
     let mut server = project.server();
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
-    assert!(text.contains("\nThe test-op printed:\nline 0\nline 1\n"), "{text}");
-    assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: check-evaluation {"), "{text}");
+    assert!(text.contains("\nThe test run printed:\nline 0\nline 1\n"), "{text}");
+    assert!(text.contains("line 4999\nthe end\nThe test run printed 48898 characters: check-evaluation {"), "{text}");
     assert!(text.len() < 2600, "{text}");
     // Omitted output is reported at its place.
     call_ok(&mut server, "configure-limits", json!({"max-output": 20}));
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
-    let expected = "\nThe test-op printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
-                    The tests printed 48898 characters, of which the first 20 are kept: check-evaluation {\"id\": 3, \
+    let expected = "\nThe test run printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
+                    The test run printed 48898 characters, of which the first 20 are kept: check-evaluation {\"id\": 3, \
                     \"part\": \"output\"} shows these.";
     assert!(text.ends_with(expected), "{text}");
     call_ok(&mut server, "configure-limits", json!({"max-output": 10000}));
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
-    assert!(text.contains("[... 38898 characters omitted]\nThe tests printed 48898 characters, of which"), "{text}");
+    assert!(text.contains("[... 38898 characters omitted]\nThe test run printed 48898 characters, of which"), "{text}");
     let project = Project::new("", "(format t \"all is well~%\")", "");
     let mut server = project.server();
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(timeless(lines[0]), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
-    assert_eq!(&lines[1..3], &["The test-op printed:", "all is well"], "{text}");
+    assert_eq!(&lines[1..3], &["The test run printed:", "all is well"], "{text}");
     assert_eq!(lines.len(), 3, "{text}");
+    // The output of the load is part of the output of the run.
+    let project = Project::new("", "(format t \"all is well~%\")", "");
+    project.write("src/demo.lisp", "(format t \"the load~%\")");
+    let mut server = project.server();
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.ends_with("\nThe test run printed:\nthe load\nall is well"), "{text}");
     // A test operation that does nothing does not pass.
     let project = Project::new("", "", "");
     project.write("demo.asd", "(defsystem \"demo\" :components ((:module \"src\" :components ((:file \"demo\")))))");

@@ -113,7 +113,7 @@ fn failures_printed_by_a_test_op_have_suspects() {
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains(said) && text.contains("run-tests with `suspects`: 3 also lists"), "{text}");
     // Lines of dots are left out, and complete output needs no hint on how to see the rest.
-    let printed = "\nThe test-op printed:\n100:\n   expected (:LARGE 100) but got (:LARG 100)\n -1:\n";
+    let printed = "\nThe test run printed:\n100:\n   expected (:LARGE 100) but got (:LARG 100)\n -1:\n";
     assert!(text.contains(printed), "{text}");
     assert!(text.ends_with("\nSome tests failed."), "{text}");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));

@@ -326,7 +326,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
             "\ns/broken:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/broken\n   SIMPLE-ERROR no such luck In ",
             "\ns/empty:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/empty\n   SIMPLE-ERROR Nothing ran: ",
             "\ns/plain:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. test-op of s/plain\n   SIMPLE-ERROR not all ",
-            "\nThe test-op printed:\n3 of 4 things work\n",
+            "\nThe test run printed:\n3 of 4 things work\n",
             "\ns/bad:\nFAILED  1 passed, 30 failed, 1 error, 0 skipped\n1. BAD::SAME  bad.lisp:5\n",
             "BAD::WRONG-29",
             "\ns/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n",
