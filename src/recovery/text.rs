@@ -1,6 +1,7 @@
 //! Text for people about checkpoints and persistent sessions.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use super::checkpoint::store::Checkpoint;
 use super::persistent::SessionDescription;
@@ -62,10 +63,13 @@ pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint], for
     text
 }
 
-/// Returns a list of persistent sessions, one per line.
-pub(crate) fn session_list(all: &[SessionDescription]) -> String {
+/// Returns a list of the persistent sessions in `directory`, one per line.
+pub(crate) fn session_list(all: &[SessionDescription], directory: &Path) -> String {
     if all.is_empty() {
-        return "No sessions: start one with sbcl-mcp --session NAME.".to_owned();
+        return format!(
+            "There are no persistent sessions in {}. `sbcl-mcp --session NAME` starts a server that creates one.",
+            directory.display()
+        );
     }
     let width = all.iter().map(|session| session.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
