@@ -120,6 +120,15 @@ fn missing_parts(threads: &[String], timers: u64) -> Vec<String> {
     threads.iter().map(|thread| escape_markers(&thread.replace('\n', "\\n"))).chain(timers).collect()
 }
 
+/// Returns a sentence about the number of evaluations that a restore discarded.
+pub(crate) fn discarded_evaluations(forgotten: u64) -> String {
+    match forgotten {
+        0 => "Nothing has been evaluated since.".to_owned(),
+        1 => "Discarded: the evaluation since then.".to_owned(),
+        _ => format!("Discarded: the {forgotten} evaluations since then."),
+    }
+}
+
 /// Returns the report of a restore that discarded `forgotten` evaluations. The report names the threads and timers that
 /// existed at the save, if they are known. `package` is the name of the current package, if it is known, and `notices` are put
 /// before the report.
@@ -131,11 +140,7 @@ pub(crate) fn restore_report(
 ) -> String {
     let mut sections = Sections::default();
     sections.push_notices(notices);
-    let forgotten = match forgotten {
-        0 => "Nothing has been evaluated since.".to_owned(),
-        1 => "Discarded: the evaluation since then.".to_owned(),
-        _ => format!("Discarded: the {forgotten} evaluations since then."),
-    };
+    let forgotten = discarded_evaluations(forgotten);
     let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, checkpoint_age(checkpoint));
     let text = sections.begin();
     _ = write!(text, "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}");
