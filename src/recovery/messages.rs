@@ -116,8 +116,8 @@ fn restore_outcome(
     Some(Err(format!("{begin}\n{}", describe_restored(state, report, None))))
 }
 
-/// Returns the notice about a requested restore. Only a client that has cancelled its call sees the notice: an answer to the
-/// call says more.
+/// Returns the notice about a requested restore. Only a client that has cancelled its call sees the notice: an answer to
+/// the call says more.
 pub(crate) fn restore_notice(outcome: &Result<CheckpointRestore, String>) -> String {
     match outcome {
         Ok(CheckpointRestore { checkpoint: Checkpoint { name, evaluation, .. }, forgotten }) => format!(

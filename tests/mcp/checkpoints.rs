@@ -320,7 +320,7 @@ fn restore_of_a_checkpoint_that_does_not_boot_loses_no_definitions() {
     assert_eq!(server.evaluate("(list (f) (g) (fboundp 'h) *x*)"), "=> (1 2 NIL 2)");
 }
 
-/// Restores the checkpoint `x`, and cancels the call when the restore can no longer be stopped. Returns the id of the call.
+/// Restores the checkpoint `x`, and cancels the call when the restore can no longer be stopped. Returns the call's id.
 fn cancel_restore_too_late(state: &StateDirectory, server: &mut Server) -> i64 {
     let [unwinding, cancelled] = ["unwinding", "cancelled"].map(|name| state.directory.join(name));
     // The restore waits until this evaluation has unwound.

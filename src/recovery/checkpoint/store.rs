@@ -676,8 +676,8 @@ impl Draft {
     }
 }
 
-/// Waits until the core at `path` is on the disk. Returns its size in bytes and its fingerprint, or the reason, worded as a
-/// clause, why the core cannot be opened, written to the disk or read.
+/// Waits until the core at `path` is on the disk. Returns its size in bytes and its fingerprint, or the reason, worded
+/// as a clause, why the core cannot be opened, written to the disk or read.
 fn sync_core(path: &Path) -> Result<(u64, Fingerprint), String> {
     let mut core = File::open(path).map_err(|error| format!("the saved image cannot be opened: {error}"))?;
     core.sync_all().map_err(|error| format!("the saved image cannot be written to the disk: {error}"))?;
