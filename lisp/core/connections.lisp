@@ -91,9 +91,13 @@ a name, and whether the name was defined before."
 (defun announce-definitions ()
   "Send other connections, if there are any, a message about the definitions that this evaluation has made since its
 last announcement."
-  (let ((defined (reverse (evaluation-unannounced-definitions *evaluation*))))
-    (when defined
-      (setf (evaluation-unannounced-definitions *evaluation*) '())
+  (when (evaluation-unannounced-definitions *evaluation*)
+    (let ((defined '()))
+      ;; Other threads of the evaluation may record definitions at the same time.
+      (sb-ext:atomic-update (evaluation-unannounced-definitions *evaluation*)
+                            (lambda (entries)
+                              (setf defined (reverse entries))
+                              '()))
       (when (event *job-id* (event-code :definitions))
         (let ((old (remove nil defined :key #'third))
               (new (remove-if #'third defined)))

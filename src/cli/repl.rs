@@ -22,6 +22,7 @@ use crate::environment;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM_KEY, split_names};
 use crate::report;
+use crate::result_kind::CANCELLED;
 use crate::rpc::attach::ADOPT_HELD_METHOD;
 use crate::rpc::inflight::OUTPUT_OFFSET_KEY;
 use lisp_syntax::is_unfinished;
@@ -122,6 +123,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         frame: 0,
         package: None,
         failed: false,
+        last_interruption: Value::Null,
     };
     let done = repl.greet(options).and_then(|()| match editor {
         Some(mut editor) => repl.run_loop(|prompt| editor.read(prompt)),
@@ -211,6 +213,29 @@ impl From<io::Error> for ReplError {
     }
 }
 
+/// A call whose answer has not arrived.
+struct UnansweredCall {
+    /// The id of the request.
+    id: u64,
+    /// The name of the tool; empty if the request calls no tool.
+    tool: String,
+    /// Number of bytes of the call's progress reports that have been shown.
+    reported: usize,
+}
+
+impl UnansweredCall {
+    /// Removes from `content` the beginning of stdout, which has been shown as it arrived.
+    fn remove_shown_output(&self, content: &mut Value) {
+        // The reports of load-system name the files that it loads. Other tools report stdout.
+        if self.tool != "load-system"
+            && let Some(Value::String(stdout)) = content.get_mut("stdout")
+        {
+            let rest = stdout.get(self.reported..).unwrap_or_default().to_owned();
+            *stdout = rest;
+        }
+    }
+}
+
 /// The reply to a request.
 enum RequestReply {
     Answer(Box<ToolAnswer>),
@@ -250,6 +275,8 @@ struct Repl {
     frame: u64,
     package: Option<String>,
     failed: bool,
+    /// The identifier of the error with which an interrupted evaluation last ended.
+    last_interruption: Value,
 }
 
 impl Repl {
@@ -566,12 +593,13 @@ impl Repl {
                 return Err(ReplError::ServerGone);
             }
         }
+        let tool = params["name"].as_str().unwrap_or_default().to_owned();
         let id = client.send_for_person(method, params).map_err(|_| ReplError::ServerGone)?;
-        let mut printed = 0;
+        let mut call = UnansweredCall { id, tool, reported: 0 };
         loop {
             match client.next_event(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) if message["params"]["progressToken"] == id => {
-                    printed += self.show_progress(&message["params"], printed)?;
+                    self.show_progress(&message["params"], &mut call)?;
                 }
                 ClientEvent::Message(message) => match response_to(message, id) {
                     Some(Ok(result)) => {
@@ -579,11 +607,7 @@ impl Repl {
                         if answer.package.is_some() {
                             self.package.clone_from(&answer.package);
                         }
-                        if let Some(Value::String(stdout)) = answer.content.get_mut("stdout") {
-                            // The beginning of the output has been shown as it arrived.
-                            let rest = stdout.get(printed..).unwrap_or_default().to_owned();
-                            *stdout = rest;
-                        }
+                        call.remove_shown_output(&mut answer.content);
                         return Ok(RequestReply::Answer(Box::new(answer)));
                     }
                     Some(Err(CallError::Refused(reason))) => return Ok(RequestReply::Refused(reason)),
@@ -591,26 +615,31 @@ impl Repl {
                     None => {}
                 },
                 ClientEvent::Interrupted(at) => {
-                    return self.interrupt(&mut client, id, CtrlC(at));
+                    return self.interrupt(&mut client, call, CtrlC(at));
                 }
                 ClientEvent::Closed => return Err(ReplError::ServerGone),
             }
         }
     }
 
-    /// Shows output from a progress notification if it continues at byte `printed`. Returns the number of bytes shown.
-    fn show_progress(&mut self, params: &Value, printed: usize) -> Result<usize, ReplError> {
-        let message = params["message"].as_str().unwrap_or_default();
-        if params["_meta"][OUTPUT_OFFSET_KEY] != printed {
-            return Ok(0);
+    /// Shows the text of a progress report of `call`, if the text continues the text that has been shown.
+    fn show_progress(&mut self, params: &Value, call: &mut UnansweredCall) -> Result<(), ReplError> {
+        if params["_meta"][OUTPUT_OFFSET_KEY] != call.reported {
+            return Ok(());
         }
-        self.print(TextStyle::Plain, message)?;
-        Ok(message.len())
+        let message = params["message"].as_str().unwrap_or_default();
+        call.reported += message.len();
+        self.print(TextStyle::Plain, message)
     }
 
-    /// Cancels request `id` and waits for it to end. A double press of Ctrl-C meanwhile replaces the image.
-    fn interrupt(&mut self, client: &mut Client, id: u64, mut ctrl_c: CtrlC) -> Result<RequestReply, ReplError> {
-        let params = json!({"requestId": id, "reason": "Ctrl-C"});
+    /// Cancels a call and waits for it to end. A double press of Ctrl-C meanwhile replaces the image.
+    fn interrupt(
+        &mut self,
+        client: &mut Client,
+        mut call: UnansweredCall,
+        mut ctrl_c: CtrlC,
+    ) -> Result<RequestReply, ReplError> {
+        let params = json!({"requestId": call.id, "reason": "Ctrl-C"});
         client.notify("notifications/cancelled", &params).map_err(|_| ReplError::ServerGone)?;
         let mut started = Instant::now();
         // The server answers `get-backtrace` once the cancelled evaluation has ended, or after some time with a notice
@@ -620,6 +649,9 @@ impl Repl {
         let mut wait = INTERRUPT_NOTICE_DELAY;
         loop {
             match client.next_event(Some(wait.saturating_sub(started.elapsed()))) {
+                Some(ClientEvent::Message(message)) if message["params"]["progressToken"] == call.id => {
+                    self.show_progress(&message["params"], &mut call)?;
+                }
                 Some(ClientEvent::Message(message)) => {
                     if let Some(Ok(result)) = response_to(message, question) {
                         let answer = ToolAnswer::from_result(&result);
@@ -628,6 +660,7 @@ impl Repl {
                             question = repeated.map_err(|_| ReplError::ServerGone)?;
                             continue;
                         }
+                        self.show_interrupted_output(client, &call)?;
                         self.print(TextStyle::Failure, "; Interrupted.\n")?;
                         let has_ended = answer.text.starts_with("Backtrace for CANCELLED")
                             && !answer.text.starts_with("Backtrace for CANCELLED (0 of 0 frames)");
@@ -665,6 +698,24 @@ impl Repl {
         }
     }
 
+    /// Shows the notices and the output of an interrupted call, except the output that has been shown as it arrived.
+    fn show_interrupted_output(&mut self, client: &mut Client, call: &UnansweredCall) -> Result<(), ReplError> {
+        // The outcome of a resumed evaluation also has the output from before the hold, which was shown then.
+        if ["invoke-restart", "resume-from-frame"].contains(&call.tool.as_str()) {
+            return Ok(());
+        }
+        let id = client.begin_call("check-evaluation", &json!({"wait": 1})).map_err(|_| ReplError::ServerGone)?;
+        let Some(mut answer) = await_answer(client, id)? else { return Ok(()) };
+        let error = &answer.content["error"];
+        // If the call began no evaluation, the answer is about an earlier evaluation, whose output has been shown.
+        if error["type"] != CANCELLED || error["id"] == self.last_interruption {
+            return Ok(());
+        }
+        self.last_interruption = error["id"].clone();
+        call.remove_shown_output(&mut answer.content);
+        self.show_output(&answer.content)
+    }
+
     /// Kills the process that holds the image. The server starts another process and restores what it can; a reset would
     /// discard everything.
     fn replace_image(&mut self, client: &mut Client) -> Result<(), ReplError> {
@@ -690,22 +741,11 @@ impl Repl {
     fn show_recovery(&mut self, client: &mut Client) -> Result<(), ReplError> {
         self.level = 0;
         let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| ReplError::ServerGone)?;
-        loop {
-            match client.next_event(None).unwrap_or(ClientEvent::Closed) {
-                ClientEvent::Message(message) => {
-                    if let Some(Ok(result)) = response_to(message, id) {
-                        let answer = ToolAnswer::from_result(&result);
-                        if answer.package.is_some() {
-                            self.package.clone_from(&answer.package);
-                        }
-                        return self.show_notices(&answer.content);
-                    }
-                }
-                // Ctrl-C ends the wait for the answer, which other evaluations may delay.
-                ClientEvent::Interrupted(_) => return Ok(()),
-                ClientEvent::Closed => return Err(ReplError::ServerGone),
-            }
+        let Some(answer) = await_answer(client, id)? else { return Ok(()) };
+        if answer.package.is_some() {
+            self.package.clone_from(&answer.package);
         }
+        self.show_notices(&answer.content)
     }
 
     /// Returns the child processes of the server that the REPL has started: the workers, which hold the image. Returns an
@@ -739,23 +779,10 @@ impl Repl {
         if content.get("refused").is_some() {
             return self.print(TextStyle::Failure, &format!("; {text}\n"));
         }
-        let Some(stdout) = content["stdout"].as_str() else {
+        if !content["stdout"].is_string() {
             return self.print(if *is_error { TextStyle::Failure } else { TextStyle::Plain }, &format!("{text}\n"));
-        };
-        self.show_notices(content)?;
-        for (style, part) in
-            [(TextStyle::Plain, content["background"].as_str().unwrap_or_default()), (TextStyle::Plain, stdout)]
-        {
-            self.print(style, part)?;
         }
-        if !stdout.is_empty() && !stdout.ends_with('\n') {
-            self.print(TextStyle::Plain, "\n")?;
-        }
-        let stderr = content["stderr"].as_str().unwrap_or_default();
-        if !stderr.is_empty() {
-            let stderr = if stderr.ends_with('\n') { stderr.to_owned() } else { format!("{stderr}\n") };
-            self.print_stderr(&stderr)?;
-        }
+        self.show_output(content)?;
         // The following parts are found by their markers in the text. Program output cannot contain these markers, since
         // the server escapes them there.
         if content.get("loaded").is_some()
@@ -795,6 +822,23 @@ impl Repl {
         Ok(())
     }
 
+    /// Shows the notices and the output in the content of an answer.
+    fn show_output(&mut self, content: &Value) -> Result<(), ReplError> {
+        self.show_notices(content)?;
+        let [background, stdout, stderr] =
+            ["background", "stdout", "stderr"].map(|part| content[part].as_str().unwrap_or_default());
+        self.print(TextStyle::Plain, background)?;
+        self.print(TextStyle::Plain, stdout)?;
+        if !stdout.is_empty() && !stdout.ends_with('\n') {
+            self.print(TextStyle::Plain, "\n")?;
+        }
+        if !stderr.is_empty() {
+            let stderr = if stderr.ends_with('\n') { stderr.to_owned() } else { format!("{stderr}\n") };
+            self.print_stderr(&stderr)?;
+        }
+        Ok(())
+    }
+
     /// Shows the notices of the server.
     fn show_notices(&mut self, content: &Value) -> Result<(), ReplError> {
         for notice in content["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
@@ -828,6 +872,23 @@ impl Repl {
             stdout.write_all(text.as_bytes())?;
         }
         Ok(stdout.flush()?)
+    }
+}
+
+/// Waits for the answer to call `id`. Returns `None` if the server refuses the call, or if Ctrl-C ends the wait: other
+/// evaluations may delay the answer.
+fn await_answer(client: &mut Client, id: u64) -> Result<Option<ToolAnswer>, ReplError> {
+    loop {
+        match client.next_event(None).unwrap_or(ClientEvent::Closed) {
+            ClientEvent::Message(message) => match response_to(message, id) {
+                Some(Ok(result)) => return Ok(Some(ToolAnswer::from_result(&result))),
+                Some(Err(CallError::Refused(_))) => return Ok(None),
+                Some(Err(_)) => return Err(ReplError::ServerGone),
+                None => {}
+            },
+            ClientEvent::Interrupted(_) => return Ok(None),
+            ClientEvent::Closed => return Err(ReplError::ServerGone),
+        }
     }
 }
 

@@ -67,8 +67,10 @@ fn running_server_list(all: &[RunningServer]) -> String {
 pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String> {
     let text = match action {
         None | Some(Action::List) => {
-            let all: Vec<_> = PersistentSession::all()?.iter().map(PersistentSession::describe).collect();
-            text::session_list(&all).trim_end().to_owned() + &running_server_list(&attach::running_servers())
+            let (directory, all) = PersistentSession::all()?;
+            let all: Vec<_> = all.iter().map(PersistentSession::describe).collect();
+            let sessions = text::session_list(&all, &directory);
+            sessions.trim_end().to_owned() + &running_server_list(&attach::running_servers())
         }
         Some(Action::Delete { name }) => {
             let session = PersistentSession::named(&name)?;

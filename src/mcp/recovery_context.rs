@@ -18,7 +18,8 @@ use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::definitions::UnrestoredForm;
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::messages::{
-    ReplacementMessages, outcome_after_reset, outcome_lost_with_batch, replacement_messages, unrestored_line,
+    ReplacementMessages, outcome_after_reset, outcome_lost_with_batch, replacement_messages, restore_notice,
+    unrestored_line,
 };
 use crate::recovery::replay::{DefinitionReplay, ReplayEnd};
 use crate::recovery::reporter::{EventForwarder, Reporter};
@@ -105,8 +106,8 @@ impl RecoveryContext {
             notices.iter().for_each(|notice| session.add_notice(notice.clone()));
             // The answer to the restore withdraws the notice. If that call was cancelled, the client's next answer has
             // the notice. After a crash, an earlier image has already reported the restore.
-            if let (None, Some(Err(reason))) = (&messages.crash, &messages.restore) {
-                session.add_notice(reason.clone());
+            if let (None, Some(outcome)) = (&messages.crash, &messages.restore) {
+                session.add_notice(restore_notice(outcome));
             }
         } else if let Some(reset) = reset {
             session.notify(reset.clone());

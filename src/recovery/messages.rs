@@ -116,6 +116,18 @@ fn restore_outcome(
     Some(Err(format!("{begin}\n{}", describe_restored(state, report, None))))
 }
 
+/// Returns the notice about a requested restore. Only a client that has cancelled its call sees the notice: an answer to
+/// the call says more.
+pub(crate) fn restore_notice(outcome: &Result<CheckpointRestore, String>) -> String {
+    match outcome {
+        Ok(CheckpointRestore { checkpoint: Checkpoint { name, evaluation, .. }, forgotten }) => format!(
+            "The checkpoint {name:?} (evaluation {evaluation}) was restored: the call was cancelled too late. {}",
+            text::discarded_evaluations(*forgotten)
+        ),
+        Err(reason) => reason.clone(),
+    }
+}
+
 /// Returns a line with an unrestored form, shortened, and the reason why it could not be restored.
 pub(crate) fn unrestored_line(unrestored: &UnrestoredForm) -> String {
     format!("{} ({})", shortened(&unrestored.form.code), unrestored.reason)

@@ -1,6 +1,7 @@
 //! Text for people about checkpoints and persistent sessions.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use super::checkpoint::store::Checkpoint;
 use super::persistent::SessionDescription;
@@ -62,10 +63,13 @@ pub(crate) fn checkpoint_list(intact: &[Checkpoint], damaged: &[Checkpoint], for
     text
 }
 
-/// Returns a list of persistent sessions, one per line.
-pub(crate) fn session_list(all: &[SessionDescription]) -> String {
+/// Returns a list of the persistent sessions in `directory`, one per line.
+pub(crate) fn session_list(all: &[SessionDescription], directory: &Path) -> String {
     if all.is_empty() {
-        return "No sessions: start one with sbcl-mcp --session NAME.".to_owned();
+        return format!(
+            "There are no persistent sessions in {}. `sbcl-mcp --session NAME` starts a server that creates one.",
+            directory.display()
+        );
     }
     let width = all.iter().map(|session| session.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
@@ -116,6 +120,15 @@ fn missing_parts(threads: &[String], timers: u64) -> Vec<String> {
     threads.iter().map(|thread| escape_markers(&thread.replace('\n', "\\n"))).chain(timers).collect()
 }
 
+/// Returns a sentence about the number of evaluations that a restore discarded.
+pub(crate) fn discarded_evaluations(forgotten: u64) -> String {
+    match forgotten {
+        0 => "Nothing has been evaluated since.".to_owned(),
+        1 => "Discarded: the evaluation since then.".to_owned(),
+        _ => format!("Discarded: the {forgotten} evaluations since then."),
+    }
+}
+
 /// Returns the report of a restore that discarded `forgotten` evaluations. The report names the threads and timers that
 /// existed at the save, if they are known. `package` is the name of the current package, if it is known, and `notices` are put
 /// before the report.
@@ -127,11 +140,7 @@ pub(crate) fn restore_report(
 ) -> String {
     let mut sections = Sections::default();
     sections.push_notices(notices);
-    let forgotten = match forgotten {
-        0 => "Nothing has been evaluated since.".to_owned(),
-        1 => "Discarded: the evaluation since then.".to_owned(),
-        _ => format!("Discarded: the {forgotten} evaluations since then."),
-    };
+    let forgotten = discarded_evaluations(forgotten);
     let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, checkpoint_age(checkpoint));
     let text = sections.begin();
     _ = write!(text, "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}");

@@ -102,7 +102,8 @@ impl RecordingEntry {
 }
 
 /// A recording in progress. A thread of its own encodes and writes the entries, so no caller waits for the disk. A write
-/// error, or a file that accepts entries too slowly, ends the recording and does not affect the session.
+/// error, or a file that accepts entries too slowly, ends the recording and does not affect the session. If the process
+/// is killed or crashes, the waiting entries are lost.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder(Arc<Recording>);
 

@@ -320,14 +320,8 @@ fn restore_of_a_checkpoint_that_does_not_boot_loses_no_definitions() {
     assert_eq!(server.evaluate("(list (f) (g) (fboundp 'h) *x*)"), "=> (1 2 NIL 2)");
 }
 
-/// The cancelled call gets no answer.
-#[test]
-fn failure_of_a_cancelled_restore_is_reported_in_the_next_answer() {
-    let state = StateDirectory::new(Mode::Supervised);
-    let mut server = state.serve(&[]);
-    server.evaluate("(defun f () 1)");
-    save(&mut server, "x");
-    damage(&state.files(Some("core"))[0]);
+/// Restores the checkpoint `x`, and cancels the call when the restore can no longer be stopped. Returns the call's id.
+fn cancel_restore_too_late(state: &StateDirectory, server: &mut Server) -> i64 {
     let [unwinding, cancelled] = ["unwinding", "cancelled"].map(|name| state.directory.join(name));
     // The restore waits until this evaluation has unwound.
     let code = format!(
@@ -341,6 +335,37 @@ fn failure_of_a_cancelled_restore_is_reported_in_the_next_answer() {
     server.notify("notifications/cancelled", json!({"requestId": restoring}));
     std::fs::write(&cancelled, "").unwrap();
     assert!(server.outcome(running).1);
+    restoring
+}
+
+/// The cancelled call gets no answer.
+#[test]
+fn completion_of_a_cancelled_restore_is_reported_in_the_next_answer() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defun f () 1)");
+    save(&mut server, "x");
+    server.evaluate("(defun f () 2)");
+    let restoring = cancel_restore_too_late(&state, &mut server);
+    let text = server.evaluate("(f)");
+    let notice = "The checkpoint \"x\" (evaluation 1) was restored: the call was cancelled too late. Discarded: the 2 \
+                  evaluations since then.\n";
+    assert!(text.contains(notice) && text.ends_with("=> 1") && !server.has_answered(restoring), "{text}");
+    assert_eq!(server.evaluate("(f)"), "=> 1");
+    // The answer to a restore is not accompanied by the notice.
+    assert!(restore(&mut server, "x").starts_with("Restored \"x\""));
+    assert_eq!(server.evaluate("(f)"), "=> 1");
+}
+
+/// The cancelled call gets no answer.
+#[test]
+fn failure_of_a_cancelled_restore_is_reported_in_the_next_answer() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defun f () 1)");
+    save(&mut server, "x");
+    damage(&state.files(Some("core"))[0]);
+    let restoring = cancel_restore_too_late(&state, &mut server);
     let text = server.evaluate("(f)");
     assert!(text.contains("The checkpoint \"x\" was not restored: its image could not be started: "), "{text}");
     assert!(text.ends_with("=> 1") && !server.has_answered(restoring), "{text}");

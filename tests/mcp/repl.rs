@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client::{DEADLINE, Scratch, Server, binary, last_error};
+use crate::processes::wait_until;
 use serde_json::json;
 
 /// A tmux terminal that runs a REPL.
@@ -166,6 +167,19 @@ fn output_is_shown_while_an_evaluation_runs() {
     assert_eq!(pane.matches("\nfirst").count(), 1);
 }
 
+/// The progress of a load is shown, but is no part of the output.
+#[test]
+fn output_of_a_load_is_complete_after_progress_was_shown() {
+    let terminal = Terminal::start("", &[]);
+    let [marker, file] = ["go-on", "slow.lisp"].map(|name| terminal.state.join(name));
+    std::fs::write(&file, format!("(loop until (probe-file {marker:?})) (format t \"~D-~D~%\" 1 2)")).unwrap();
+    terminal.line(&format!(":load {}", file.display()));
+    terminal.await_text("\nloading ");
+    std::fs::write(&marker, "").unwrap();
+    let pane = terminal.await_prompt("CL-USER>");
+    assert!(pane.contains("\n1-2\n"), "{pane}");
+}
+
 #[test]
 fn tab_completes_names_and_shows_lambda_lists() {
     let terminal = Terminal::start("", &[]);
@@ -301,6 +315,29 @@ fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
     terminal.await_text("> (list");
     terminal.press_ctrl_c();
     assert_eq!(terminal.evaluate("2", "CL-USER>"), "=> 2");
+}
+
+#[test]
+fn ctrl_c_shows_output_that_was_not_shown_while_the_evaluation_ran() {
+    let terminal = Terminal::start("", &[]);
+    let marker = terminal.state.join("running");
+    let interrupt = |prompt: &str| {
+        terminal.clear();
+        let _ = std::fs::remove_file(&marker);
+        // Lisp keeps a short text without a newline in a buffer.
+        terminal.line(&format!(
+            "(unwind-protect (progn (format t \"~D, \" 1) (with-open-file (s {marker:?} :direction :output)) (loop)) \
+             (format t \"~D\" 2) (format *error-output* \"~D\" 3))"
+        ));
+        wait_until("the evaluation runs", || marker.exists());
+        terminal.keys(&["C-c"]);
+        let pane = terminal.await_prompt(prompt);
+        assert!(pane.contains("1, 2\n3\n; Interrupted.\n"), "{pane}");
+    };
+    interrupt("CL-USER>");
+    interrupt("CL-USER>");
+    terminal.evaluate("(error \"boo\")", "[1] CL-USER>");
+    interrupt("[1] CL-USER>");
 }
 
 #[test]

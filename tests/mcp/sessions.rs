@@ -98,7 +98,11 @@ fn session_path_without_a_working_directory_is_refused_with_advice() {
 #[test]
 fn restarted_session_restores_values_package_and_error_history() {
     let state = StateDirectory::new();
-    assert_eq!(state.list(), "No sessions: start one with sbcl-mcp --session NAME.\n");
+    let expected = format!(
+        "There are no persistent sessions in {}. `sbcl-mcp --session NAME` starts a server that creates one.\n",
+        state.directory.join("sbcl-mcp/sessions").display()
+    );
+    assert_eq!(state.list(), expected);
     let mut server = state.serve("work");
     assert_eq!(server.evaluate("(defvar *x* 1) (defun f () *x*) (setf *x* 41) *x*"), "=> 41");
     let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));

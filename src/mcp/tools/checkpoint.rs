@@ -9,6 +9,7 @@ use super::arguments::{Text, text};
 use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, reply_with, with_package};
 use crate::recovery::checkpoint::save::NewCheckpoint;
 use crate::recovery::checkpoint::store::{self, MAX_NAME_CHARS};
+use crate::recovery::messages::restore_notice;
 use crate::recovery::state::CheckpointRestore;
 use crate::recovery::text;
 use crate::schema::json;
@@ -281,6 +282,7 @@ fn restore_outcome(call: &Call) -> Option<Result<CheckpointRestore, String>> {
 
 /// Answers the call whose restore replaced the image.
 fn answer_restore(call: Call, outcome: Result<CheckpointRestore, String>) {
+    call.session().withdraw_notice(restore_notice(&outcome));
     match outcome {
         Ok(CheckpointRestore { checkpoint, forgotten }) => {
             let session = call.session().clone();
@@ -289,9 +291,6 @@ fn answer_restore(call: Call, outcome: Result<CheckpointRestore, String>) {
                 call.reply(CheckpointReply::Restored { checkpoint, forgotten, package, notices });
             });
         }
-        Err(reason) => {
-            call.session().withdraw_notice(reason.clone());
-            refuse(call, reason);
-        }
+        Err(reason) => refuse(call, reason),
     }
 }

@@ -241,9 +241,15 @@ fn run_in_fresh_images(
     here: Outcome,
 ) -> Result<Outcome, String> {
     if tests.systems.len() < 2 {
-        return run_system_in_fresh_image(run, tests, options, here);
+        let mut outcome = run_system_in_fresh_image(run, tests, options, here)?;
+        if options.fresh {
+            outcome.notices.insert(0, RAN_FRESH.to_owned());
+        }
+        return Ok(outcome);
     }
     let mut fresh = Outcome::from_test_output(String::new());
+    // The systems whose tests ran in a fresh image.
+    let mut ran_fresh = Vec::new();
     let mut suspects = Vec::new();
     let mut notices: Vec<(String, Vec<String>)> = Vec::new();
     for ((name, known), system) in here.split_by_system().into_iter().zip(tests.systems.clone()) {
@@ -253,6 +259,9 @@ fn run_in_fresh_images(
         let known_records = known.records.len();
         let outcome =
             run_system_in_fresh_image(run, TestSelection { systems: vec![system], ..tests.clone() }, options, known);
+        if options.fresh && outcome.is_ok() {
+            ran_fresh.push(name.to_owned());
+        }
         let mut outcome = outcome.unwrap_or_else(|reason| failed_outcome("SIMPLE-ERROR", reason));
         for notice in std::mem::take(&mut outcome.notices) {
             match notices.iter_mut().find(|(known, _)| *known == notice) {
@@ -270,10 +279,13 @@ fn run_in_fresh_images(
     }
     let mut outcome = if options.fresh { fresh } else { here };
     outcome.records.extend(suspects);
+    let ran_fresh = match ran_fresh.len() {
+        0 => None,
+        1 => Some((RAN_FRESH.to_owned(), ran_fresh)),
+        _ => Some((EACH_RAN_FRESH.to_owned(), ran_fresh)),
+    };
     // A notice that concerns all systems is not prefixed with their names.
-    outcome.notices.extend(notices.into_iter().map(|(notice, systems)| {
-        let is_plural = notice == RAN_FRESH && systems.len() > 1;
-        let notice = if is_plural { EACH_RAN_FRESH.to_owned() } else { notice };
+    outcome.notices.extend(ran_fresh.into_iter().chain(notices).map(|(notice, systems)| {
         if systems.len() == tests.systems.len() { notice } else { format!("{}: {notice}", systems.join(", ")) }
     }));
     Ok(outcome)
@@ -335,7 +347,6 @@ fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
 fn run_fresh(run: &FreshRun, tests: &TestSelection, here: &Outcome) -> Result<Outcome, String> {
     let mut outcome = run.run(tests)?;
     outcome.defined.clear();
-    outcome.notices.push(RAN_FRESH.to_owned());
     outcome.records.extend(differences(&here.records, &outcome.records));
     Ok(outcome)
 }

@@ -606,7 +606,7 @@ impl Draft {
     ///
     /// # Errors
     /// Returns the reason, worded as a clause, if the process failed or did not end in time, if the core does not boot, or
-    /// if a file cannot be written.
+    /// if a file cannot be read or written.
     pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
         let has_ended = wait_for_child(child, SAVE_TIMEOUT);
         if !has_ended {
@@ -636,7 +636,7 @@ impl Draft {
 
     /// Boots the core as a test, and turns the draft into a checkpoint. `ended` is the wait status of the process that saved
     /// the core; `None` if there was no such process. Returns the reason, worded as a clause, if the process failed, if the
-    /// core does not boot, or if a file cannot be written.
+    /// core does not boot, or if a file cannot be read or written.
     fn complete(mut self, ended: Option<WaitStatus>, made: SaveDetails) -> Result<Checkpoint, String> {
         let status = ended.ok_or("the saving process no longer exists")?;
         if status.exit_status() != Some(0) {
@@ -650,16 +650,13 @@ impl Draft {
         }
         let path = self.path();
         let defines = self.checkpoints.probe(&path, &made.name)?;
-        let written = |error: io::Error| format!("the checkpoint cannot be written: {error}");
-        let mut core = File::open(&path).map_err(written)?;
-        core.sync_all().map_err(written)?;
-        let bytes = core.metadata().map_err(written)?.len();
+        let (bytes, fingerprint) = sync_core(&path)?;
         let SaveDetails { name, evaluation, saved, automatic, at_end, threads, timers } = made;
         let checkpoint = Checkpoint {
             name,
             file: self.file.clone(),
             bytes,
-            fingerprint: Some(Fingerprint::compute(&mut core, bytes).map_err(written)?),
+            fingerprint: Some(fingerprint),
             damaged: None,
             evaluation,
             saved,
@@ -672,10 +669,20 @@ impl Draft {
             timers,
         };
         let write = if at_end { write_final_manifest } else { write_manifest };
-        write(&path, &checkpoint).map_err(written)?;
+        write(&path, &checkpoint)
+            .map_err(|error| format!("the description of the checkpoint cannot be written: {error}"))?;
         self.finished = true;
         Ok(checkpoint)
     }
+}
+
+/// Waits until the core at `path` is on the disk. Returns its size in bytes and its fingerprint, or the reason, worded
+/// as a clause, why the core cannot be opened, written to the disk or read.
+fn sync_core(path: &Path) -> Result<(u64, Fingerprint), String> {
+    let mut core = File::open(path).map_err(|error| format!("the saved image cannot be opened: {error}"))?;
+    core.sync_all().map_err(|error| format!("the saved image cannot be written to the disk: {error}"))?;
+    let read = core.metadata().and_then(|data| Ok((data.len(), Fingerprint::compute(&mut core, data.len())?)));
+    read.map_err(|error| format!("the saved image cannot be read: {error}"))
 }
 
 /// Returns the descriptions of threads for a manifest: each is cut after [`MAX_THREAD_CHARS`] characters, and threads beyond
@@ -914,6 +921,20 @@ pub(crate) mod tests {
         assert_eq!(test.names(), ["mine"]);
         assert!(!test.0.verify_core(&checkpoint));
         assert_eq!(test.names(), [""; 0]);
+    }
+
+    #[test]
+    fn the_reason_why_a_saved_core_cannot_be_used_says_whether_opening_or_reading_failed() {
+        let test = TestCheckpoints::new("reason");
+        let checkpoint = test.add("mine", 1, 1000);
+        let path = test.0.path(&checkpoint);
+        assert_eq!(sync_core(&path).map(|(bytes, _)| bytes), Ok(1000));
+        fs::remove_file(&path).unwrap();
+        let reason = sync_core(&path).unwrap_err();
+        assert!(reason.starts_with("the saved image cannot be opened: No such file or directory"), "{reason}");
+        // A directory can be opened, but not read.
+        let reason = sync_core(&test.0.directory).unwrap_err();
+        assert!(reason.starts_with("the saved image cannot be read: Is a directory"), "{reason}");
     }
 
     #[test]

@@ -76,15 +76,15 @@ impl PersistentSession {
         }
     }
 
-    /// Returns the sessions in this user's directory for sessions, sorted by name.
+    /// Returns this user's directory for sessions, and its sessions, sorted by name.
     ///
     /// # Errors
     /// Returns the reason as a sentence if this user has no directory for sessions, or if the directory cannot be read.
-    pub(crate) fn all() -> Result<Vec<Self>, String> {
+    pub(crate) fn all() -> Result<(PathBuf, Vec<Self>), String> {
         let directory = sessions_directory("Set XDG_STATE_HOME to an absolute path.")?;
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((directory, Vec::new())),
             Err(error) => {
                 return Err(format!("The sessions in {} cannot be listed: {error}.", directory.display()));
             }
@@ -95,7 +95,7 @@ impl PersistentSession {
             .filter(Self::exists)
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(all)
+        Ok((directory, all))
     }
 
     /// Returns the session's directory.
