@@ -144,6 +144,31 @@ fn values_and_arguments_larger_than_the_stack_do_not_kill_the_process() {
 }
 
 #[test]
+fn arguments_larger_than_the_heap_do_not_kill_the_process() {
+    let name = "arguments_larger_than_the_heap_do_not_kill_the_process";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(128 << 20).boot().expect("it boots");
+    // The list of the arguments may fit in the heap, but not the list that the function makes of them.
+    for count in [400_000, 1_600_000, 2_000_000, 2_400_000, 3_000_000] {
+        for function in ["list", "vector"] {
+            match lisp.call::<Value>(function, &vec![1_i64; count]) {
+                Ok(value) => assert!(count < 3_000_000 && value.len().expect("a length") == count),
+                Err(error) => {
+                    let condition = error.condition().unwrap_or_else(|| panic!("{function} of {count}: {error}"));
+                    assert!(count > 400_000 && condition.is("storage-condition"), "{function} of {count}: {condition}");
+                }
+            }
+            let collected = lisp.eval::<()>("(gc)");
+            assert!(matches!(collected, Ok(()) | Err(Error::Condition(_))), "{collected:?}");
+        }
+    }
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
+}
+
+#[test]
 fn reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them() {
     let name = "reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them";
     if !is_child(name) {
