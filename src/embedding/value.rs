@@ -124,6 +124,10 @@ impl Value {
 
     /// Returns the text that `prin1` prints for the object, cut off with `…` after `limit` characters.
     ///
+    /// The digits of a huge integer take too long to compute if most of them would be cut off. So for an integer of more
+    /// than 100,000 bits and more than four bits for each character of `limit`, the text is its size, such as
+    /// `#<positive integer of 200000 bits>`.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let list: sbcl::Value = lisp.eval("(list 1 \"two\" #\\3)")?;
