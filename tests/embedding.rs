@@ -968,6 +968,38 @@ fn trace_output_sends_lisp_output_and_warnings_to_tracing() {
     );
 }
 
+#[cfg(all(feature = "mcp", target_arch = "x86_64"))]
+#[test]
+fn notice_near_the_end_of_the_stack_is_traced_on_another_thread() {
+    let name = "notice_near_the_end_of_the_stack_is_traced_on_another_thread";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let (sender, threads) = mpsc::channel();
+    let writer = move || {
+        let thread = std::thread::current();
+        let _ = sender.send(thread.name() == Some("sbcl-helper"));
+        std::io::sink()
+    };
+    tracing_subscriber::fmt().with_writer(writer).init();
+    let lisp = Lisp::builder().control_stack(2 << 20).boot().expect("SBCL boots");
+    lisp.load_str(
+        "(defun notice-at-end (room)
+           (if (< (sbcl-host::control-stack-room) room)
+               (sbcl-host::push-notice \"near the end\")
+               (not (notice-at-end room))))",
+    )
+    .expect("it is loaded");
+    for (code, on_helper) in [
+        ("(sbcl-host::push-notice \"far from the end\")", false),
+        ("(notice-at-end (+ (* 3 sb-c:+backend-page-bytes+) 65536))", true),
+    ] {
+        lisp.eval::<()>(code).expect("it gives a notice");
+        assert_eq!(threads.recv_timeout(Duration::from_secs(60)), Ok(on_helper), "{code}");
+    }
+}
+
 /// The number of signals that the host's handlers have received, by kind.
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 static CHILDREN: AtomicUsize = AtomicUsize::new(0);
