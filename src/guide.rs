@@ -468,6 +468,11 @@ pub mod mistakes {
     //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
     //! the call.
     //!
+    //! **A handler that waits for another thread.** The closure of [`with_handler`](crate::Lisp::with_handler) runs where
+    //! the error is signalled. SBCL may hold a lock of its own there, for example while it interns a symbol or defines a
+    //! class, and a thread that needs the lock waits until the closure has returned. Call Lisp on the closure's own
+    //! thread.
+    //!
     //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function
     //! that Lisp has called is not interrupted: the call ends only after this function has returned.
     //!
