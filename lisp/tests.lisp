@@ -133,6 +133,13 @@ b| ()) (defvar *changed* 1))"))
            (multiple-value-list (bounded-text limit (lambda (stream) (write-string "text" stream))))))
     (expect '(("text" nil) ("tex" :enough)) (list (bounded 4) (bounded 3)))))
 
+(define-test a-huge-integer-is-printed-in-full-or-as-its-size
+  (let ((huge (1- (ash 1 200000))))
+    (expect '("#<positive integer of 200000 bits>" "#<negative integer of 200000 bits>")
+            (list (bounded-prin1-text huge 1000) (bounded-prin1-text (- huge) 1000)))
+    (expect 60206 (length (bounded-prin1-text huge 60206))))
+  (expect "1000…" (bounded-prin1-text (expt 10 1000) 4)))
+
 (define-test a-text-of-very-many-parts-is-returned-whole
   (multiple-value-bind (text result)
       (bounded-text 1000000 (lambda (stream)

@@ -361,7 +361,7 @@ pub mod what_ends_the_process {
     //! | endless recursion in Lisp | a `storage-condition`; but if the stack is exhausted during an allocation, as in about one of several hundred recursions that allocate, SBCL ends the process |
     //! | a handler of such a `storage-condition` exhausts the stack again | the thread ends, as with `abort-thread`, and another thread replaces it: the call returns [`Error::Aborted`](crate::Error::Aborted) |
     //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 288 KiB of the control stack besides its guard pages, and (on x86-64) 128 KiB of each of the stacks for bindings and for `with-alien`, are left |
-    //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion). With serde's `untagged`, `tag` or `flatten`, serde goes through the object a second time without a check of the stack, so a type with many levels of its own for each level of the object can end the process, as on any stack overflow in Rust |
+    //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself or is very deeply nested | [`Error::Conversion`](crate::Error::Conversion). With serde's `untagged`, `tag` or `flatten`, serde goes through the object a second time without a check of the stack, so a type with many levels of its own for each level of the object can end the process, as on any stack overflow in Rust. For such a type, check the depth of the object in Lisp first, set a larger [`control_stack`](crate::Builder::control_stack) (on x86-64), or use an enum in serde's default representation |
     //! | a recursive `IntoLisp` or `Serialize` implementation recurses endlessly | [`Error::Conversion`](crate::Error::Conversion) |
     //! | `apply` spreads a list whose elements take more than half of the control stack (with its default size, some 16 million elements) over the arguments of a function that copies them on the stack, such as `values` | the stack pointer skips the guard pages: a memory fault, a hang, or SBCL ends the process with status 86. If [`call`](crate::Lisp::call) itself has so many arguments, it returns a `storage-condition` |
     //! | a Rust function that Lisp calls needs more stack than is left, which may be as little as 256 KiB | the process ends, as on any stack overflow in Rust |
@@ -371,7 +371,7 @@ pub mod what_ends_the_process {
     //! | handlers of such a `storage-condition` keep filling the heap until six collections are nested | no further handler runs: the call fails with the condition |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
-    //! | the list of a `(make-list n)`, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87 |
+    //! | the list of a `(make-list n)`, or of the `&rest` arguments of a function, which SBCL allocates in one piece, does not fit in the heap | SBCL ends the process with status 87. If [`call`](crate::Lisp::call) itself has so many arguments, it returns a `storage-condition`, `heap-nearly-exhausted` |
     //! | handlers of floating-point traps (such as a division by 0.0), other errors, garbage collections and interruptions are nested six deep in a thread, directly or through calls of Rust | the next error calls no handler: the call fails with a `storage-condition`, `interrupt-contexts-exhausted` |
     //! | a thread is interrupted many times at once, for example by `terminate-thread` | interruptions that would be nested too deeply wait |
     //! | more than about 15,000 different special variables are bound while the process runs, including by [`with_bindings`](crate::Lisp::with_bindings) and `progv` | SBCL ends the process with status 86 |
@@ -467,6 +467,11 @@ pub mod mistakes {
     //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
     //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
     //! the call.
+    //!
+    //! **A handler that waits for another thread.** The closure of [`with_handler`](crate::Lisp::with_handler) runs where
+    //! the error is signalled. SBCL may hold a lock of its own there, for example while it interns a symbol or defines a
+    //! class, and a thread that needs the lock waits until the closure has returned. Call Lisp on the closure's own
+    //! thread.
     //!
     //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function
     //! that Lisp has called is not interrupted: the call ends only after this function has returned.

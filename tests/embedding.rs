@@ -144,6 +144,31 @@ fn values_and_arguments_larger_than_the_stack_do_not_kill_the_process() {
 }
 
 #[test]
+fn arguments_larger_than_the_heap_do_not_kill_the_process() {
+    let name = "arguments_larger_than_the_heap_do_not_kill_the_process";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(128 << 20).boot().expect("it boots");
+    // The list of the arguments may fit in the heap, but not the list that the function makes of them.
+    for count in [400_000, 1_600_000, 2_000_000, 2_400_000, 3_000_000] {
+        for function in ["list", "vector"] {
+            match lisp.call::<Value>(function, &vec![1_i64; count]) {
+                Ok(value) => assert!(count < 3_000_000 && value.len().expect("a length") == count),
+                Err(error) => {
+                    let condition = error.condition().unwrap_or_else(|| panic!("{function} of {count}: {error}"));
+                    assert!(count > 400_000 && condition.is("storage-condition"), "{function} of {count}: {condition}");
+                }
+            }
+            let collected = lisp.eval::<()>("(gc)");
+            assert!(matches!(collected, Ok(()) | Err(Error::Condition(_))), "{collected:?}");
+        }
+    }
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
+}
+
+#[test]
 fn reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them() {
     let name = "reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them";
     if !is_child(name) {
@@ -941,6 +966,38 @@ fn trace_output_sends_lisp_output_and_warnings_to_tracing() {
         ),
         "{text}"
     );
+}
+
+#[cfg(all(feature = "mcp", target_arch = "x86_64"))]
+#[test]
+fn notice_near_the_end_of_the_stack_is_traced_on_another_thread() {
+    let name = "notice_near_the_end_of_the_stack_is_traced_on_another_thread";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let (sender, threads) = mpsc::channel();
+    let writer = move || {
+        let thread = std::thread::current();
+        let _ = sender.send(thread.name() == Some("sbcl-helper"));
+        std::io::sink()
+    };
+    tracing_subscriber::fmt().with_writer(writer).init();
+    let lisp = Lisp::builder().control_stack(2 << 20).boot().expect("SBCL boots");
+    lisp.load_str(
+        "(defun notice-at-end (room)
+           (if (< (sbcl-host::control-stack-room) room)
+               (sbcl-host::push-notice \"near the end\")
+               (not (notice-at-end room))))",
+    )
+    .expect("it is loaded");
+    for (code, on_helper) in [
+        ("(sbcl-host::push-notice \"far from the end\")", false),
+        ("(notice-at-end (+ (* 3 sb-c:+backend-page-bytes+) 65536))", true),
+    ] {
+        lisp.eval::<()>(code).expect("it gives a notice");
+        assert_eq!(threads.recv_timeout(Duration::from_secs(60)), Ok(on_helper), "{code}");
+    }
 }
 
 /// The number of signals that the host's handlers have received, by kind.

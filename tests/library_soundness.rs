@@ -213,6 +213,25 @@ fn get_on_a_circular_list_finds_an_element_or_fails() {
 }
 
 #[test]
+fn get_with_a_circular_key_fails_if_the_key_would_be_compared_by_its_elements() {
+    let lisp = lisp();
+    let circular = "(let ((key (list 1 2))) (setf (cddr key) key))";
+    let table = |test: &str| {
+        format!("(let ((table (make-hash-table :test '{test}))) (setf (gethash {circular} table) 5) table)")
+    };
+    let key: Value = lisp.eval(circular).expect("a list");
+    for code in [format!("(list (cons {circular} 5))"), table("equal"), table("equalp")] {
+        let object: Value = lisp.eval(&code).expect("an object");
+        let error = object.get::<i64>(&key).expect_err("the key has no end");
+        assert!(error.to_string().contains("contains itself"), "{code}: {error}");
+        assert_eq!(object.get::<i64>(vec![1, 2]).expect("it is searched"), None, "{code}");
+    }
+    let table: Value = lisp.eval(&table("eq")).expect("a table");
+    lisp.call::<()>("(setf gethash)", (7, &key, &table)).expect("it is stored");
+    assert_eq!(table.get::<i64>(&key).expect("it is found"), Some(7));
+}
+
+#[test]
 fn circular_lists_are_equal_if_their_elements_are() {
     let lisp = lisp();
     let list = |text: &str| lisp.eval::<Value>(&format!("(quote {text})")).expect("a list");

@@ -127,13 +127,21 @@ of PUSH-TEXT, which is :ENOUGH when FUNCTION printed more."
                     (incf start (length part)))))
             result)))
 
+(defconstant +max-cut-integer-bits+ 100000
+  "Maximum number of bits of an integer whose digits are computed although not all of them are returned. The time grows with
+the square of the number of bits: for as many, it is some 10 ms.")
+
 (defun bounded-prin1-text (object limit)
   "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
-more; or a substitute when OBJECT cannot be printed."
-  (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
-    (cond ((null result) text)
-          ((eq result :enough) (concatenate 'string text "…"))
-          (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
+more; or a substitute when OBJECT cannot be printed, or is a huge integer with more than LIMIT digits."
+  (if (and (integerp object)
+           ;; A decimal digit has less than four bits.
+           (> (integer-length object) (max +max-cut-integer-bits+ (* 4 limit))))
+      (format nil "#<~:[positive~;negative~] integer of ~D bits>" (minusp object) (integer-length object))
+      (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
+        (cond ((null result) text)
+              ((eq result :enough) (concatenate 'string text "…"))
+              (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))))
 
 (defun push-unprintable (kind object)
   "Push, as an event of KIND, a text that stands for OBJECT, which cannot be printed."

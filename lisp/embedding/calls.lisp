@@ -86,11 +86,19 @@ recursively."
   (when (< (control-stack-room) (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 
-(defun check-stack-room-for-arguments (arguments)
-  "Signal that the control stack is exhausted if a call with the list ARGUMENTS would exhaust it. Arguments that a
-caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip the guard pages.
-Some of SBCL's functions allocate such a list and pass it on."
-  (check-stack-room (* 64 (length arguments))))
+(defun check-room-for-arguments (arguments)
+  "Signal that the control stack is exhausted, or the heap nearly so, if a call with the list ARGUMENTS would exhaust it.
+Arguments that a caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip the
+guard pages. Some of SBCL's functions allocate such a list and pass it on. A list of &REST arguments in the heap is allocated
+without a garbage collection, and if there is no room for it, or the next collection has no room for copies of it and of
+ARGUMENTS, SBCL ends the process."
+  (let* ((count (length arguments))
+         (list-bytes (* 16 count))
+         (used (sb-kernel:dynamic-usage))
+         (size (sb-ext:dynamic-space-size)))
+    (check-stack-room (* 64 count))
+    (when (> (+ used (* 3 list-bytes)) size)
+      (error 'heap-nearly-exhausted :used used :size size))))
 
 (defmacro stopping-unwind (form (frame) &body body)
   "Return the values of FORM. If a non-local exit unwinds FORM, stop the exit, set *PENDING-EXIT*, and return the values of
@@ -463,7 +471,7 @@ END."
                       (if (>= next end)
                           (funcall function first second third)
                           (let ((more (read-objects next end)))
-                            (check-stack-room-for-arguments more)
+                            (check-room-for-arguments more)
                             (apply function first second third more)))))))))))
 
 (defvar *handler-available* nil
@@ -501,7 +509,7 @@ the handler returned an error, or a restart that Lisp cannot read, return the er
                                                                     (condition-message failure)))))))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
-      (check-stack-room-for-arguments (rest choice))
+      (check-room-for-arguments (rest choice))
       (apply #'invoke-restart restart (rest choice)))))
 
 (defun find-restart-named (name condition)

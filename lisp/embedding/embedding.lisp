@@ -679,12 +679,23 @@ with the names of the slots."
         when (slot-boundp object name)
           collect (intern (symbol-name name) "KEYWORD") and collect (slot-value object name)))
 
+(defconstant +max-key-conses+ 1000000
+  "Maximum number of conses in a key that is compared by EQUAL or EQUALP: following as many takes some 10 ms.")
+
+(defun check-key (key)
+  "Signal an error if KEY contains itself or has too many conses. EQUAL would compare two circular lists forever."
+  (when (larger-tree-p key +max-key-conses+)
+    (error "The key is too large to be compared with other keys, or contains itself.")))
+
 (defun element-of-object (object key)
   "Return the element of OBJECT under KEY and true, or NIL and NIL if there is no such element. If OBJECT is a vector, KEY
 is an index. If OBJECT is a list, KEY is an index, a key of an association list, or an indicator of a property list. OBJECT
 can also be a hash table. Signal an error for any other object."
   (typecase object
-    (hash-table (gethash key object))
+    (hash-table
+     (when (member (hash-table-test object) '(equal equalp))
+       (check-key key))
+     (gethash key object))
     (vector (if (and (typep key 'index) (< key (length object)))
                 (values (aref object key) t)
                 (values nil nil)))
@@ -701,6 +712,7 @@ can also be a hash table. Signal an error for any other object."
              ((integerp key)
               (values nil nil))
              ((consp (first object))
+              (check-key key)
               (let ((entry (assoc key object :test #'equal)))
                 (values (cdr entry) (and entry t))))
              (t

@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock, mpsc};
 use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
-use crate::image::program::wait_outside_lisp;
-use crate::os::panics;
+use crate::image::program::{has_stack_room, wait_outside_lisp};
+use crate::os::{helper_threads, panics};
 use crate::session::reentry::mark_stream_thread;
 
 /// Maximum size of queued output, in bytes. While the queue is full, calls that print wait; a call that is being
@@ -263,7 +263,12 @@ pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
         Event::Stderr(text) => Chunk::Stderr(text.to_owned()),
         Event::Warning(class, _) => return WARNING_CLASS.set(class.to_owned()),
         Event::WarningText { text, .. } => Chunk::Warning(WARNING_CLASS.take().to_lowercase(), text.to_owned()),
-        Event::Notice(text) => return tracing::info!(target: "sbcl", "{}", text.to_owned()),
+        Event::Notice(text) => {
+            let text = text.to_owned();
+            let trace = move || tracing::info!(target: "sbcl", "{text}");
+            // The subscriber is code of the program, for which a nearly exhausted stack has no room.
+            return if has_stack_room() { trace() } else { helper_threads::run(trace) };
+        }
         _ => return,
     };
     match STREAM_THREADS.get() {

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -157,7 +157,8 @@ pub(super) struct Pool {
 /// The waiting requests, the running calls, and the numbers of idle and of parked threads.
 #[derive(Default)]
 struct PoolState {
-    requests: VecDeque<Request>,
+    /// The waiting requests, by the numbers of their calls, so that the oldest request is the first.
+    requests: BTreeMap<u64, Request>,
     running: Vec<RunningCall>,
     /// Interruptions that were still under way when their calls ended. Each pair is the call's number and the
     /// [`ThreadId`] of the thread that has not taken the interruption yet.
@@ -248,6 +249,25 @@ impl MonitorState {
     fn schedule_check(&mut self, running: &mut RunningCall, at: Instant) {
         running.next_check = Some(at);
         self.checks.push(Reverse((at, running.call, CheckReason::Interruption)));
+    }
+}
+
+/// The calls to interrupt.
+#[derive(Clone, Copy)]
+enum InterruptedCalls {
+    /// The call with this number.
+    One(u64),
+    /// All calls of the group with this number.
+    Group(u64),
+}
+
+impl InterruptedCalls {
+    /// Returns true if these calls include the call with the number `call`, whose group has the number `group`.
+    fn include(self, call: u64, group: u64) -> bool {
+        match self {
+            Self::One(number) => number == call,
+            Self::Group(number) => number == group,
+        }
     }
 }
 
@@ -531,14 +551,14 @@ fn store_task(task: Box<dyn Task<Error>>) -> usize {
 /// Interrupts the call with the number `call`, unless the call has ended.
 pub(super) fn interrupt_call(call: u64) {
     if let Some(pool) = pool_with_threads() {
-        pool.interrupt_calls(|number, _| number == call);
+        pool.interrupt_calls(InterruptedCalls::One(call));
     }
 }
 
 /// Interrupts all calls of a group: those that run, and those that wait for a thread.
 pub(super) fn interrupt_group(group: u64) {
     if let Some(pool) = pool_with_threads() {
-        pool.interrupt_calls(|_, group_of_call| group_of_call == group);
+        pool.interrupt_calls(InterruptedCalls::Group(group));
     }
 }
 
@@ -555,7 +575,7 @@ impl Pool {
     fn push_request(&self, request: Request) {
         let (call, limit) = (request.call, request.options.timeout);
         let mut state = self.state.lock();
-        state.requests.push_back(request);
+        state.requests.insert(call, request);
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let must_wake_thread = state.must_wake_thread();
         drop(state);
@@ -573,7 +593,7 @@ impl Pool {
         monitor.checks.push(Reverse((deadline, call, CheckReason::Limit)));
         if monitor.checks.len() > 2 * monitor.left_by_last_sweep + MAX_STALE_CHECKS {
             let state = self.state.lock();
-            let waiting = state.requests.iter().map(|request| request.call);
+            let waiting = state.requests.keys().copied();
             let live: HashSet<u64> = state.running.iter().map(|running| running.call).chain(waiting).collect();
             drop(state);
             monitor.checks.retain(|Reverse((_, call, _))| live.contains(call));
@@ -657,7 +677,7 @@ impl Pool {
             return None;
         }
         let mut state = self.state.lock();
-        let request = state.requests.pop_front()?;
+        let (_, request) = state.requests.pop_first()?;
         state.begin_call(&request, CallThread::Pool(number));
         state.awake -= 1;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -677,21 +697,26 @@ impl Pool {
         state.parked -= 1;
     }
 
-    /// Interrupts the running calls, and fails the waiting calls, for which `matches` returns true. `matches` receives
-    /// the number of a call and the number of the call's group.
-    fn interrupt_calls(&self, matches: impl Fn(u64, u64) -> bool) {
+    /// Interrupts the running calls, and fails the waiting calls, that `calls` selects.
+    fn interrupt_calls(&self, calls: InterruptedCalls) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
         let mut state = self.state.lock();
-        for running in state.running.iter_mut().filter(|running| matches(running.call, running.group)) {
+        for running in state.running.iter_mut().filter(|running| calls.include(running.call, running.group)) {
             if running.interruption.request(EndReason::Interrupted, self.cleanup, now) {
                 monitor.schedule_check(running, now);
             }
         }
-        let waiting: Vec<Request> = std::iter::from_fn(|| {
-            self.remove_request(&mut state, |request| matches(request.call, request.options.group))
-        })
-        .collect();
+        let numbers: Vec<u64> = match calls {
+            // When a program drops many futures, a search of all requests for each of them would take too long.
+            InterruptedCalls::One(call) => vec![call],
+            InterruptedCalls::Group(group) => {
+                let requests = state.requests.values().filter(|request| request.options.group == group);
+                requests.map(|request| request.call).collect()
+            }
+        };
+        let waiting: Vec<Request> =
+            numbers.into_iter().filter_map(|call| self.remove_request(&mut state, call)).collect();
         drop(state);
         drop(monitor);
         self.clock.arm(now);
@@ -859,7 +884,7 @@ impl Pool {
                 }
             }
             let waiting = match reason {
-                CheckReason::Limit => self.remove_request(&mut state, |request| request.call == call),
+                CheckReason::Limit => self.remove_request(&mut state, call),
                 CheckReason::Interruption => None,
             };
             drop(state);
@@ -909,10 +934,9 @@ impl Pool {
         }
     }
 
-    /// Removes and returns the first waiting request for which `matches` returns true.
-    fn remove_request(&self, state: &mut PoolState, matches: impl Fn(&Request) -> bool) -> Option<Request> {
-        let index = state.requests.iter().position(matches)?;
-        let request = state.requests.remove(index)?;
+    /// Removes and returns the waiting request of the call with the number `call`, if the call is still waiting.
+    fn remove_request(&self, state: &mut PoolState, call: u64) -> Option<Request> {
+        let request = state.requests.remove(&call)?;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         Some(request)
     }
@@ -954,9 +978,12 @@ impl Pool {
             ThreadState::reserve(number);
             return (Some(number), None);
         }
-        let failed_request =
-            if now < since + NO_THREAD_TIMEOUT { None } else { self.remove_request(&mut self.state.lock(), |_| true) };
-        (None, failed_request)
+        if now < since + NO_THREAD_TIMEOUT {
+            return (None, None);
+        }
+        let mut state = self.state.lock();
+        let first = state.requests.keys().next().copied();
+        (None, first.and_then(|call| self.remove_request(&mut state, call)))
     }
 }
 
@@ -1107,17 +1134,25 @@ fn ask_handler(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), 
 mod tests {
     use super::*;
 
+    struct Nothing;
+
+    impl Task<Error> for Nothing {
+        fn run(&mut self, _: &CallContext) {}
+        fn settle(&mut self, _: RequestEnd) -> Option<Followup> {
+            None
+        }
+    }
+
     /// Begins a call of group 0 on this thread.
     fn begin(pool: &Pool, call: u64) {
-        struct Nothing;
-        impl Task<Error> for Nothing {
-            fn run(&mut self, _: &CallContext) {}
-            fn settle(&mut self, _: RequestEnd) -> Option<Followup> {
-                None
-            }
-        }
         let request = Request { call, task: Box::new(Nothing), options: Options::none() };
         pool.state.lock().begin_call(&request, CallThread::Pool(1));
+    }
+
+    /// Queues a call of the group.
+    fn push(pool: &Pool, group: u64) {
+        let options = Arc::new(Options { group, ..Options::default() });
+        pool.push_request(pool.new_request(&options, Box::new(Nothing)));
     }
 
     /// Returns the number of the call that the monitor would interrupt now, if any, and records the interruption as
@@ -1141,20 +1176,48 @@ mod tests {
         begin(&pool, 1);
         begin(&pool, 2);
         for _ in 0..9 {
-            pool.interrupt_calls(|_, _| true);
+            pool.interrupt_calls(InterruptedCalls::Group(0));
         }
         let first = next_interruption(&pool).expect("one is sent");
         assert_eq!(next_interruption(&pool), None);
         // The call ends before the thread takes the call's interruption, and another call begins on the thread.
         pool.state.lock().end_call(first);
         begin(&pool, 3);
-        pool.interrupt_calls(|call, _| call == 3);
+        pool.interrupt_calls(InterruptedCalls::One(3));
         assert_eq!(next_interruption(&pool), None);
         pool.record_interruption_taken(first);
         assert!(next_interruption(&pool).is_some_and(|call| call != first));
         assert_eq!(next_interruption(&pool), None);
         assert!(pool.is_ending());
         assert!(pool.monitor.lock().checks.len() < 9);
+    }
+
+    #[test]
+    fn interrupting_each_of_many_waiting_calls_does_not_search_all_requests() {
+        let pool = Pool::default();
+        let count = 100_000;
+        for _ in 0..count {
+            push(&pool, 0);
+        }
+        let start = Instant::now();
+        for call in (1..=count).rev() {
+            pool.interrupt_calls(InterruptedCalls::One(call));
+            // Searching all requests each time would take minutes.
+            assert!(start.elapsed() < Duration::from_secs(60), "{call} calls are left");
+        }
+        assert!(pool.state.lock().requests.is_empty());
+        assert_eq!(pool.waiting.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn interrupting_a_group_fails_only_its_waiting_calls() {
+        let pool = Pool::default();
+        for group in [1, 2, 1, 3, 1] {
+            push(&pool, group);
+        }
+        pool.interrupt_calls(InterruptedCalls::Group(1));
+        let left: Vec<u64> = pool.state.lock().requests.keys().copied().collect();
+        assert_eq!(left, [2, 4]);
     }
 
     #[test]

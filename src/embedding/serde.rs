@@ -29,7 +29,9 @@ use crate::image::message::{self, Token};
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
-/// a property list as a list, so they cannot read back everything that they write.
+/// a property list as a list, so they cannot read back everything that they write. For `tag`, `untagged` and `flatten`,
+/// serde goes through the object a second time without a check of the stack; the guide says [when this can end the
+/// process](crate::guide::what_ends_the_process).
 ///
 /// ```
 /// use sbcl::Serde;

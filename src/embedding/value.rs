@@ -124,6 +124,10 @@ impl Value {
 
     /// Returns the text that `prin1` prints for the object, cut off with `…` after `limit` characters.
     ///
+    /// The digits of a huge integer take too long to compute if most of them would be cut off. So for an integer of more
+    /// than 100,000 bits and more than four bits for each character of `limit`, the text is its size, such as
+    /// `#<positive integer of 200000 bits>`.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let list: sbcl::Value = lisp.eval("(list 1 \"two\" #\\3)")?;
@@ -201,7 +205,8 @@ impl Value {
     /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a
     /// string is never found in a property list: use a [`keyword`](crate::keyword) or another
     /// [`Symbol`](crate::Symbol). A non-negative integer is an index of any list, even of an association or property
-    /// list, and never a key.
+    /// list, and never a key. Like [`equalp`](Self::equalp), a search in a hash table with this test never returns for
+    /// equal arrays, structures or hash tables that contain circular lists.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -213,8 +218,9 @@ impl Value {
     ///
     /// # Errors
     /// Returns [`Error::Condition`] if the object has no keys or indices, or is a malformed or circular list in which
-    /// `key` cannot be searched; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key` has no Lisp
-    /// counterpart.
+    /// `key` cannot be searched, or if keys are compared by `equal` or `equalp`, and `key` is a list that contains itself
+    /// or has more than a million elements; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key` has no
+    /// Lisp counterpart.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
         let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()

@@ -95,7 +95,7 @@ const MIN_STACK_ROOM: usize = 3 * HEAP_PAGE_BYTES + 96 * 1024;
 /// `lisp/embedding/calls.lisp`).
 const LISP_FRAME_BYTES: usize = 16 * 1024;
 
-/// The bytes of stack that Lisp requires for each argument of a call (`check-stack-room-for-arguments` in
+/// The bytes of stack that Lisp requires for each argument of a call (`check-room-for-arguments` in
 /// `lisp/embedding/calls.lisp`).
 const LISP_ARGUMENT_BYTES: usize = 64;
 

@@ -299,6 +299,16 @@ fn value_is_printed_in_full_up_to_the_character_limit() {
 }
 
 #[test]
+fn huge_integer_is_printed_in_full_or_as_its_size() {
+    let huge: Value = lisp().eval("(ash 1 4000000)").unwrap();
+    assert_eq!(huge.print(10).unwrap(), "#<positive integer of 4000001 bits>");
+    let large: Value = lisp().eval("(- (ash 1 120000))").unwrap();
+    assert_eq!(large.to_string(), "#<negative integer of 120000 bits>");
+    let text = large.print(40_000).unwrap();
+    assert!(text.len() == 36_125 && text.starts_with("-39763") && !text.ends_with('…'), "{text}");
+}
+
+#[test]
 fn types_that_need_handles_at_different_depths_are_read_together() {
     let lisp = lisp();
     let texts = |values: &[Value]| values.iter().map(Value::to_string).collect::<Vec<_>>();
