@@ -57,8 +57,9 @@ pub mod values {
     //! [`Serde`](crate::Serde) converts structs to property lists, and enum variants to keywords or lists. Integers of
     //! any size convert to and from `num_bigint::BigInt` (feature `num-bigint`), and ratios whose parts fit an `i128`
     //! convert to and from [`Ratio`](crate::Ratio). [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as
-    //! memory allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets without a copy. This function is
-    //! `unsafe`: the caller must ensure that nothing writes to the octets meanwhile.
+    //! memory allows. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends the octets to a closure without a copy.
+    //! `borrow_bytes` is `unsafe`: the caller must ensure that nothing writes to the octets until the closure has
+    //! returned.
 }
 
 pub mod functions {
@@ -115,17 +116,18 @@ pub mod host_functions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
-    //! `Send + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread
-    //! only if the thread needs a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts
-    //! a lambda list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure
+    //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be `Send
+    //! + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread only if
+    //! that other thread needs a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts a
+    //! lambda list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure
     //! that cannot be sent to other threads can be a [local function](crate::Cx::local_function).
     //!
-    //! The foreground evaluations of a session run one after another, so a host function called by such an evaluation
-    //! cannot wait for the next one: there, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
-    //! outcome with an error of kind `DEADLOCK`. Instead, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)
-    //! evaluates on the same thread), or queue the code with [`submit`](crate::Session::submit). A deadlock through
-    //! another thread is not detected: a function that waits for a thread which calls `evaluate` waits forever.
+    //! The foreground evaluations of a session run one after another, so a host function that such an evaluation calls
+    //! cannot wait for another foreground evaluation: in this function, [`Session::evaluate`](crate::Session::evaluate)
+    //! immediately returns an outcome with an error of kind `DEADLOCK`. Instead, call Lisp directly
+    //! ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or queue the code with
+    //! [`submit`](crate::Session::submit). A deadlock through another thread is not detected: if the host function
+    //! waits for a thread, and that thread calls `evaluate`, both wait forever.
     //!
     //! If a non-local exit in Lisp (`throw`, `return-from`, a restart, an interruption) passes through a Rust function
     //! that Lisp has called, the function gets [`Error::Unwinding`](crate::Error::Unwinding) from its call of Lisp.
@@ -135,9 +137,10 @@ pub mod host_functions {
 pub mod conditions {
     //! Errors, restarts, handlers and warnings.
     //!
-    //! If no Lisp code within a call handles an error, the call returns [`Error::Condition`](crate::Error::Condition),
-    //! with the condition object, its classes and message, the restarts and the backtrace. The same holds for
-    //! everything else that would invoke the debugger, such as `break`.
+    //! If neither Lisp code within a call nor a handler of [`with_handler`](crate::Lisp::with_handler) handles an
+    //! error, the call returns [`Error::Condition`](crate::Error::Condition), with the condition object, its classes
+    //! and message and, except for a `storage-condition`, the restarts and the backtrace. The same holds for everything
+    //! else that would invoke the debugger, such as `break`.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -155,10 +158,10 @@ pub mod conditions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Warnings that are signalled while [`eval`](crate::Lisp::eval), [`load_str`](crate::Lisp::load_str) or
-    //! [`load_file`](crate::Lisp::load_file) runs go to the hook that [`on_warning`](crate::Builder::on_warning) sets,
-    //! except warnings about redefinitions. Without a hook, these warnings become `tracing` events. In other calls,
-    //! `warn` prints to `*error-output*`.
+    //! If no Lisp code handles a warning that is signalled while [`eval`](crate::Lisp::eval),
+    //! [`load_str`](crate::Lisp::load_str) or [`load_file`](crate::Lisp::load_file) runs, the warning goes to the hook
+    //! that [`on_warning`](crate::Builder::on_warning) sets or, without a hook, becomes a `tracing` event. Warnings
+    //! about redefinitions are discarded. In other calls, `warn` prints to `*error-output*`.
 }
 
 pub mod threads {
@@ -168,7 +171,7 @@ pub mod threads {
     //! [`threads`](crate::Builder::threads) sets how many run in parallel (by default one). While a call runs Rust
     //! code, a [spare thread](crate::Builder::spare_threads) can run another call, so the Rust code may wait for
     //! threads that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the current
-    //! thread.
+    //! thread, except the asynchronous calls described below.
     //!
     //! Options such as a time limit belong to a `Lisp` and to the functions that are looked up with it, not to a
     //! thread. A nested call through another `Lisp` has the package and the error handler of that `Lisp`; the outer
@@ -196,8 +199,8 @@ pub mod threads {
     //! seconds](crate::Builder::cleanup), the cleanup forms are interrupted, too. While the call is in a Rust function
     //! that Lisp has called, the interruption waits until the function returns or calls Lisp. Interrupting a call that
     //! is already being interrupted has no effect. [`eval_async`](crate::Lisp::eval_async),
-    //! [`call_async`](crate::Lisp::call_async) and [`enter_async`](crate::Lisp::enter_async) return futures, which
-    //! work with any async runtime. Dropping such a future interrupts the call.
+    //! [`call_async`](crate::Lisp::call_async) and [`enter_async`](crate::Lisp::enter_async) return futures, which work
+    //! with any async runtime. Dropping such a future interrupts its call.
     //!
     //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` leaves neither the closure nor the thread, and that a
     //! closure that Lisp may call on any thread borrows no local variables and can be shared between threads:
@@ -278,9 +281,9 @@ pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
     //! [`Lisp::save`](crate::Lisp::save) writes the image, including the values of variables, while the program
-    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than booting the
-    //! plain core, unless the file is a copy or has another modification time: then the boot first reads the whole file
-    //! to check it.
+    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core. This boot takes no longer than a boot
+    //! of the plain core, unless the file is a copy or its modification time has changed: then the boot first reads the
+    //! whole file to check the contents.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
@@ -313,8 +316,8 @@ pub mod saving {
     //! SBCL saves an image by moving every object, and then ends the process, so saving without a copy would end the
     //! program. Therefore `save` fails if the process cannot be copied. `save` works only on Linux.
     //!
-    //! A core boots only in a program with the same build of the crate and of SBCL as the program that saved the core,
-    //! and only with the same heap size. The file may contain secrets, so only the file's owner can read it.
+    //! A saved core boots only in a program with the same build of the crate and of SBCL as the program that saved the
+    //! core, and only with the same heap size. The file may contain secrets, so only the file's owner can read it.
 }
 
 pub mod safety {
@@ -394,11 +397,11 @@ pub mod what_ends_the_process {
     //! | code ends one of the program's Lisp threads, for example with `abort-thread` | another thread replaces the ended thread; if no thread can be started, the thread continues |
     //!
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
-    //! code, and on other threads, these signals go to the handlers that were installed before boot. SIGCHLD and
-    //! SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such signals from other
-    //! processes are ignored. SBCL leaves all other signals to the program. A handler that is installed after boot for
-    //! one of the signals that SBCL handles must call the previous handler, as the handlers of tokio and `signal-hook`
-    //! do.
+    //! code, and on threads that are not Lisp threads, these signals go to the handlers that were installed before
+    //! boot. SIGCHLD and SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such
+    //! signals from other processes are ignored. SBCL leaves all other signals to the program. A handler that is
+    //! installed after boot for one of the signals that SBCL handles must call the previous handler, as the handlers of
+    //! tokio and `signal-hook` do.
     //!
     //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may
     //! change the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal
@@ -408,9 +411,9 @@ pub mod what_ends_the_process {
     //! A Lisp thread has the signal mask of the thread that booted Lisp, except that SBCL needs these signals
     //! unblocked: the fault signals, SIGUSR2, SIGURG, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGTSTP,
     //! SIGIO, SIGXCPU, SIGXFSZ, SIGVTALRM and SIGWINCH. So a program cannot block one of these signals in all threads
-    //! and wait for it with `sigwait` or `signalfd`: a Lisp thread may receive the signal, and its action applies,
-    //! which for SIGTERM is by default the end of the process. Install a handler, for example with `signal-hook`; the
-    //! handler may run on a Lisp thread.
+    //! and wait for it with `sigwait` or `signalfd`: a Lisp thread may receive the signal, and the signal's action
+    //! applies, which for SIGTERM is by default the end of the process. Install a handler, for example with
+    //! `signal-hook`; the handler may run on a Lisp thread.
     //!
     //! An image cannot be unloaded: it ends with the process. To end the program, return from `main` or call
     //! `process::exit`. Calls that still run are then cut off, and their cleanup forms do not run.
@@ -460,9 +463,9 @@ pub mod mistakes {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! **Code as a string for each call.** Code in a string that contains values must be built, read and usually
-    //! compiled for each call, and breaks if a value contains a quotation mark that is not escaped. Define a function
-    //! once, and call the function with arguments.
+    //! **Code as a string for each call.** If values are inserted into code, the code must be built, read and usually
+    //! compiled for each call, and breaks if, for example, a value contains a quotation mark that is not escaped.
+    //! Define a function once, and call the function with arguments.
     //!
     //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
     //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
@@ -477,7 +480,7 @@ pub mod mistakes {
     //! that Lisp has called is not interrupted: the call ends only after this function has returned.
     //!
     //! **A second boot.** A process has only one image, so the tests in one process share this image:
-    //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns the same image to all tests.
+    //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns a handle to this image in all tests.
 }
 
 pub mod performance {
@@ -518,6 +521,6 @@ pub mod performance {
     //! **One thread.** By default only one call at a time runs Lisp code. [`Builder::threads`](crate::Builder::threads)
     //! sets how many calls run Lisp code in parallel.
     //!
-    //! The repository's `docs/benchmarks.md` lists the measured time of each kind of call; `make bench` repeats the
+    //! The repository's `docs/benchmarks.md` lists measured times of calls and conversions; `make bench` repeats the
     //! measurements.
 }

@@ -222,13 +222,14 @@ fn page(samples: &Samples) -> String {
 The figures are medians; the ratio to this crate's time is in parentheses. Each round runs one process for each engine, one
 process after another. In each process, each program runs once to warm up, and then three times for the measurement; each
 result is checked. The programs are written in the style that is usual for fast code in each language. The Lisp programs
-therefore have type declarations, which SBCL checks, and `fib` is declared inline, which unrolls the recursion once; LuaJIT
-does so by itself. The keys of the hash table are widely spaced integers, so that no engine can use a vector. In rhai, only
-strings can be keys. Steel's tables are immutable, but are changed in place if nothing else refers to them. Each step of the
-mandelbrot program is a chain of three dependent floating-point operations, so all engines that compile to machine code are
-limited by the latency of these operations. The host function adds two integers, and is registered as each crate's guide
-recommends. The start time includes the first evaluation, `1 + 2`. [benches/peers](../benches/peers) contains the programs.
-If other work shares the processors, times are up to twice as long and ratios are inaccurate.{notes}
+therefore have type declarations, which SBCL checks, and a declaration makes `fib` inline, which unrolls the recursion once;
+LuaJIT unrolls the recursion without a declaration. The keys of the hash table are widely spaced integers, so that no engine
+can use a vector in place of the table. Rhai's maps accept only strings as keys, so the rhai program converts the integers.
+Steel's tables are immutable, but are changed in place if nothing else refers to them. Each step of the mandelbrot program is
+a chain of three dependent floating-point operations, so all engines that compile to machine code are limited by the latency
+of these operations. The host function adds two integers, and is registered as each crate's guide recommends. The start time
+includes the first evaluation, `1 + 2`. [benches/peers](../benches/peers) contains the programs. If other work shares the
+processors, times can double, and ratios are inaccurate.{notes}
 
 ## One evaluation, compared with other ways to evaluate
 
@@ -238,8 +239,8 @@ If other work shares the processors, times are up to twice as long and ratios ar
 {calls}
 The figures are criterion's medians and ratios of these medians, from [benches/library.rs](../benches/library.rs), except the
 last figure, which is from the first table. A call from another thread is handed over to a Lisp thread. While calls follow
-one another within a few milliseconds, the Lisp thread polls for 50 µs before it sleeps. On a virtual machine, a call that
-has to wake a sleeping processor takes 10 to 40 µs longer.
+one another within a few milliseconds, the Lisp thread polls for 50 µs before it sleeps. A call that has to wake a sleeping
+processor takes longer: on a virtual machine, 10 to 40 µs longer were measured.
 ",
         arch = std::env::consts::ARCH.replace('_', "-"),
         os = match std::env::consts::OS {
