@@ -38,7 +38,7 @@
 //!
 //! | feature | default | effect |
 //! |---|---|---|
-//! | `core` | yes | The program contains the plain core, into which none of the program's Lisp code is loaded. Without this feature, the program needs another core: a core that its build script makes with the crate `sbcl-build`, a saved core, or a directory with a core. [`Builder::core`] names the saved core or the directory. |
+//! | `core` | yes | The program contains the plain core, into which none of the program's Lisp code is loaded. Without this feature, the program needs another core: a core that the program's build script makes from Lisp code with the crate `sbcl-build`, a saved core, or a directory with a core. [`Builder::core`] names the saved core or the directory. |
 //! | `mcp` | yes | The module [`mcp`], which is the MCP server, and the program `sbcl-mcp`. Without this feature, the library has fewer dependencies. |
 //! | `num-bigint` | no | Conversions between Lisp integers and the integers of the crate `num-bigint`, which have any size. |
 //!

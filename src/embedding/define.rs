@@ -202,8 +202,8 @@ impl_host_functions! {
 /// Defines the Lisp function `name` as the closure `function`. `options` apply to the call into Lisp that makes the
 /// definition.
 ///
-/// `lambda_list` is written as in `defun`, with or without parentheses. If `lambda_list` is `None`, the function
-/// derives the lambda list from the closure's parameters.
+/// `lambda_list` is written as in `defun`, with or without parentheses. If `lambda_list` is `None`, the lambda list is
+/// derived from the closure's parameters.
 pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     options: &Arc<Options>,
     name: &str,

@@ -166,10 +166,10 @@ impl Builder {
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for the library's thread, so
     /// the output of a call has been written when the call returns. A call that is being interrupted, by its time limit
     /// or otherwise, does not wait: up to 1 MiB of output is queued and written later, and the rest is lost. If the
-    /// stream calls Lisp, that call fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a
-    /// caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the
-    /// value. By default output is written without that lock and without a buffer, so the output can precede earlier
-    /// text that `print!` has buffered.
+    /// stream calls Lisp, the stream's call fails with [`Error::CalledByStream`]. The stream must not wait for a lock
+    /// that a caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints
+    /// the value. By default output is written without that lock and without a buffer, so the output can precede
+    /// earlier text that `print!` has buffered.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -206,10 +206,10 @@ impl Builder {
 
     /// Sets the source of `*standard-input*`, read as UTF-8; empty by default.
     ///
-    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. If the stream
-    /// calls Lisp, that call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, which, like
-    /// other Lisp streams, is not synchronised: calls that read at the same time, without a lock of their own, may lose
-    /// input.
+    /// A thread of the library reads from the stream, so a call that waits for input can be interrupted. If the stream
+    /// calls Lisp, the stream's call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, which,
+    /// like other Lisp streams, is not synchronised: calls that read at the same time, without a lock of their own, may
+    /// lose input.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
@@ -224,7 +224,7 @@ impl Builder {
     /// muffles, while code is evaluated or loaded. Warnings about redefinitions are discarded.
     ///
     /// By default warnings are `tracing` events of the target `sbcl`. The hook runs on the thread that writes to
-    /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, that call fails with
+    /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, the hook's call fails with
     /// [`Error::CalledByStream`].
     ///
     /// ```no_run

@@ -15,7 +15,8 @@ use crate::os::panics;
 use crate::session::reentry::mark_stream_thread;
 
 /// Maximum size of queued output, in bytes. A larger chunk is queued only while the queue is empty. While the queue is
-/// full, calls that print wait; a call that is being interrupted does not wait, and loses its output.
+/// full, calls that print wait; a call that is being interrupted does not wait, and its output that finds no room is
+/// lost.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;

@@ -176,8 +176,8 @@ impl Lisp {
     /// [`Builder::core`](super::Builder::core).
     ///
     /// Saving takes about 1 s with 40 MB of objects and about 10 s with 1 GB, while Lisp continues to run. Lisp threads
-    /// are stopped only while this process is copied (`fork`), usually for 3 to 10 ms; the copy does the saving. The
-    /// calling thread waits until the file is complete. This function works on Linux only.
+    /// are stopped only for the copying of this process (`fork`), usually for 3 to 10 ms; the copy of the process
+    /// writes the file. The calling thread waits until the file is complete. This function works on Linux only.
     ///
     /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions
     /// and closures, hash tables, classes and instances, loaded systems. The core does not contain threads, open files

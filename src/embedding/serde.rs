@@ -21,7 +21,7 @@ use crate::image::message::{self, Token};
 /// | map | a hash table; property lists can be read as well |
 /// | enum variant | a keyword, `:in-stock`; for a variant with values, a list of the keyword and the values; for a variant with fields, a list of the keyword and the fields as in a property list |
 /// | `None`, `()`, `false` | `nil` |
-/// | number, character, string, `true` | as for [`FromLisp`](super::FromLisp) and [`IntoLisp`](super::IntoLisp); symbols can be read as strings, in lower case |
+/// | number, character, string, `true` | as for [`FromLisp`] and [`IntoLisp`]; symbols can be read as strings, in lower case |
 ///
 /// In Lisp, the name of a field or a variant has a hyphen for each underscore, and before each capital that follows a
 /// lower-case letter or a digit. Case is ignored. Writing a struct fails if two of its fields have the same name in
