@@ -17,17 +17,17 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! [`Lisp`] is the handle to the image. The functions of `Lisp` boot SBCL, evaluate code, call Lisp functions, define
-//! Rust functions for Lisp, and convert values. The [`guide`] explains the library by topic, beginning with
-//! [values](guide::values) and ending with [common mistakes](guide::mistakes) and [performance](guide::performance). A
-//! process has at most one image, and some faults in Lisp code end the process: see [what ends the
-//! process](guide::what_ends_the_process).
+//! [`Lisp`] is the handle to the image, the running Lisp system in this process. The functions of `Lisp` boot SBCL,
+//! evaluate code, call Lisp functions, define Rust functions for Lisp, convert values, and save the image. The
+//! [`guide`] explains the library by topic, beginning with [values](guide::values) and ending with [common
+//! mistakes](guide::mistakes) and [performance](guide::performance). A process has at most one image, and some faults
+//! in Lisp code end the process: see [what ends the process](guide::what_ends_the_process).
 //!
-//! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: it evaluates code as a
-//! REPL does, records an error's message, backtrace and restarts, and can hold a failed evaluation for debugging.
+//! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: a session evaluates code
+//! as a REPL does, records an error's message, backtrace and restarts, and can hold a failed evaluation for debugging.
 //! [`mcp`] serves an image's session to MCP clients.
 //!
-//! To use the crate without the server, from a clone of its repository:
+//! To use the crate without the server, from a clone of the crate's repository:
 //!
 //! ```toml
 //! [dependencies]
@@ -38,8 +38,8 @@
 //!
 //! | feature | default | effect |
 //! |---|---|---|
-//! | `core` | yes | The program contains the plain core. Without this feature, the program needs another core: its build script makes one from the program's Lisp code with the crate `sbcl-build`, or [`Builder::core`] names a saved core, or a directory with a core. |
-//! | `mcp` | yes | The module [`mcp`]: the MCP server and the command line. Without this feature the library has few dependencies. |
+//! | `core` | yes | The program contains the plain core, into which none of the program's Lisp code is loaded. Without this feature, the program needs another core: a core that the program's build script makes from Lisp code with the crate `sbcl-build`, a saved core, or a directory with a core. [`Builder::core`] names the saved core or the directory. |
+//! | `mcp` | yes | The module [`mcp`], which is the MCP server, and the program `sbcl-mcp`. Without this feature, the library has fewer dependencies. |
 //! | `num-bigint` | no | Conversions between Lisp integers and the integers of the crate `num-bigint`, which have any size. |
 //!
 //! # Platforms
@@ -51,7 +51,7 @@
 //! | macOS, Windows | not supported |
 //!
 //! The crate needs Rust 1.89 or newer. The first build compiles SBCL, which takes some minutes; later builds use the
-//! cached result.
+//! result from a cache.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
@@ -108,7 +108,8 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The version of SBCL that this crate is built with.
 pub const SBCL_VERSION: &str = env!("SBCL_MCP_VERSION");
 
-/// Returns the identity of this build of the crate and its SBCL. A saved core boots only in the build that saved it.
+/// Returns the identity of this build of the crate and its SBCL. A saved core boots only in a program whose build has
+/// the same identity as the build that saved the core.
 fn build_id() -> String {
     format!("{VERSION} {SBCL_VERSION} {}", env!("SBCL_MCP_BUILD"))
 }

@@ -5,7 +5,7 @@ use num_bigint::{BigInt, BigUint, Sign};
 use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer};
 use crate::image::message::Token;
 
-/// Available with the feature `num-bigint`.
+/// This implementation requires the feature `num-bigint`.
 impl FromLisp for BigInt {
     const SHAPE: Shape = Shape::ATOM;
 
@@ -21,7 +21,7 @@ impl FromLisp for BigInt {
     }
 }
 
-/// Available with the feature `num-bigint`.
+/// This implementation requires the feature `num-bigint`.
 impl IntoLisp for BigInt {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         if let Ok(value) = i64::try_from(self) {
@@ -37,7 +37,7 @@ impl IntoLisp for BigInt {
     }
 }
 
-/// Available with the feature `num-bigint`.
+/// This implementation requires the feature `num-bigint`.
 impl FromLisp for BigUint {
     const SHAPE: Shape = Shape::ATOM;
 
@@ -45,14 +45,14 @@ impl FromLisp for BigUint {
         let value = BigInt::from_lisp(reader)?;
         let (small, bits) = (i64::try_from(&value).ok(), value.bits());
         value.try_into().map_err(|_| {
-            // The digits of a large integer would take too long to compute.
+            // Computing the decimal digits of a large integer would take too long.
             let found = small.map_or_else(|| format!("a negative integer of {bits} bits"), |small| small.to_string());
             ConversionError::new("a non-negative integer", found)
         })
     }
 }
 
-/// Available with the feature `num-bigint`.
+/// This implementation requires the feature `num-bigint`.
 impl IntoLisp for BigUint {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         BigInt::from(self.clone()).write(writer)

@@ -13,7 +13,8 @@ use crate::image::message::{self, Characters, KeyWithoutValue, Token};
 use crate::image::message_buffer::MessageBuffer;
 use crate::image::program;
 
-/// A failed conversion: a Lisp object is not what Rust asked for, or a Rust value has no Lisp counterpart.
+/// A failed conversion: a Lisp object cannot be read as the requested Rust type, or a Rust value has no Lisp
+/// counterpart.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -26,10 +27,11 @@ use crate::image::program;
 pub struct ConversionError {
     /// A description of what was expected.
     pub expected: String,
-    /// A description of the object that was found instead, cut off if it is long.
+    /// A description of what was found instead. The text of a long string is cut off.
     pub found: String,
-    /// The position of the found object in the object that was to be converted, outermost part first, such as
-    /// `element 3` or `the key of entry 0`. Elements, entries and values are numbered from 0, arguments from 1.
+    /// The position of the object that was found, as a list of parts such as `element 3` or `the key of entry 0`,
+    /// outermost part first. In a long list, `…` replaces the innermost parts. Elements, entries and values are
+    /// numbered from 0, arguments from 1.
     pub place: Vec<String>,
 }
 
@@ -49,7 +51,8 @@ impl ConversionError {
         Self { expected: expected.into(), found: found.into(), place: Vec::new() }
     }
 
-    /// Adds an enclosing position to the error. Beyond [`MAX_PLACES`], the innermost positions are dropped.
+    /// Adds `place`, an enclosing position, to the error. If the error would have more than [`MAX_PLACES`] positions,
+    /// `…` replaces the innermost positions.
     pub(super) fn with_outer_place(mut self, place: impl FnOnce() -> String) -> Self {
         if self.place.len() == MAX_PLACES {
             self.place.truncate(MAX_PLACES - 2);
@@ -59,7 +62,8 @@ impl ConversionError {
         self
     }
 
-    /// Returns the error for an object that is nested too deeply or contains itself.
+    /// Returns the error for an object that is nested too deeply or contains itself, and for a stack that is nearly
+    /// used up.
     #[cold]
     fn too_deep() -> Self {
         Self::new(
@@ -69,23 +73,24 @@ impl ConversionError {
     }
 }
 
-/// Maximum number of positions in a [`ConversionError`].
+/// Maximum number of positions that [`ConversionError::with_outer_place`] keeps.
 const MAX_PLACES: usize = 32;
 
 /// Maximum number of values that a host function returns. SBCL puts the values on the control stack; more values could
 /// extend beyond the guard pages at the end of the stack.
 const MAX_VALUES: usize = 10_000;
 
-/// Maximum nesting depth of messages: an object too deep for its message is read from a message of its own.
+/// Maximum nesting depth of messages: an object that is nested too deeply to be written in one message is a handle
+/// there, and is read from another message.
 const MAX_FETCH_DEPTH: u32 = 10_000;
 
 /// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables. A hash table
 /// takes two levels, as a list of pairs does.
 ///
-/// Numbers, characters, strings, symbols and vectors of octets are written at any depth. Other vectors, lists and hash
-/// tables become handles below this depth. All other objects, such as instances and functions, become handles at any
-/// depth. With an opaque shape, every object below the depth becomes a handle, except `nil`, `t`, fixnums, floats and
-/// characters.
+/// Unless the shape is opaque, numbers, characters, strings, symbols and vectors of octets are written at any depth.
+/// Other vectors, lists and hash tables become handles below this depth. All other objects, such as instances and
+/// functions, become handles at any depth. If the shape is opaque, every object below the depth becomes a handle,
+/// except `nil`, `t`, fixnums, floats and characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
@@ -125,7 +130,7 @@ impl Shape {
     }
 }
 
-/// A reader of the Lisp objects in a message, one after another.
+/// A reader that reads the Lisp objects in a message one after another.
 #[derive(Debug)]
 pub struct Reader<'m> {
     cx: &'m Cx,
@@ -134,7 +139,7 @@ pub struct Reader<'m> {
     fetch_depth: u32,
 }
 
-/// A guard that skips the rest of an object when it is dropped, unless the object has been read.
+/// A guard whose destructor skips the rest of an object, unless the object has been read.
 struct SkipGuard<'r, 'a> {
     reader: &'r mut Reader<'a>,
     start: usize,
@@ -190,8 +195,8 @@ impl<'m> Reader<'m> {
         result
     }
 
-    /// Reads the next object with `read`. If the object is a handle, makes Lisp write the object out to the depth that
-    /// `shape` gives.
+    /// Reads the next object with `read`. If the message contains a handle instead of the object, first makes Lisp
+    /// write the object out to the depth that `shape` gives.
     pub(super) fn fetch<T, E: From<ConversionError>>(
         &mut self,
         shape: Shape,
@@ -204,7 +209,8 @@ impl<'m> Reader<'m> {
     }
 
     /// Makes Lisp write the object behind `handle` out, and reads the object with `read`.
-    // Not inlined, so that a recursion through `fetch` needs no stack for a message at each level.
+    // Not inlined, so that a recursion through `fetch` needs stack for a message only at levels where the message
+    // contains a handle.
     #[inline(never)]
     fn read_handle<T, E: From<ConversionError>>(
         &self,
@@ -231,13 +237,14 @@ impl<'m> Reader<'m> {
         })
     }
 
-    /// Returns a description of `value` with `error`, which prevented its conversion, as the reason.
+    /// Returns a description of `value`, with the message of `error` as the reason why `value` cannot be converted.
     fn describe_with_reason(&self, value: &Value, error: &Error) -> String {
         let reason = error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
         format!("{}: {reason}", self.cx.describe(value))
     }
 
-    /// Makes Lisp write the slots of an instance as a property list. Returns the message that contains the list.
+    /// Makes Lisp write the bound slots of an instance, a structure or a condition as a property list. Returns the
+    /// message that contains the list.
     pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<MessageBuffer, ConversionError> {
         let value = Value::from_handle(handle);
         let expected = "a property list, a hash table or an instance";
@@ -263,7 +270,8 @@ impl<'m> Reader<'m> {
         if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
     }
 
-    /// Returns a reader of `message`, which Lisp wrote for an object inside the object that this reader reads.
+    /// Returns a reader of `message`, which contains an object from this reader's message, or an object inside that
+    /// object.
     pub(super) fn nested_reader<'w>(&'w self, message: &'w [u64]) -> Reader<'w> {
         Reader { fetch_depth: self.fetch_depth + 1, ..Reader::new(self.cx, message) }
     }
@@ -277,7 +285,7 @@ impl<'m> Reader<'m> {
         self.message.skip();
     }
 
-    /// Returns the words of the next object without reading it.
+    /// Returns the words of the next object, which remains to be read.
     pub(super) fn peek(&self) -> &'m [u64] {
         self.message.peek()
     }
@@ -378,7 +386,7 @@ fn shorten(text: &str) -> String {
     short
 }
 
-/// A writer of Lisp objects into a message, one after another.
+/// A writer that writes Lisp objects into a message one after another.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -399,8 +407,8 @@ fn shorten(text: &str) -> String {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 ///
-/// If the closure of a list, vector or table fails or panics, nothing of the container is written. Each writer has its
-/// own lifetime, so a writer cannot be swapped for another writer:
+/// If the closure that writes the elements of a list, a vector or a table fails or panics, nothing of the container is
+/// written. Each writer has its own lifetime, so a writer cannot be swapped for another writer:
 ///
 /// ```compile_fail
 /// use sbcl::{ConversionError, Writer};
@@ -500,20 +508,20 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | Rust | Lisp |
 /// |---|---|
 /// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
-/// | `BigInt`, `BigUint` of `num-bigint` (feature `num-bigint`) | an integer |
+/// | `BigInt`, `BigUint` of `num-bigint` (feature `num-bigint`) | an integer, for `BigUint` not a negative one |
 /// | `f64` | a float, or an integer or ratio in the range of `f64`, rounded to the nearest `f64` |
 /// | `f32` | a single float, or an integer from -16777216 to 16777216 |
 /// | `bool` | `nil` is false, everything else is true |
-/// | `char`, `String` | a character, a string |
-/// | `Option<T>` | `nil` is `None` |
-/// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle to the object |
-/// | `Vec<T>`, `[T; N]` | a list, or a vector that is not a string |
-/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, as for a tuple of two; the first pair with a key counts |
-/// | tuples of up to eight | multiple values; as elements and arguments, a list, a vector or a pair (a cons whose cdr is a non-empty list counts as a list) |
+/// | `char`, `String` | a character that is not a surrogate, a string without surrogates |
+/// | `Option<T>` | `nil` is `None`; any other object is read as a `T` |
+/// | `Result<T, Value>` | any object: `Ok` if the object can be read as a `T`, otherwise `Err` with a handle to the object |
+/// | `Vec<T>`, `[T; N]` | a list that is not dotted, or a vector that is not a string; for an array, with exactly `N` elements |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, each read as a tuple of two; if two keys become equal, the first entry counts |
+/// | tuples of up to eight | multiple values; for an element or an argument, a list or a vector that is not a string, and for a tuple of two also a pair (a cons whose cdr is a non-empty list counts as a list) |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number whose parts fit an `i128`, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
 /// | [`Serde<T>`](super::Serde) | an object that serde can read as a `T` |
-/// | `()` | any values, ignored |
+/// | `()` | any values or any object, ignored |
 ///
 /// Implement the trait for a type of your own by reading another type:
 ///
@@ -540,7 +548,7 @@ pub trait FromLisp: Sized {
     const SHAPE: Shape;
     /// The shape for reading a call's values; only tuples read more than one value.
     const VALUES: Shape = Self::SHAPE;
-    /// True if a call may omit an argument of this type.
+    /// True if this type has a value for an argument that a call omits.
     #[doc(hidden)]
     const OPTIONAL: bool = false;
 
@@ -572,15 +580,19 @@ pub trait FromLisp: Sized {
 ///
 /// | Rust | Lisp |
 /// |---|---|
+/// | `f64`, `f32` | a double float, a single float |
+/// | `str` | a string |
 /// | `Vec<T>`, slices, arrays | a list, or a vector of octets if the elements are `u8` |
 /// | tuples | a list |
 /// | `HashMap`, `BTreeMap` | a hash table with the test `equal` |
 /// | `None`, `false`, `()` | `nil` |
-/// | references, `Box<T>` | the object of the value that they refer to |
+/// | `true` | `t` |
+/// | `Some(value)`, references, `Box<T>` | the object for the value that they contain or refer to |
 ///
-/// The types of [`FromLisp`]'s table that are missing here become objects of the kind from which they are read.
+/// Except for `Result`, the types of [`FromLisp`]'s table that are missing here become objects of the kind from which
+/// they are read.
 ///
-/// Converting a map is an error if some of its keys become `equal` objects, such as `None` and `Some(false)`.
+/// Converting a map is an error if some keys become `equal` objects, such as `None` and `Some(false)`.
 ///
 /// `Result` does not implement this trait: a [host function](super::HostFunction) that returns `Err` signals a
 /// condition.
@@ -604,7 +616,8 @@ pub trait IntoLisp {
     /// Writes the value as one object.
     ///
     /// # Errors
-    /// Returns an error if the value has no Lisp counterpart. The call that the value was meant for is not made.
+    /// Returns an error if the value has no Lisp counterpart. If the value was an argument of a call, the call is not
+    /// made.
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 
     /// Writes a slice of values as one sequence.
@@ -776,8 +789,8 @@ impl FromLisp for f64 {
     }
 }
 
-/// Reads the real number that begins with `token`, rounded to the nearest `f64`. `expected` describes the number in the
-/// error for an object that is not a real number.
+/// Reads the real number that begins with `token`, rounded to the nearest `f64`. If the object is not a real number,
+/// the error says that `expected` was expected.
 fn read_real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Result<f64, ConversionError> {
     let one = [1];
     let quotient = match token {
@@ -964,7 +977,7 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 impl<T: FromLisp> FromLisp for Result<T, Value> {
-    // Lisp always writes a handle, because `Err` returns the object itself.
+    // Lisp writes a handle even for an object that can be read as a `T`, because `Err` needs the object itself.
     const SHAPE: Shape = Shape::OPAQUE;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
@@ -1002,7 +1015,7 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // At most 1 MiB is reserved, because it may turn out that the elements cannot be read as `T`.
+        // At most 1 MiB is reserved in advance: if the elements cannot be read as a `T`, the memory is not needed.
         let mut items = Self::with_capacity(count.min((1 << 20) / size_of::<T>().max(1)));
         for index in 0..count {
             items.push(reader.read().map_err(|error| error.with_outer_place(|| format!("element {index}")))?);
@@ -1011,8 +1024,8 @@ impl<T: FromLisp> FromLisp for Vec<T> {
     }
 }
 
-/// Reads each element of a specialised vector as a `T`. `write` writes an element into a message, from which it is
-/// read.
+/// Reads each element of a specialised vector as a `T`. `write` writes an element into a message, from which this
+/// function then reads the element.
 fn read_elements<T: FromLisp, E>(
     reader: &Reader<'_>,
     elements: impl IntoIterator<Item = E>,
@@ -1275,7 +1288,8 @@ impl<T: Arguments + ?Sized> Arguments for &T {
     }
 }
 
-/// A symbol, given by its name and the name of its package. Conversion to Lisp interns a symbol that has a package.
+/// A symbol, given by the symbol's name and the name of the symbol's package. Conversion to Lisp interns a symbol that
+/// has a package.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1294,13 +1308,13 @@ pub struct Symbol {
 }
 
 impl Symbol {
-    /// Makes a symbol from the name of its package and its own name. The names are case-sensitive.
+    /// Makes a symbol from the name of the symbol's package and the symbol's own name. The names are case-sensitive.
     pub fn new(package: impl Into<String>, name: impl Into<String>) -> Self {
         Self { package: Some(package.into()), name: name.into() }
     }
 }
 
-/// Returns the keyword called `name`, in any case: `keyword("rate")` is `:RATE`.
+/// Returns the keyword whose name is `name` in upper case: `keyword("rate")` is `:RATE`.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1368,7 +1382,7 @@ impl IntoLisp for Symbol {
 pub struct Ratio {
     /// The dividend.
     pub numerator: i128,
-    /// The divisor; 0 counts as 1.
+    /// The divisor. In the conversion to Lisp, 0 counts as 1.
     pub denominator: i128,
 }
 

@@ -22,16 +22,16 @@ use crate::os::panics::PanicSafeDrop;
 /// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Built-in functions have lower numbers.
 const FIRST_FUNCTION_NUMBER: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
 
-/// The defined functions by number. Redefining a function gives it a new number: the Lisp stub that calls a closure by
-/// number writes the arguments as this closure's parameters require, and a new closure may have other parameters.
+/// The defined functions by number. A function that is redefined gets a new number: the Lisp stub that calls a closure
+/// by number writes the arguments as this closure's parameters require, and a new closure may have other parameters.
 static DEFINED_FUNCTIONS: RwLock<BTreeMap<u64, DefinedFunction>> = RwLock::new(BTreeMap::new());
 static NEXT_FUNCTION_NUMBER: AtomicU64 = AtomicU64::new(FIRST_FUNCTION_NUMBER);
-/// Number of changes made to [`DEFINED_FUNCTIONS`].
+/// A number that increases after each change of [`DEFINED_FUNCTIONS`].
 static DEFINED_FUNCTIONS_VERSION: AtomicU64 = AtomicU64::new(0);
 
 /// An error of any type that a host function returns.
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-/// A closure that reads the arguments, runs the host function and writes its values.
+/// A closure that reads the arguments, runs the host function and writes the function's values.
 type ClosureBody = dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError> + Send + Sync;
 
 struct HostClosure {
@@ -84,7 +84,7 @@ thread_local! {
 }
 
 /// Initializes this thread's [`LOCAL_CLOSURES`] and [`DEFINITION_CACHE`], unless they are initialized. Returns false if
-/// they have been destroyed.
+/// one of the two has been destroyed.
 pub(super) fn initialize_thread_locals() -> bool {
     LOCAL_CLOSURES.try_with(|_| ()).is_ok() && DEFINITION_CACHE.try_with(|_| ()).is_ok()
 }
@@ -94,16 +94,16 @@ pub(super) fn initialize_thread_locals() -> bool {
 #[doc(hidden)]
 pub struct Parameter {
     shape: Shape,
-    /// True if a call in Lisp may omit the argument.
+    /// True if the parameter's type has a value for an argument that a call omits.
     optional: bool,
 }
 
 /// A Rust closure that Lisp can call: an `Fn` of up to eight arguments, each [`FromLisp`].
 ///
-/// The closure returns a value that is [`IntoLisp`], [`Values`], or a `Result` of one of these and any type of error. A
-/// [defined](super::Lisp::define) function may be called on any Lisp thread, and on multiple threads at once, so its
-/// closure must be `Send + Sync`. The closure of a [local function](Cx::local_function) need not be. The definition of
-/// this closure, which is not `Sync`, does not compile:
+/// The closure returns a value that is [`IntoLisp`], [`Values`], or a `Result` of one of these and an error that
+/// converts to `Box<dyn std::error::Error + Send + Sync>`. A [defined](super::Lisp::define) function may be called on
+/// any Lisp thread, and on multiple threads at once, so its closure must be `Send + Sync`. The closure of a [local
+/// function](Cx::local_function) need not be. The definition of this closure, which is not `Sync`, does not compile:
 ///
 /// ```compile_fail,E0277
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -115,7 +115,7 @@ pub trait HostFunction<Arguments>: 'static {
     #[doc(hidden)]
     fn parameters() -> Vec<Parameter>;
 
-    /// Reads the arguments, calls the closure and writes its values.
+    /// Reads the arguments, calls the closure and writes the closure's values.
     #[doc(hidden)]
     fn invoke(&self, reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), AnyError>;
 }
@@ -202,8 +202,8 @@ impl_host_functions! {
 /// Defines the Lisp function `name` as the closure `function`. `options` apply to the call into Lisp that makes the
 /// definition.
 ///
-/// `lambda_list` is written as in `defun`, with or without parentheses; `None` derives it from the closure's
-/// parameters.
+/// `lambda_list` is written as in `defun`, with or without parentheses. If `lambda_list` is `None`, the lambda list is
+/// derived from the closure's parameters.
 pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     options: &Arc<Options>,
     name: &str,
@@ -300,7 +300,7 @@ fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
         if cache.version != DEFINED_FUNCTIONS_VERSION.load(Ordering::Acquire) {
             cache.refresh();
         }
-        // Lisp publishes a function's number without a lock, so a thread may see the number before the version. The
+        // Lisp publishes a function's number without a lock, so a thread may see the number before the new version. The
         // lock that `refresh` takes orders the second search after the definition.
         cache.find(function).or_else(|| {
             cache.refresh();
@@ -330,9 +330,10 @@ pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<
     result.map_err(|error| HostFailure::from_error(function_name(function), error))
 }
 
-/// A Lisp function backed by a closure of one Rust thread, made by [`Cx::local_function`].
+/// A Lisp function, made by [`Cx::local_function`], that runs a Rust closure. Only the thread that made the function
+/// can call the function.
 ///
-/// Dropping a `LocalFunction` drops the closure; calls of the Lisp function fail from then on.
+/// Dropping a `LocalFunction` drops the closure. From then on, calls of the Lisp function fail.
 #[derive(Debug)]
 pub struct LocalFunction<'cx> {
     function: Function,

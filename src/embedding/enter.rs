@@ -22,8 +22,8 @@ fn cannot_call() -> Error {
     if process::is_forked() { Error::Forked } else { Error::CannotCall }
 }
 
-/// Maximum number of arguments of a call for which Lisp allocates no list (`call-with-message` in
-/// `lisp/embedding/calls.lisp`).
+/// Maximum number of arguments with which Lisp calls a function without making a list of arguments (`call-with-message`
+/// in `lisp/embedding/calls.lisp`).
 const MAX_UNLISTED_ARGUMENTS: usize = 3;
 
 /// Lisp functions that the library calls by fixed handles: `enum sbcl_entry` of `ffi/sbcl_host.h`.
@@ -59,9 +59,10 @@ pub(super) enum Entry {
 
 /// Proof that the current thread is a Lisp thread. [`Lisp::enter`](super::Lisp::enter) lends a `Cx` to its closure.
 ///
-/// Calls through a `Cx` are direct: they run on the current thread. Besides the errors that its method lists, each call
-/// can fail with [`Error::Unwinding`], [`Error::CannotCall`], [`Error::Forked`], or an [`Error::Condition`] about an
-/// exhausted stack or heap. A `Cx` cannot leave its thread or outlive the closure that received it:
+/// Calls through a `Cx` are direct: they run on the current thread. Besides the errors that the called method lists,
+/// each call can fail with [`Error::Unwinding`], [`Error::CannotCall`], [`Error::Forked`], or an [`Error::Condition`]
+/// about an exhausted stack or heap. A `Cx` cannot leave its thread, and no reference to the `Cx` can outlive the
+/// closure that received the reference:
 ///
 /// ```compile_fail,E0521
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -96,11 +97,12 @@ impl Cx {
         &self.context
     }
 
-    /// Returns the context of the current thread if it is a Lisp thread that has called Rust.
+    /// Returns the context of the current thread if the thread is a Lisp thread that has called Rust, and this code
+    /// runs on the thread's own stack.
     ///
     /// # Errors
-    /// Returns [`Error::CannotCall`] if the thread locals that calls use have been destroyed: a host function ends the
-    /// process, and an exit handler or a thread-local destructor calls Lisp.
+    /// Returns [`Error::CannotCall`] if the thread locals that calls use have been destroyed, for example when a host
+    /// function ends the process, and an exit handler or a thread-local destructor then calls Lisp.
     #[inline]
     pub(super) fn current() -> Result<Option<Self>, Error> {
         match CallContext::current() {
@@ -207,7 +209,7 @@ impl Cx {
         LocalFunction::new(self, function)
     }
 
-    /// Returns the number of octets in a vector of octets (`(unsigned-byte 8)`).
+    /// Returns the number of octets in a vector of octets (element type `(unsigned-byte 8)`).
     ///
     /// # Errors
     /// Returns [`Error::Condition`] with a `type-error` if `octets` is not a vector of octets.
@@ -259,7 +261,7 @@ impl Cx {
     /// # Safety
     /// Until `work` returns, nothing may write to the vector: neither this thread, in functions that `work` calls, nor
     /// any other thread of Lisp or of the program. The vector is pinned: garbage collections, which other threads may
-    /// run as usual, do not move it.
+    /// run as usual, do not move the vector.
     ///
     /// # Errors
     /// Returns [`Error::Condition`] with a `type-error` if `octets` is not a vector of octets (`(unsigned-byte 8)`);
@@ -285,7 +287,8 @@ impl Cx {
         }
     }
 
-    /// Returns the text that `prin1` prints for `object`, cut off after `limit` characters.
+    /// Returns the text that `prin1` prints for `object`, cut off after `limit` characters. [`Value::print`] says more
+    /// about the text.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -364,7 +367,7 @@ impl Cx {
             }
             left = left.saturating_sub(released.len());
             // If the heap has no room for the list of the handles, no handle has been released: after the release, only
-            // shrinking the message buffer could fail, and `can_release` has shrunk it.
+            // shrinking the message buffer could fail, and `can_release` has shrunk the buffer.
             let result = self
                 .release(&released)
                 .or_else(|_| released.chunks(MAX_UNLISTED_ARGUMENTS).try_for_each(|few| self.release(few)));

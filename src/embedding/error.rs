@@ -1,4 +1,4 @@
-//! [`Error`], which calls of the library return, and Lisp's conditions.
+//! [`Error`], the error that calls of the library return, and Lisp's conditions.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -26,11 +26,11 @@ use crate::image::message_buffer::MessageBuffer;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No Lisp code in the call handled an error, or another condition that would invoke the debugger, such as that of
-    /// `break`.
+    /// Lisp code in the call signalled an error, or a function such as `break` would have invoked the debugger, and no
+    /// Lisp code in the call handled the condition.
     #[error("{0}")]
     Condition(Box<Condition>),
-    /// A Lisp object is not what Rust asked for, or a Rust value has no Lisp counterpart.
+    /// A Lisp object cannot be read as the requested Rust type, or a Rust value has no Lisp counterpart.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
     /// The call took longer than the handle's time limit.
@@ -42,32 +42,37 @@ pub enum Error {
     /// The call was interrupted by an [`InterruptHandle`](super::InterruptHandle).
     #[error("the call was interrupted")]
     Interrupted,
-    /// Lisp invoked the restart ABORT, or ended the thread that ran the call.
+    /// Lisp invoked the restart ABORT, or ended the thread that ran the call. A [`Call`](super::Call) whose result was
+    /// returned also returns this error if the `Call` is polled again.
     #[error("Lisp aborted the call, by the restart ABORT or by ending the call's thread")]
     Aborted,
     /// Lisp is unwinding to an outer frame, for example by a `throw`, a `return-from` or a restart, or because an outer
     /// call is interrupted.
     ///
-    /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call on this
-    /// thread fails with this error. Return the error to your own caller.
+    /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call that
+    /// would run on this thread fails with this error. Return the error to your own caller.
     #[error("the call failed because Lisp is unwinding past the calling Rust function: return from that function")]
     Unwinding,
     /// Lisp cannot be called where the call was made.
     ///
-    /// The stack of the Lisp thread is nearly used up, or the call was made through a [`Cx`](super::Cx) in the wrong
-    /// place: on another stack than the thread's own, as crates such as `stacker` provide; or in code to which the `Cx`
-    /// was not lent, such as the `reply` of [`Session::submit`](crate::Session::submit). Or a Rust function that Lisp
-    /// has called ends the process, and an exit handler or a thread-local destructor calls Lisp on the thread of that
-    /// function.
+    /// There are four causes:
+    ///
+    /// - The stack of the Lisp thread is nearly used up.
+    /// - The call was made through a [`Cx`](super::Cx) on another stack than the thread's own, as crates such as
+    ///   `stacker` provide.
+    /// - The call was made through a `Cx` in code to which the `Cx` was not lent, such as the `reply` of
+    ///   [`Session::submit`](crate::Session::submit).
+    /// - A Rust function that Lisp has called ends the process, and an exit handler or a thread-local destructor calls
+    ///   Lisp on the thread of that function.
     #[error(
         "Lisp cannot be called here: the stack of this Lisp thread is nearly used up, the code runs on another stack, \
         the `Cx` was lent to other code, or the process is exiting"
     )]
     CannotCall,
-    /// No Lisp thread is free: too many are inside functions of the program, no more threads are allowed or can be
-    /// started, and no waiting call has begun for five seconds.
+    /// No Lisp thread is free: too many Lisp threads run Rust code, no more threads are allowed or can be started, and
+    /// no waiting call has begun for five seconds.
     ///
-    /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows
+    /// The Rust code may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows
     /// more threads.
     #[error(
         "no Lisp thread is free, functions of the program that Lisp has called may be waiting for this call, and no \
@@ -83,10 +88,12 @@ pub enum Error {
         thread, and do not let the stream or hook wait for calls that print"
     )]
     CalledByStream,
-    /// The image could not be saved, for example because the disk is full or the process that saves it was killed.
+    /// The image could not be saved, for example because the disk is full or the process that saves the image was
+    /// killed.
     #[error("the image was not saved in {}: {reason}", path.display())]
     Save {
-        /// The file in which the image should have been saved. A previous file of this name is unchanged.
+        /// The file in which the image should have been saved. A previous file of this name is unchanged, unless only
+        /// writing the directory to the disk failed.
         path: PathBuf,
         /// The message of the process that saves the image, a description of how that process ended, or the system's
         /// error.
@@ -100,7 +107,7 @@ pub enum Error {
     #[error("no image was booted for calls of Lisp: boot it with Lisp::boot or Lisp::builder, not with Session::start")]
     NotBooted,
     /// This process is a forked copy of the process that booted the image, and has no Lisp threads that could run the
-    /// call. The thread that forked may not call Lisp in the copy either, even if it is a Lisp thread.
+    /// call. The thread that forked may not call Lisp in the copy either, even if this thread is a Lisp thread.
     #[error(
         "this process is a forked copy of a process that had booted Lisp: it has no Lisp threads, and cannot boot Lisp \
          again. Fork first, and boot Lisp in the child"
@@ -169,7 +176,8 @@ pub struct RestartOffer {
 pub struct Frame {
     /// The call as printed, such as `(PRICE 3)`.
     pub call: String,
-    /// The source location of the code that was running, as `path:line`, if known.
+    /// The source location of the code that was running, as `path:line`. `None` if the location is unknown, or if the
+    /// function belongs to SBCL or to this library.
     pub source: Option<String>,
 }
 
@@ -214,7 +222,7 @@ impl Condition {
 
     /// Returns the name of the condition's class in lower case, such as `division-by-zero` or `my-app:out-of-stock`.
     ///
-    /// The name has a package prefix unless its symbol is accessible in `common-lisp-user`.
+    /// The name has a package prefix unless the name's symbol is accessible in `common-lisp-user`.
     #[must_use]
     pub fn class(&self) -> &str {
         self.classes.first().map_or("condition", String::as_str)
@@ -229,8 +237,9 @@ impl Condition {
     /// Returns true if the condition's class is `name`, such as `error` or `my-app:out-of-stock`, or a subclass of
     /// `name`.
     ///
-    /// Case is ignored. A name without a package matches a class of any package. A name with a package must be written
-    /// as in [`classes`](Self::classes): with two colons if the package does not export the name.
+    /// Case is ignored. A name without a package matches a class of any package. A name with a package prefix matches
+    /// only if [`classes`](Self::classes) contains the name with the same prefix, which has two colons if the package
+    /// does not export the name.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.classes.iter().any(|class| {
@@ -262,7 +271,8 @@ impl Condition {
         &self.restarts
     }
 
-    /// Returns the calls that were active, innermost first: at most 30 frames.
+    /// Returns the calls of Lisp functions that were active within the call from Rust, innermost first: at most 30
+    /// frames.
     ///
     /// The list is empty for a `storage-condition`, such as an exhausted stack or heap.
     #[must_use]
@@ -295,8 +305,8 @@ impl Condition {
     ///
     /// If the value is an object on Lisp's stack (dynamic extent), which is gone by now, or refers to such an object,
     /// the slot contains the value's printed text instead. In a list of up to 1,000 elements, texts replace only the
-    /// elements that are or refer to such objects. A text also replaces a value from which Lisp would have to follow
-    /// more than 100,000 references to find such objects.
+    /// elements that are or refer to such objects. If Lisp would have to follow more than 100,000 references from a
+    /// value to find such objects, a text replaces this value, too.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -13,7 +13,7 @@ use super::value::Value;
 ///
 /// A `Function` that was looked up by name always calls the current definition. If a [`Lisp`](super::Lisp) handle
 /// looked the function up, the function's calls have the handle's options (time limit, error handler, package and
-/// variable bindings), and the handle's [interrupt handle](super::Lisp::interrupt_handle) interrupts them.
+/// variable bindings), and the handle's [interrupt handle](super::Lisp::interrupt_handle) interrupts these calls.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;

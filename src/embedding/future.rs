@@ -20,17 +20,17 @@ use crate::os::panics;
 
 /// A future of a call that has been started. Dropping the future interrupts the call.
 ///
-/// The future's waker is called on the Lisp thread that ran the call. If this thread is unwinding, or the call could
-/// not begin in time, the waker is called on a helper thread of the library. If the call was interrupted before it
-/// began, the waker is called on the interrupting thread. A waker that blocks does not delay the time limits of other
-/// calls. But the library has at most 64 helper threads: while 64 wakers and destructors block on them, later ones
-/// wait.
+/// The future's waker is called on the Lisp thread that ran the call. If this thread is unwinding at the end of the
+/// call, or the call could not begin in time, the waker is called on a helper thread of the library. If the call was
+/// interrupted before the call began, the waker is called on the interrupting thread. A waker that blocks does not
+/// delay the time limits of other calls. But the library has at most 64 helper threads: while 64 wakers and destructors
+/// block on these threads, later wakers and destructors wait.
 #[derive(Debug)]
 #[must_use = "dropping the future interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
-    /// The number of the call, or the error that prevented the call from being submitted. The error is `None` once
-    /// `poll` has returned it.
+    /// The number of the call, or the error that prevented the call from being submitted. Once `poll` has returned the
+    /// error, `None` takes the error's place.
     call: Result<u64, Option<Error>>,
 }
 

@@ -27,8 +27,9 @@ use crate::session::Session;
 ///
 /// Clones are handles to the same image and may be used from any thread. A call from an ordinary Rust thread runs on
 /// one of the program's Lisp threads; [`threads`](Builder::threads) sets how many such calls run in parallel. Calls
-/// from within [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread.
-/// Besides the errors that its method lists, each call can fail with the errors of [`enter`](Self::enter).
+/// from within [`enter`](Self::enter), and from a Rust function that Lisp has called, run on the current thread, unless
+/// the call is a [future](super::Call). Besides the errors that the called method lists, each call can fail with the
+/// errors of [`enter`](Self::enter).
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -50,7 +51,7 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 /// A lock held while an image is being booted.
 static BOOT_LOCK: Mutex<()> = Mutex::new(());
 
-/// A builder that sets the options of an image and boots it.
+/// A builder that sets the options of an image and boots the image.
 ///
 /// ```no_run
 /// let lisp = sbcl::Lisp::builder().heap(2 << 30).threads(2).boot()?;
@@ -90,8 +91,8 @@ impl Default for Builder {
 impl Builder {
     /// Sets the size of the heap in bytes: 128 MiB to 64 GiB.
     ///
-    /// The default is 8 GiB, or for a saved core the heap size of the image that was saved. The heap is only address
-    /// space until it is used.
+    /// The default is 8 GiB, or for a saved core the heap size of the image that was saved. Unused parts of the heap
+    /// take address space, but no memory.
     pub fn heap(mut self, bytes: u64) -> Self {
         self.heap = Some(bytes);
         self
@@ -99,8 +100,8 @@ impl Builder {
 
     /// Sets the size of each Lisp thread's control stack in bytes: 2 MiB to 4 GiB, 256 MiB by default.
     ///
-    /// The stack is only address space until it is used. On x86-64, Rust code that Lisp calls runs on the same stack;
-    /// on aarch64, it runs on a stack of its own, of 1 MiB.
+    /// Unused parts of a stack take address space, but no memory. On x86-64, Rust code that Lisp calls runs on the same
+    /// stack; on aarch64, this Rust code runs on another stack, of 1 MiB.
     pub fn control_stack(mut self, bytes: u64) -> Self {
         self.image.control_stack = bytes;
         self
@@ -109,33 +110,34 @@ impl Builder {
     /// Sets the core to boot in place of the core in this program: a file that [`Lisp::save`] wrote, or a directory
     /// with an `sbcl.core`.
     ///
-    /// The runtime is always the `libsbcl` that the program was built with. A different `libsbcl` in the directory is
-    /// refused before any of its code runs, and so is a core from another build of SBCL. A core that is accepted is
-    /// Lisp code and can do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
+    /// The runtime is always the `libsbcl` that the program was built with. If the directory has a different `libsbcl`,
+    /// or the core comes from another build of SBCL, the boot fails before any code of that library or core runs. A
+    /// core that is accepted is Lisp code and can do what [evaluated code](crate::guide::safety) can: boot no core that
+    /// you do not trust.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self
     }
 
     /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default. 0 counts as 1,
-    /// and a larger number as 256.
+    /// and a number above 256 as 256.
     ///
     /// A thread does not count while it runs Rust code, in a function that Lisp has called or in the closure of
-    /// [`enter`](Lisp::enter). When calls have waited for about 20 ms and fewer than `count` threads are in Lisp, a
-    /// [spare thread](Self::spare_threads) is started or woken. So a closure may wait for another thread that calls
-    /// Lisp.
+    /// [`enter`](Lisp::enter), or while it waits for a stream. When calls wait, none of them has begun for about 20 ms,
+    /// and fewer than `count` threads are in Lisp, a [spare thread](Self::spare_threads) is started or woken. So Rust
+    /// code on a Lisp thread may wait for another thread that calls Lisp.
     pub fn threads(mut self, count: u32) -> Self {
         self.threads = count;
         self
     }
 
     /// Sets the maximum number of spare Lisp threads in addition to [`threads`](Self::threads): at most 256, 64 by
-    /// default. A larger number counts as 256.
+    /// default. A number above 256 counts as 256.
     ///
-    /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and
-    /// parked when it is not needed. If a spare thread is needed, but no more threads are allowed or can be started,
-    /// calls wait. When none of the waiting calls has begun for five seconds, they fail with [`Error::NoThread`]. Calls
-    /// that wait because [`threads`](Self::threads) threads are in Lisp do not fail.
+    /// Spare threads run calls while other threads are inside Rust. Spare threads are started or woken when they are
+    /// needed, and sleep when they are not needed. If a spare thread is needed, but no more threads are allowed or can
+    /// be started, calls wait. When none of the waiting calls has begun for five seconds, the waiting calls fail with
+    /// [`Error::NoThread`]. Calls that wait because [`threads`](Self::threads) threads are in Lisp do not fail.
     pub fn spare_threads(mut self, count: u32) -> Self {
         self.spare_threads = count;
         self
@@ -143,9 +145,10 @@ impl Builder {
 
     /// Sets the grace period of cleanup forms in an interrupted call, 5 seconds by default.
     ///
-    /// The cleanup forms of a call share the grace period, which is at most a day. When the grace period is over, the
-    /// running cleanup form is interrupted; then the cleanup forms of outer frames run, and are interrupted in turn, at
-    /// intervals of about a second. The grace period also applies to a call that reached its time limit.
+    /// The cleanup forms of a call share the grace period. A period of more than a day counts as a day. When the grace
+    /// period is over, the running cleanup form is interrupted; then the cleanup forms of outer frames run, and are
+    /// interrupted in turn, at intervals of about a second. The grace period also applies to a call that reached its
+    /// time limit.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -163,10 +166,10 @@ impl Builder {
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for the library's thread, so
     /// the output of a call has been written when the call returns. A call that is being interrupted, by its time limit
     /// or otherwise, does not wait: up to 1 MiB of output is queued and written later, and the rest is lost. If the
-    /// stream calls Lisp, that call fails with [`Error::CalledByStream`]. The stream must not wait for a lock that a
-    /// caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints the
-    /// value. By default output is written without that lock, so it precedes an unfinished line that `print!` has
-    /// buffered.
+    /// stream calls Lisp, the stream's call fails with [`Error::CalledByStream`]. The stream must not wait for a lock
+    /// that a caller of Lisp may hold: `println!("{value}")` holds the lock of [`std::io::stdout`] while Lisp prints
+    /// the value. By default output is written without that lock and without a buffer, so the output can precede
+    /// earlier text that `print!` has buffered.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -188,8 +191,9 @@ impl Builder {
     /// Turns each line that Lisp prints into a `tracing` event.
     ///
     /// Lines of `*standard-output*` have the target `sbcl::stdout` and level `INFO`; lines of `*error-output*` and
-    /// `*trace-output*` have the target `sbcl::stderr` and level `WARN`. An unfinished line becomes an event when it is
-    /// longer than 8 KiB. The subscriber runs on the thread that would write to [`stdout`](Self::stdout).
+    /// `*trace-output*` have the target `sbcl::stderr` and level `WARN`. A line that is not yet complete becomes an
+    /// event when the line is longer than 8 KiB. The subscriber runs on the library's thread that writes the output
+    /// (see [`stdout`](Self::stdout)).
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().trace_output().boot()?;
@@ -202,10 +206,10 @@ impl Builder {
 
     /// Sets the source of `*standard-input*`, read as UTF-8; empty by default.
     ///
-    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. If the stream
-    /// calls Lisp, that call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, which, like
-    /// other Lisp streams, is not synchronised: calls that read at the same time, without a lock of their own, may lose
-    /// input.
+    /// A thread of the library reads from the stream, so a call that waits for input can be interrupted. If the stream
+    /// calls Lisp, the stream's call fails with [`Error::CalledByStream`]. All calls share `*standard-input*`, which,
+    /// like other Lisp streams, is not synchronised: calls that read at the same time, without a lock of their own, may
+    /// lose input.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
@@ -216,11 +220,11 @@ impl Builder {
         self
     }
 
-    /// Sets the function that receives the warnings that are signalled while code is evaluated or loaded: each
-    /// warning's class and text. Warnings about redefinitions are discarded.
+    /// Sets the function that receives the class and the text of each warning that Lisp signals, and that no Lisp code
+    /// muffles, while code is evaluated or loaded. Warnings about redefinitions are discarded.
     ///
     /// By default warnings are `tracing` events of the target `sbcl`. The hook runs on the thread that writes to
-    /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, that call fails with
+    /// [`stdout`](Self::stdout), in order with the output. If the hook calls Lisp, the hook's call fails with
     /// [`Error::CalledByStream`].
     ///
     /// ```no_run
@@ -232,8 +236,8 @@ impl Builder {
         self
     }
 
-    /// Boots the image. This usually takes 10 to 30 ms. A saved core that was copied takes longer, because the whole
-    /// file is read to check it.
+    /// Boots the image. The boot usually takes 10 to 30 ms. A saved core takes longer if the file was copied or has
+    /// another modification time: then the whole file is read, to check that the core is unchanged.
     ///
     /// ```no_run
     /// use sbcl::{BootError, Error};
@@ -247,8 +251,8 @@ impl Builder {
     ///
     /// # Errors
     /// Returns [`Error::Boot`] with [`AlreadyBooted`](crate::BootError::AlreadyBooted) if this process has an image
-    /// ([`Lisp::get_or_boot`] returns an image that a `Builder` booted), or with the reason why the new image cannot be
-    /// booted, such as a size out of range or no usable core. A saved core can be refused with
+    /// ([`Lisp::get_or_boot`] returns an image that a `Builder` booted), and with the reason why the new image cannot
+    /// be booted, such as a size out of range or no usable core. A saved core can be refused with
     /// [`OtherBuild`](crate::BootError::OtherBuild), [`OtherHeap`](crate::BootError::OtherHeap), or
     /// [`Core`](crate::BootError::Core) if the file is not a saved core, is incomplete, or was changed after the save.
     /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before
@@ -314,8 +318,8 @@ impl Lisp {
         Self::builder().boot()
     }
 
-    /// Returns a handle to the image that a [`Builder`] booted in this process. If there is none, boots an image with
-    /// the default settings.
+    /// Returns a handle to the image that a [`Builder`] booted in this process. If there is no such image, boots an
+    /// image with the default settings.
     ///
     /// This function is for tests, and for libraries that share one image.
     ///
@@ -379,9 +383,9 @@ impl Lisp {
 
     /// Evaluates the forms in `code` and reads the values of the last form.
     ///
-    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default. If neither this
-    /// handle nor the handle of the innermost surrounding call has a package, a call within a function that Lisp has
-    /// called reads the forms in the package that Lisp code has bound there.
+    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default. In a Rust
+    /// function that Lisp has called, the default is the current package (`*package*`) of the calling Lisp code, unless
+    /// the handle of the innermost surrounding call has a package.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -390,14 +394,16 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if a form fails; [`Error::Conversion`] if the values cannot be read as a `T`.
+    /// Returns [`Error::Condition`] if a form cannot be read or fails; [`Error::Conversion`] if the values cannot be
+    /// read as a `T`.
     pub fn eval<T: FromLisp + Send>(&self, code: &str) -> Result<T, Error> {
         self.enter(|cx| cx.eval(code))
     }
 
     /// Calls the function `name` with `arguments` and reads the values that it returns.
     ///
-    /// The name is written as `name`, `package:name` or `(setf name)`, in any case.
+    /// The name is written as in Lisp code: `name`, `package:name`, `(setf name)` or `(setf package:name)`, in upper or
+    /// lower case.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -423,7 +429,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such function.
+    /// Returns [`Error::Condition`] if `name` is not the name of a function, for example because a macro has this name.
     pub fn function(&self, name: &str) -> Result<Function, Error> {
         self.enter(|cx| cx.function(name)).map(|function| function.with_options(&self.options))
     }
@@ -454,7 +460,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if a form fails; the forms before it keep their effects.
+    /// Returns [`Error::Condition`] if a form cannot be read or fails. The effects of the forms before this form
+    /// remain.
     pub fn load_str(&self, code: &str) -> Result<(), Error> {
         self.enter(|cx| cx.call_entry(Entry::LoadText, |writer| code.write(writer)))
     }
@@ -468,11 +475,11 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the path is not
-    /// UTF-8, contains a NUL, or is empty or otherwise cannot be made absolute.
+    /// Returns [`Error::Condition`] if there is no such file or a form in the file fails; [`Error::Io`] if the path is
+    /// not UTF-8, contains a NUL, or is empty or otherwise cannot be made absolute.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        // A relative name refers to this process's current directory; Lisp would use the directory that it was booted
-        // in.
+        // A relative name refers to this process's current directory; Lisp would use the directory in which it was
+        // booted.
         let path = std::path::absolute(path.as_ref())?;
         let name = path.to_str().ok_or_else(|| {
             let text = format!("the path {} is not valid UTF-8", path.display());
@@ -489,13 +496,15 @@ impl Lisp {
     /// Defines the Lisp function `name` as a Rust closure.
     ///
     /// The name is written as for [`call`](Self::call); a function `(setf name)` receives the new value as its first
-    /// argument. The name's package is created if it does not exist. Any package but `COMMON-LISP-USER` exports the
-    /// name. Lisp may call the function on any thread, and on multiple threads at once. While the function runs,
-    /// garbage collections do not wait for it, and other Lisp threads wait only if they need a lock that the calling
-    /// Lisp code holds. An interruption waits until the function returns or calls Lisp.
+    /// argument. If the name's package does not exist, the package is created. Any package but `COMMON-LISP-USER` then
+    /// exports the name. Lisp may call the function on any thread, and on multiple threads at once. While the function
+    /// runs, garbage collections do not wait for the function, and other Lisp threads wait only if they need a lock
+    /// that the calling Lisp code holds. An interruption waits until the function returns or calls Lisp.
     ///
-    /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; for an [`Error::Condition`],
-    /// Lisp signals the condition that the error contains. A panic is signalled as a `rust:host-panic`.
+    /// An `Err` is signalled in Lisp as a `rust:host-error`, and so is an argument or a result that cannot be
+    /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains. A panic is signalled
+    /// as a `rust:host-panic`. In each of these cases, the restart `use-value` supplies the value of the call instead.
+    /// While Lisp [is unwinding](Error::Unwinding), an `Err` is ignored, and Lisp continues to unwind.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -519,10 +528,10 @@ impl Lisp {
 
     /// Defines the Lisp function `name` as a Rust closure, with a lambda list.
     ///
-    /// The variables of `lambda_list` correspond to the closure's parameters in order. Unless a parameter after
-    /// `&optional` or `&key` has a default, it is best declared as `Option`; the parameter after `&rest` is best
-    /// declared as `Vec`. Variables after `&aux`, and supplied-p variables, have no parameter. Everything else is as
-    /// for [`define`](Self::define).
+    /// The variables of `lambda_list` correspond to the closure's parameters in order. The parameter for a variable
+    /// after `&optional` or `&key` is best declared as `Option`, unless the variable has a default. The parameter for
+    /// the variable after `&rest` is best declared as `Vec`. Variables after `&aux`, and supplied-p variables, have no
+    /// parameter. Everything else is as for [`define`](Self::define).
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -535,8 +544,9 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns the errors of [`define`](Self::define), and an error if `lambda_list` is not a lambda list, or the
-    /// number of its variables is not the number of parameters. After such an error, an existing function of that name
-    /// is unchanged. New symbols and a new package remain, as after a `defun` that fails.
+    /// number of variables that have a parameter is not the number of the closure's parameters. After such an error, an
+    /// existing function of that name is unchanged. New symbols and a new package remain, as after a `defun` that
+    /// fails.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -559,11 +569,13 @@ impl Lisp {
     /// function that Lisp has called, its interruption waits until the function returns or calls Lisp.
     ///
     /// The limit does not end code whose cleanup forms always stop the unwinding by another non-local exit, such as
-    /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
-    /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer;
-    /// nor while code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument; nor while
-    /// a thread runs four functions for `interrupt-thread` or timers, each of which has interrupted the one before and
-    /// has enabled interrupts again.
+    /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect in these cases:
+    ///
+    /// - SBCL has interrupts disabled: in `without-interrupts`, and in a function that `interrupt-thread` or a timer
+    ///   runs in a thread that is in a call.
+    /// - Code has set `sb-thread:*interrupt-handler*` to a function that does not call its argument.
+    /// - A thread runs four functions for `interrupt-thread` or timers, each of which has interrupted the previous
+    ///   function and has enabled interrupts again.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -592,7 +604,7 @@ impl Lisp {
         self.derive(|options| options.package = Some(name.to_owned()))
     }
 
-    /// Returns a handle whose calls pass errors to `handler`, unless Lisp code handles them.
+    /// Returns a handle whose calls pass an error to `handler` if no Lisp code handles the error.
     ///
     /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. The call
     /// fails if `handler` returns `None` or panics, or if no restart has the chosen name. `handler` may call Lisp;
@@ -619,10 +631,11 @@ impl Lisp {
         self.derive(|options| options.handler = Some(Arc::new(move |condition| handler(condition))))
     }
 
-    /// Returns a handle whose calls bind dynamic variables. The bindings also apply to calls of other handles within
+    /// Returns a handle whose calls bind special variables. The bindings also apply to calls of other handles within
     /// such a call.
     ///
-    /// Each binding has the name of a variable, with a package prefix if necessary, and its value during the calls.
+    /// Each binding has the name of a variable, with a package prefix if necessary, and the variable's value during the
+    /// calls.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -643,17 +656,17 @@ impl Lisp {
         }))
     }
 
-    /// Returns a handle that interrupts the calls of this handle and of all related handles, and of the functions that
-    /// were looked up with them. Two handles are related if one was cloned or derived from the other, directly or by
-    /// way of other handles. So all handles that [`get_or_boot`](Self::get_or_boot) returns are related.
-    /// [`separate`](Self::separate) makes an unrelated handle.
+    /// Returns a handle that interrupts the calls of this handle and of all related handles, and the calls of the
+    /// functions that were looked up with these handles. All handles that were cloned or derived from one handle,
+    /// directly or by way of other handles, are related to that handle and to each other. So all handles that
+    /// [`get_or_boot`](Self::get_or_boot) returns are related. [`separate`](Self::separate) makes an unrelated handle.
     #[must_use]
     pub fn interrupt_handle(&self) -> InterruptHandle {
         InterruptHandle { group: self.options.group }
     }
 
-    /// Returns a handle with the same options that is not related to this handle: their
-    /// [interrupt handles](Self::interrupt_handle) interrupt different calls.
+    /// Returns a handle with the same options that is not related to this handle: the [interrupt
+    /// handles](Self::interrupt_handle) of the two handles interrupt different calls.
     #[must_use]
     pub fn separate(&self) -> Self {
         self.derive(|options| options.group = Options::new_group())
@@ -684,8 +697,8 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Interrupts the calls that wait or run now, without waiting for their end. [`Lisp::interrupt_handle`] describes
-    /// which calls belong to this handle.
+    /// Interrupts the calls that wait or run now, without waiting for the end of these calls.
+    /// [`Lisp::interrupt_handle`] describes which calls belong to this handle.
     ///
     /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). While a call is in a Rust
     /// function that Lisp has called, its interruption waits until the function returns or calls Lisp. Interrupting a

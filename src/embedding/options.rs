@@ -60,7 +60,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The restart that a handler chooses, with its arguments.
+/// The restart that a handler chooses, and the arguments for the restart.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -86,18 +86,18 @@ impl fmt::Debug for RestartArgument {
 }
 
 impl Restart {
-    /// Chooses the innermost restart whose name is `name`, in any case and package, and passes one argument to the
-    /// restart.
+    /// Chooses the innermost restart whose name is `name`, and passes one argument to the restart. The case and the
+    /// package of restart names are ignored.
     ///
-    /// If the argument cannot be converted, or Lisp cannot read it, the call fails with a `rust:host-error` that says
-    /// so.
+    /// If the argument cannot be converted, or Lisp cannot read the argument, the call whose error was passed to the
+    /// handler fails with a `rust:host-error` that says so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
         Self { name: name.to_owned(), arguments: vec![RestartArgument(PanicSafeDrop::new(Box::new(argument)))] }
     }
 
-    /// Chooses the innermost restart whose name is `name`, in any case and package, and passes no arguments to the
-    /// restart.
+    /// Chooses the innermost restart whose name is `name`, and passes no arguments to the restart. The case and the
+    /// package of restart names are ignored.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), arguments: Vec::new() }

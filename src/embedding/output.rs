@@ -14,16 +14,17 @@ use crate::image::program::{has_stack_room, wait_outside_lisp};
 use crate::os::{helper_threads, panics};
 use crate::session::reentry::mark_stream_thread;
 
-/// Maximum size of queued output, in bytes. While the queue is full, calls that print wait; a call that is being
-/// interrupted does not wait, and loses its output.
+/// Maximum size of queued output, in bytes. A larger chunk is queued only while the queue is empty. While the queue is
+/// full, calls that print wait; a call that is being interrupted does not wait, and its output that finds no room is
+/// lost.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;
 /// A function that receives a warning's class and text.
 type WarningHook = Box<dyn Fn(&str, &str) + Send + Sync>;
 
-/// The program's streams and warning hook. If an output stream is not set, its output goes to the standard stream of
-/// the process. If the hook is not set, warnings become `tracing` events.
+/// The program's streams and warning hook. If an output stream is not set, the output goes to the process's standard
+/// output or standard error. If the hook is not set, warnings become `tracing` events.
 #[derive(Default)]
 pub(super) struct Streams {
     pub(super) stdout: Option<Sink>,
@@ -74,7 +75,7 @@ impl Write for TracingWriter {
 /// The threads that serve the program's streams.
 ///
 /// Lisp threads do not call the streams themselves, but wait for these threads, because a wait can be interrupted,
-/// while a stream that blocks cannot. The threads end if this value is dropped before it is installed.
+/// while a stream that blocks cannot. The threads end if this value is dropped instead of being installed.
 pub(super) struct StreamThreads {
     output: Arc<OutputQueue>,
     input: Option<Arc<InputRequests>>,
@@ -90,8 +91,8 @@ thread_local! {
 
 impl StreamThreads {
     /// Starts a thread for output, and a thread for input if the program has set a source of input. Takes the streams
-    /// out of `streams` only when the threads have started: a failed boot must not drop the streams before it has
-    /// released its lock.
+    /// out of `streams` only when the threads have started: a failed boot must not drop the streams before the boot
+    /// lock is released.
     ///
     /// # Errors
     /// Returns the error if the system cannot start a thread.
@@ -200,8 +201,9 @@ impl OutputQueue {
         }
     }
 
-    /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true, because the caller's
-    /// call is being interrupted. If the queue still has no room for the chunk when the wait stops, the chunk is lost.
+    /// Queues a chunk and waits until the chunk is written. Stops waiting if `is_ending` returns true, because the
+    /// caller's call is being interrupted. If the queue still has no room for the chunk when the wait stops, the chunk
+    /// is lost.
     fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
         let size = chunk.len();
         let mut state = self.state.lock();
@@ -327,8 +329,8 @@ impl InputRequests {
         }
     }
 
-    /// Requests the next chunk and waits for it. If `must_return` returns true, does not wait, and returns `None`
-    /// unless the chunk is already there. The caller may then call again.
+    /// Requests the next chunk and waits for this chunk. If `must_return` returns true, does not wait, and returns
+    /// `None` unless the chunk is already there. The caller may then call again.
     fn read(&self, must_return: &dyn Fn() -> bool) -> Option<ReadResult> {
         let mut state = self.state.lock();
         loop {
@@ -347,9 +349,9 @@ impl InputRequests {
     }
 }
 
-/// Returns the next chunk of input, or `None` if the input has ended or failed, or there is no source. Returns an empty
-/// chunk if none has arrived and `must_return` returns true, because the caller does not wait or its call is being
-/// interrupted. Resumes a panic of the stream.
+/// Returns the next chunk of input, or `None` if there is no source of input, or the input has ended or failed. Returns
+/// an empty chunk if no chunk has arrived and `must_return` returns true: the caller does not wait for input, or the
+/// caller's call is being interrupted. Resumes a panic of the stream.
 pub(super) fn read_input(must_return: &dyn Fn() -> bool) -> Option<String> {
     match STREAM_THREADS.get()?.input.as_ref()?.read(must_return) {
         None => Some(String::new()),

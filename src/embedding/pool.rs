@@ -1,7 +1,7 @@
 //! The pool: the Lisp threads that run the program's calls.
 //!
 //! Pool threads take requests from a queue and run them in parallel. The monitor, Lisp thread number 0, interrupts
-//! calls and starts spare threads; it runs no code of the program.
+//! calls and starts spare threads. The monitor runs no code of the program.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -67,8 +67,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reports the end of the request to its caller. Returns the code of the program that remains to run, such as a
-    /// waker or a destructor, if any.
+    /// Reports the end of the request to the request's caller. Returns the code of the program that remains to run,
+    /// such as a waker or a destructor, if any.
     fn settle(self, end: RequestEnd) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
         let Some(followup) = task.settle(end) else {
@@ -174,7 +174,7 @@ struct PoolState {
 }
 
 impl PoolState {
-    /// Returns true if a thread must be woken: there are more requests than threads awake to take them.
+    /// Returns true if a sleeping thread must be woken: more requests wait than threads are awake to take requests.
     fn must_wake_thread(&self) -> bool {
         self.asleep > 0 && self.requests.len() > self.awake
     }
@@ -343,8 +343,8 @@ impl Drop for ThreadLocals {
 }
 
 /// Initializes the thread locals that calls use, unless they are initialized. A thread that calls this function before
-/// it runs code of the program keeps them until the program's own thread locals have been destroyed. Returns false if
-/// they have been destroyed, because the thread or the process ends.
+/// it runs code of the program keeps these thread locals until the program's own thread locals have been destroyed.
+/// Returns false if one of the thread locals that calls use has been destroyed, because the thread or the process ends.
 #[inline]
 pub(super) fn initialize_thread_locals() -> bool {
     THREAD_LOCALS.try_with(|locals| locals.are_alive).unwrap_or(false)
@@ -397,7 +397,7 @@ fn pool_with_threads() -> Option<&'static Arc<Pool>> {
 }
 
 /// Returns the pool of this process. Fails if no image has booted; in a forked process, which has no pool threads; and
-/// on a thread that serves a stream, because pool threads may be waiting for that thread.
+/// on a thread that serves a stream or the warning hook, because pool threads may be waiting for that thread.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
     if process::is_forked() {
         return Err(Error::Forked);
@@ -408,8 +408,8 @@ fn pool() -> Result<&'static Arc<Pool>, Error> {
     POOL.get().ok_or(Error::NotBooted)
 }
 
-/// Runs `work` on a Lisp thread: on the current thread if it is a Lisp thread that has called Rust, otherwise on a pool
-/// thread.
+/// Runs `work` on a Lisp thread: on the current thread if this thread is a Lisp thread that has called Rust, otherwise
+/// on a pool thread.
 pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     match Cx::current()? {
         Some(cx) => cx.check_stack_room().and_then(|()| work(&cx)),
@@ -439,7 +439,7 @@ fn is_in_group(group: u64) -> bool {
     OPTIONS_STACK.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// Returns whether the innermost call of this thread has a package, and whether it has a handler. Calls of other
+/// Returns whether the innermost call of this thread has a package, and whether that call has a handler. Calls of other
 /// handles within this call inherit neither the package nor the handler.
 fn current_package_and_handler() -> (bool, bool) {
     OPTIONS_STACK.with_borrow(|all| match all.last() {
@@ -508,7 +508,7 @@ fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result
 }
 
 /// Settles a waiting request on the monitor thread. The code of the program that remains to run is passed to a helper
-/// thread, because it might block the monitor.
+/// thread, because that code might block the monitor.
 fn settle_from_monitor(request: Request, end: RequestEnd) {
     if let Some(completion) = request.settle(end) {
         helper_threads::run(|| completion.run());
@@ -649,7 +649,8 @@ impl Pool {
                     return Some(NextStep::Request(request));
                 }
                 checks += 1;
-                // While a program makes one call after another, its dropped handles are released here, many at a time.
+                // While a program makes one call after another, the handles that the program drops are released here,
+                // many at a time.
                 (checks >= CHECKS_PER_YIELD && message::dropped_handle_count() > 0).then_some(NextStep::Release)
             });
             if let Some(next) = found {
@@ -697,7 +698,7 @@ impl Pool {
         state.parked -= 1;
     }
 
-    /// Interrupts the running calls, and fails the waiting calls, that `calls` selects.
+    /// Of the calls that `calls` selects, interrupts the running calls and fails the waiting calls.
     fn interrupt_calls(&self, calls: InterruptedCalls) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
@@ -727,8 +728,8 @@ impl Pool {
         completions.into_iter().for_each(Completion::run);
     }
 
-    /// Records that the interruption sent for `call` has been taken. Other calls on the same thread can be interrupted
-    /// from now on.
+    /// Records that the thread of `call` has taken the interruption that was sent for `call`. From now on, the next
+    /// interruption can be sent to this thread.
     fn record_interruption_taken(&self, call: u64) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
@@ -1086,8 +1087,9 @@ pub(super) enum HostFailure {
 }
 
 impl HostFailure {
-    /// Makes the failure for the function `name`, which returned `error`. While Lisp is unwinding, [`define::call`]
-    /// does not call this function, so an [`Error::Unwinding`] is reported like any other error.
+    /// Makes the failure for the function `name`, which returned `error`. [`define::call`] does not call this function
+    /// while Lisp is unwinding. So an [`Error::Unwinding`] that arrives here is about an earlier unwinding, and is
+    /// reported like any other error.
     pub(super) fn from_error(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         match error.downcast::<Error>() {
             Ok(error) => match *error {

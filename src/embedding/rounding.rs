@@ -33,8 +33,8 @@ pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
     sign * round_to_float(quotient, is_exact, shift - QUOTIENT_BITS + 1)
 }
 
-/// Returns `quotient` × 2^`exponent` as a float. If `is_exact` is false, the true value is larger than this product, by
-/// less than 2^`exponent`.
+/// Returns the float that is nearest to a number, ties to even. If `is_exact` is true, the number is `quotient` ×
+/// 2^`exponent`; otherwise the number is larger than this product, by less than 2^`exponent`.
 fn round_to_float(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
     let length = i64::from(u128::BITS - quotient.leading_zeros());
     // Subnormal floats have fewer mantissa bits.

@@ -28,17 +28,18 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 const MAX_REPORT_BYTES: usize = 2000;
 /// Number of bytes at the end of a complete report: four zero bytes, and the saving process's wait status.
 const REPORT_END_BYTES: usize = 8;
-/// The last eight bytes of a saved core. The eight bytes before this magic number contain the length of the trailer.
+/// The last eight bytes of a saved core. The eight bytes before this magic number contain the length of the trailer's
+/// text.
 const TRAILER_MAGIC: &[u8; 8] = b"SBCLHOST";
 /// The last word of a core as SBCL writes it: `CORE_MAGIC` of SBCL's `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434C;
-/// Maximum length of a trailer, in bytes.
+/// Maximum length of a trailer's text, in bytes.
 const MAX_TRAILER_BYTES: u64 = 4096;
 
 /// The description, in JSON, that is appended to a saved core.
 #[derive(Debug, Serialize, Deserialize)]
 struct CoreTrailer {
-    /// The [build](crate::build_id) that saved the core; no other build may boot it.
+    /// The [build](crate::build_id) that saved the core; no other build may boot the core.
     build: String,
     /// The heap size in bytes of the image that was saved. The core must be booted with the same heap size.
     heap: u64,
@@ -70,7 +71,7 @@ impl CoreTrailer {
         Ok(trailer.filter(|trailer| trailer.bytes == length - 16 - size))
     }
 
-    /// Appends the trailer to a core.
+    /// Appends the trailer to a core: the text, the length of the text, and the magic number.
     fn write(&self, file: &mut File) -> io::Result<()> {
         let text = serde_json::to_vec(self)?;
         let length = text.len() as u64;
@@ -80,8 +81,8 @@ impl CoreTrailer {
 }
 
 /// Checks that this program can boot the core in the file `path`, and returns the heap size in bytes that the core was
-/// saved with. `asked` is the requested heap size in bytes: in MiB it must equal the saved size. `None` accepts any
-/// saved size.
+/// saved with. `asked` is the requested heap size in bytes, or `None` for any size. The requested and the saved size
+/// must be equal when rounded down to whole MiB.
 pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
@@ -106,7 +107,8 @@ pub(super) fn check_core(path: &Path, asked: Option<u64>) -> Result<u64, BootErr
     }
 }
 
-/// A file that is being written next to its target. Dropping the draft deletes the file, unless it was published.
+/// A file that is being written next to its target. Dropping the draft deletes the file, unless the draft was
+/// published.
 struct CoreDraft<'path> {
     path: PathBuf,
     target: &'path Path,
@@ -131,7 +133,8 @@ impl<'path> CoreDraft<'path> {
             let path = path.with_file_name(draft);
             // Creating the file here reports a directory without write access before the process is copied.
             match File::create_new(&path) {
-                // A killed process, or a process in another container, had the same number, and this is its draft.
+                // This file is the draft of a killed process, or of a process in another container, that had the same
+                // number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 created => return created.map(|_| Self { path, target }),
             }
@@ -169,12 +172,12 @@ impl Drop for CoreDraft<'_> {
 }
 
 impl Lisp {
-    /// Saves the image as a core in the file `path`, which another process of the same program boots with
+    /// Saves the image as a core in the file `path`. Another process of the same program can boot the core with
     /// [`Builder::core`](super::Builder::core).
     ///
     /// Saving takes about 1 s with 40 MB of objects and about 10 s with 1 GB, while Lisp continues to run. Lisp threads
-    /// are stopped only while this process is copied (`fork`), usually for 3 to 10 ms; the copy does the saving. The
-    /// calling thread waits until the file is complete. This function works on Linux only.
+    /// are stopped only for the copying of this process (`fork`), usually for 3 to 10 ms; the copy of the process
+    /// writes the file. The calling thread waits until the file is complete. This function works on Linux only.
     ///
     /// The core contains the Lisp objects that were in memory at the time of the copy: packages, variables, functions
     /// and closures, hash tables, classes and instances, loaded systems. The core does not contain threads, open files
@@ -194,23 +197,24 @@ impl Lisp {
     /// other changes can be cut off midway, whether they affect multiple objects or one hash table. If the core must
     /// not contain such a change half done, hold a lock of your own during the change, and take the same lock to save.
     ///
-    /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's, which saving stops first. Such
-    /// a function delays the save until it returns, within the limits below, and cannot itself save the image.
+    /// Finalizers and functions in `sb-ext:*after-gc-hooks*` run on a thread of SBCL's own. Saving stops this thread
+    /// first, and therefore waits until a finalizer or such a function that is running has returned. Finalizers and
+    /// these functions cannot save the image.
     ///
-    /// Saving does not wait for the program's own threads, nor for Lisp threads inside a function that Lisp has called,
-    /// unless they hold a lock of the C library. No code of the program runs in the copy: none of its threads, no
-    /// signal handler, no `atexit` or `pthread_atfork` function, no destructor. The copy has none of the program's
-    /// files open. The copy is a child of this process: a program that waits for all its children may see the copy end
-    /// (`SIGCHLD`, `waitpid`), which does no harm.
+    /// Saving does not wait for the program's own threads, nor for Lisp threads that run Rust code, unless these
+    /// threads hold a lock of the C library. No Rust or C code of the program runs in the copy: none of the program's
+    /// threads, no signal handler, no `atexit` or `pthread_atfork` function, no destructor. The copy has none of the
+    /// program's files open. The copy is a child of this process: a program that waits for all its children may see the
+    /// copy end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
-    /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at
-    /// all, and replaces a previous file. If the process ends before the file is complete, a file `PATH.…-….draft`
-    /// remains. The core boots only with the same heap size, and only in a program with exactly the same build of this
-    /// crate and SBCL.
+    /// Only the owner of the file can read the file (mode 0600), because the memory of the image may contain secrets.
+    /// The file appears complete or not at all, and replaces a previous file. If the process ends before the file is
+    /// complete, a file `PATH.…-….draft` remains. The core boots only with the same heap size, and only in a program
+    /// with exactly the same build of this crate and SBCL.
     ///
     /// An image cannot be saved without a copy of the process: to save, SBCL moves every object and then ends the
-    /// process. Neither the program's own threads nor Rust frames on the stacks of Lisp threads would survive such a
-    /// save. If the system refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this
+    /// process. Neither the program's own threads nor Rust frames on the stacks of Lisp threads would survive. If the
+    /// system refuses to copy the process, for example with `vm.overcommit_memory=2` or under a seccomp filter, this
     /// function fails and changes nothing.
     ///
     /// ```no_run
@@ -224,13 +228,17 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
-    /// [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
-    /// [`Error::Condition`] if the process cannot be copied, or if for 30 seconds other threads compile, intern symbols
-    /// or define classes without a pause, a thread stays in `without-interrupts`, a thread in C code holds a lock of
-    /// the C library, or a finalizer does not return; [`Error::Timeout`] if the handle's [limit](Self::with_timeout)
-    /// passes before the copy is made. After an error, a previous file at `path` is unchanged, unless only writing the
-    /// directory to the disk failed.
+    /// Returns these errors:
+    ///
+    /// - [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
+    /// - [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
+    /// - [`Error::Condition`] if the system refuses to copy the process, or if the save is blocked for 30 seconds:
+    ///   other threads compile, intern symbols or define classes without a pause, a thread stays in
+    ///   `without-interrupts`, a thread in C code holds a lock of the C library, or a finalizer or a function in
+    ///   `sb-ext:*after-gc-hooks*` does not return;
+    /// - [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made.
+    ///
+    /// After an error, a previous file at `path` is unchanged, unless only writing the directory to the disk failed.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| {
@@ -247,7 +255,8 @@ impl Lisp {
         drop(writer);
         // If the call failed, no copy was made, or the interruption has ended the copy. So this read returns at once.
         let process = process.inspect_err(|_| drop(read_report(&reader, None)))?;
-        // No descriptor is opened if the program has already waited for the process, as it may do for all its children.
+        // No descriptor is opened if the program has already waited for the process, as a program may do for all its
+        // children.
         let process = Pid::from_raw(process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         let ended = read_report(&reader, process.as_ref());
         if let Some(process) = &process {

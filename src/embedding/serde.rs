@@ -16,22 +16,23 @@ use crate::image::message::{self, Token};
 ///
 /// | Rust | Lisp |
 /// |---|---|
-/// | struct | a property list, `(:id 7 :items ("a" "b"))`; structures, instances and hash tables can be read as well |
-/// | sequence, tuple | a list; vectors can be read as well, and a pair as a tuple of two |
+/// | struct | a property list, `(:id 7 :items ("a" "b"))`; structures, instances, conditions and hash tables can be read as well |
+/// | sequence, tuple | a list; vectors can be read as well, and a dotted list, such as a pair, as a tuple |
 /// | map | a hash table; property lists can be read as well |
-/// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values, or its fields as in a property list |
+/// | enum variant | a keyword, `:in-stock`; for a variant with values, a list of the keyword and the values; for a variant with fields, a list of the keyword and the fields as in a property list |
 /// | `None`, `()`, `false` | `nil` |
+/// | number, character, string, `true` | as for [`FromLisp`] and [`IntoLisp`]; symbols can be read as strings, in lower case |
 ///
-/// In Lisp, a name has a hyphen for each underscore, and before each capital that follows a lower-case letter or a
-/// digit; case is ignored. Writing a struct fails if two of its fields have the same name in Lisp, and reading a
-/// keyword fails if the keyword matches two names or aliases of variants. If a property list has a key twice, the first
-/// entry counts.
+/// In Lisp, the name of a field or a variant has a hyphen for each underscore, and before each capital that follows a
+/// lower-case letter or a digit. Case is ignored. Writing a struct fails if two of its fields have the same name in
+/// Lisp, and reading a keyword fails if the keyword matches two names or aliases of variants. If a property list has a
+/// key twice, the first entry counts.
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
-/// a property list as a list, so they cannot read back everything that they write. For `tag`, `untagged` and `flatten`,
-/// serde goes through the object a second time without a check of the stack; the guide says [when this can end the
-/// process](crate::guide::what_ends_the_process).
+/// a property list as a list, so values of these types cannot always be read back from what was written. For `tag`,
+/// `untagged` and `flatten`, serde goes through the object a second time without a check of the stack; the guide says
+/// [when this can end the process](crate::guide::what_ends_the_process).
 ///
 /// ```
 /// use sbcl::Serde;
@@ -96,7 +97,7 @@ impl ser::Error for SerdeError {
 }
 
 /// Converts a Rust name to Lisp's spelling: `line_items` becomes `line-items`, and `LineItems` becomes `Line-Items`.
-/// Callers ignore the case or convert it to upper case.
+/// Callers ignore the case of the result, or convert the result to upper case.
 fn lisp_name(name: &str) -> String {
     let mut lisp = String::with_capacity(name.len() + 4);
     let mut after_lower = false;
@@ -110,13 +111,13 @@ fn lisp_name(name: &str) -> String {
     lisp
 }
 
-/// Returns the elements of `names` whose Lisp spelling is `lisp`, in any case.
+/// Returns the elements of `names` whose Lisp spelling is `lisp`. Case is ignored.
 fn matching_names(lisp: &str, names: &'static [&'static str]) -> impl Iterator<Item = &'static str> {
     names.iter().copied().filter(move |name| lisp_name(name).chars().map(upper_case).eq(lisp.chars().map(upper_case)))
 }
 
-/// Returns the first element of `names` whose Lisp spelling is `lisp`, in any case. If there is none, returns `lisp` in
-/// Rust's spelling: in lower case, with underscores.
+/// Returns the first element of `names` whose Lisp spelling is `lisp`; case is ignored. If there is no such element,
+/// returns `lisp` in Rust's spelling: in lower case, with underscores.
 fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
     let name = matching_names(lisp, names).next();
     name.map_or_else(|| lisp.to_lowercase().replace('-', "_"), str::to_owned)
@@ -147,7 +148,7 @@ fn variant_text(name: &str, count: usize) -> String {
     }
 }
 
-/// Visits the numbers of a vector. It is an error if a visit that succeeds leaves numbers.
+/// Visits the numbers of a vector. It is an error if a visit succeeds but does not read all numbers.
 fn visit_numbers<'de, T: IntoDeserializer<'de, SerdeError>, V: Visitor<'de>>(
     numbers: impl Iterator<Item = T>,
     visitor: V,
@@ -162,8 +163,8 @@ struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
     /// Calls `visit` with the next `count` objects, and then skips the objects that `visit` has not read, even if
-    /// `visit` passed the [`Elements`] to `mem::forget`. It is an error if a visit that succeeds leaves objects.
-    /// `describe` describes an object that has a given number of objects, for the error.
+    /// `visit` passed the [`Elements`] to `mem::forget`. It is an error if a visit succeeds but does not read all
+    /// objects. For this error, `describe` returns the description of a list or vector with a given number of objects.
     fn visit_elements<R>(
         self,
         count: usize,
@@ -210,7 +211,7 @@ impl<'m> Deserializer<'_, 'm> {
         })
     }
 
-    /// Deserializes the object that begins with `token`, with a vector of octets as a sequence of integers.
+    /// Deserializes the object that begins with `token`. A vector of octets is deserialized as a sequence of integers.
     fn deserialize_elements<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, SerdeError> {
         match token {
             Token::Octets(words, count) => {
@@ -402,8 +403,8 @@ impl Elements<'_, '_> {
         }
     }
 
-    /// Deserializes the next object. An object that Lisp has written as a handle because it is nested deeply is written
-    /// out first.
+    /// Deserializes the next object. If the message contains a handle instead of the object, for example because the
+    /// object is nested deeply, Lisp writes the object out first.
     fn deserialize_next<'de, T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, SerdeError> {
         *self.left = self.left.saturating_sub(1);
         self.reader.read_or_skip(|reader| reader.fetch(Shape::DEEP, |reader| seed.deserialize(Deserializer(reader))))
@@ -421,7 +422,8 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
     }
 
     fn size_hint(&self) -> Option<usize> {
-        // A visitor may reserve memory for this number of elements before it reads one, however large their type is.
+        // A visitor may reserve memory for this number of elements before it reads an element, however large the type
+        // of the elements is.
         Some((*self.left).min(1 << 10))
     }
 }
@@ -462,7 +464,8 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
     }
 }
 
-/// A symbol or keyword used as a key, which names a Rust field in Lisp's spelling.
+/// A symbol or keyword that is a key in a property list or a hash table: the name of a Rust field or a map's key, in
+/// Lisp's spelling.
 struct KeyDeserializer {
     text: String,
     names: &'static [&'static str],
@@ -476,7 +479,7 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
-        // As in a value, a recursive type can nest options without consuming input.
+        // In a key too, a recursive type can nest options without consuming input.
         check_stack_room()?;
         visitor.visit_some(self)
     }
@@ -554,14 +557,14 @@ struct CompoundSerializer<'w, 'm> {
     is_table: bool,
     /// The Lisp names of a struct's fields written so far.
     fields: HashSet<String>,
-    /// False if a part is missing, because writing it failed or panicked.
+    /// False if a part is missing, because an attempt to write the part failed or panicked.
     is_intact: bool,
 }
 
 impl CompoundSerializer<'_, '_> {
     fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), SerdeError> {
-        // A Serialize implementation may ignore an error or a panic. Without the part, the other parts would be
-        // shifted.
+        // A Serialize implementation may ignore an error or a panic. If a part were missing, the later parts would be
+        // in the wrong places.
         let was_intact = std::mem::replace(&mut self.is_intact, false);
         let mut writer = Writer(&mut self.written);
         Serializer(&mut writer)

@@ -11,15 +11,15 @@ use crate::image::message::{self, Handle, Token};
 
 /// A Lisp object of any type, kept alive.
 ///
-/// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
-/// clone stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`:
-/// converting it is an error. An object in the heap that refers to an object on the stack does become a `Value`, for
-/// example a vector that contains a list with dynamic extent: such a `Value` must be dropped before the Lisp code that
+/// A `Value` may be stored, sent to other threads and dropped anywhere: the drop neither blocks nor calls Lisp. A clone
+/// stands for the same object. An object with dynamic extent, which is on Lisp's stack, cannot become a `Value`: the
+/// conversion is an error. But an object in the heap that refers to an object on the stack, for example a vector that
+/// contains a list with dynamic extent, can become a `Value`. Such a `Value` must be dropped before the Lisp code that
 /// made the object on the stack returns. [`Condition`](super::Condition)s need no such care.
 ///
 /// The methods of a `Value` may be called from any thread. The calls have no time limit, and may run forever if, for
-/// example, a `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that
-/// call.
+/// example, a `print-object` method does not return; but calls within the closure of [`enter`](super::Lisp::enter), or
+/// within a Rust function that Lisp has called, end with the surrounding call, and so share the limit of that call.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -122,7 +122,9 @@ impl Value {
         pool::run(|cx| cx.call_entry(Entry::TypeOf, |writer| self.write(writer))).map(|LossyText(text)| text)
     }
 
-    /// Returns the text that `prin1` prints for the object, cut off with `…` after `limit` characters.
+    /// Returns the text that `prin1` prints for the object, cut off with `…` after `limit` characters. The printer
+    /// variables other than `*package*` have fixed values, whatever Lisp code or
+    /// [`with_bindings`](super::Lisp::with_bindings) has set.
     ///
     /// The digits of a huge integer take too long to compute if most of them would be cut off. So for an integer of more
     /// than 100,000 bits and more than four bits for each character of `limit`, the text is its size, such as
@@ -203,10 +205,10 @@ impl Value {
     /// Returns `None` if there is no such entry. An entry whose value is `nil` exists: the `nil` is read as a `T`.
     ///
     /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a
-    /// string is never found in a property list: use a [`keyword`](crate::keyword) or another
-    /// [`Symbol`](crate::Symbol). A non-negative integer is an index of any list, even of an association or property
-    /// list, and never a key. Like [`equalp`](Self::equalp), a search in a hash table with this test never returns for
-    /// equal arrays, structures or hash tables that contain circular lists.
+    /// Rust string is never found in a property list: use a [`keyword`](crate::keyword) or another
+    /// [`Symbol`](crate::Symbol). In any list, even an association or property list, a non-negative integer is an index
+    /// and never a key. Like [`equalp`](Self::equalp), a search in a hash table with this test never returns for equal
+    /// arrays, structures or hash tables that contain circular lists.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -218,9 +220,9 @@ impl Value {
     ///
     /// # Errors
     /// Returns [`Error::Condition`] if the object has no keys or indices, or is a malformed or circular list in which
-    /// `key` cannot be searched, or if keys are compared by `equal` or `equalp`, and `key` is a list that contains itself
-    /// or has more than a million elements; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key` has no
-    /// Lisp counterpart.
+    /// Lisp cannot search for `key`, or if keys are compared by `equal` or `equalp`, and `key` is a list that contains
+    /// itself or has more than a million elements; [`Error::Conversion`] if the entry cannot be read as a `T`, or `key`
+    /// has no Lisp counterpart.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
         let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()
@@ -265,7 +267,7 @@ impl Value {
     ///
     /// # Errors
     /// Returns [`Error::Conversion`] if the object is a string, a dotted list, or neither a list nor a vector;
-    /// [`Error::Condition`] if it is a circular list.
+    /// [`Error::Condition`] if the object is a circular list.
     pub fn elements(&self) -> Result<Vec<Self>, Error> {
         self.to()
     }
