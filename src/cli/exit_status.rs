@@ -63,14 +63,14 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "test" {
         SUCCEEDED => "Tests passed, and none failed; some may have been skipped.",
         FAILED => "A test failed.",
-        NOT_TRIED => "There are no tests, all tests are skipped, a system does not load, no server could be started or \
-                    attached to, the server ended, did not answer or refused the request, stdout failed, or the command \
-                    line is wrong. With several systems: one system does not load or has no tests, or no test failed and \
+        NOT_TRIED => "There are no tests, all tests are skipped, a system does not load, Lisp crashed, no server could be \
+                    started or attached to, the server ended, did not answer or refused the request, stdout failed, or the \
+                    command line is wrong. With several systems: one system does not load or has no tests, or no test failed and \
                     one system has only skipped tests.",
     }
     "repl" {
-        SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form and command succeeded.",
-        FAILED => "The input was a pipe or a file, and a form or command failed; or the reader of stdout has ended.",
+        SUCCEEDED => "The REPL ended. If stdin or stdout was not a terminal, every form and command succeeded.",
+        FAILED => "Stdin or stdout was not a terminal, and a form or command failed; or the reader of stdout has ended.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "No server could be started or attached to, the server ended or did not answer, or stdin or stdout \
                     failed.",
@@ -88,8 +88,8 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         CANNOT_RUN => "The findings could not be written.",
     }
     "replay" {
-        SUCCEEDED => "All answers are the same as in the recording.",
-        FAILED => "Some answers differ or are missing.",
+        SUCCEEDED => "All compared answers are the same as in the recording.",
+        FAILED => "Some answers differ, or some answers or requests of the server are missing.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "The recording cannot be read, no server could be started, or the report could not be written.",
     }
