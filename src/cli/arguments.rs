@@ -63,8 +63,8 @@ pub(super) enum Command {
     Serve(Serve),
     /// Evaluate code and print the report.
     ///
-    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line or a refused request, 3 if
-    /// Lisp could not start, there is no server to attach to, the server ended, or stdin or stdout failed. Without
+    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line or a refused request, 3
+    /// if Lisp could not start, there is no server to attach to, the server ended, or stdin or stdout failed. Without
     /// --attach, 86 or 87 if Lisp crashed.
     Eval {
         #[command(flatten)]
@@ -90,10 +90,10 @@ pub(super) enum Command {
     },
     /// Run tests and print the report of the tool run-tests.
     ///
-    /// Exit status: 0 if no test fails, 1 if some fail, 2 if the tests could not be run: no tests or only skipped tests, a
-    /// system that does not load, a crash of Lisp, no server, a server that ended, a refused request, a wrong command line,
-    /// or a failure of stdout. With several systems, 2 also if one system does not load or has no tests, or if no test fails
-    /// and one system has only skipped tests.
+    /// Exit status: 0 if no test fails, 1 if some fail, 2 if the tests could not be run: no tests or only skipped
+    /// tests, a system that does not load, a crash of Lisp, no server, a server that ended, a refused request, a wrong
+    /// command line, or a failure of stdout. With several systems, 2 also if one system does not load or has no tests,
+    /// or if no test fails and one system has only skipped tests.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -105,11 +105,11 @@ pub(super) enum Command {
     /// Start a REPL for people, in an image of its own or in the image of a running server.
     ///
     /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
-    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session as --restore says
-    /// (not with --attach or --no-supervisor). Without --attach, the defaults suit a person: --timeout 0 (600 for `:load`),
-    /// --hold a day, --max-answer 1000000. Unless stdin and stdout are terminals, there are no prompts, and the exit status is
-    /// 1 if a form or command failed. Other exit statuses: 1 if the reader of stdout has ended, 2 for a wrong command line,
-    /// 3 if there is no server, the server ended, or stdin or stdout failed.
+    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session as --restore
+    /// says (not with --attach or --no-supervisor). Without --attach, the defaults suit a person: --timeout 0 (600 for
+    /// `:load`), --hold a day, --max-answer 1000000. Unless stdin and stdout are terminals, there are no prompts, and
+    /// the exit status is 1 if a form or command failed. Other exit statuses: 1 if the reader of stdout has ended, 2
+    /// for a wrong command line, 3 if there is no server, the server ended, or stdin or stdout failed.
     Repl {
         /// Attach to a running server (started with --socket or --session): the only running server, or the server NAME.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
@@ -160,8 +160,8 @@ pub(super) enum Command {
     ///
     /// The requests are sent in order, each after the answers that came before it. Times, addresses, process ids and
     /// temporary files may differ. The recorded code is evaluated again, with its effects. Exit status: 0 if all
-    /// compared answers are equal, 1 if some differ or are missing, 2 for a wrong command line, 3 if the recording cannot be
-    /// replayed.
+    /// compared answers are equal, 1 if some differ or are missing, 2 for a wrong command line, 3 if the recording
+    /// cannot be replayed.
     Replay {
         /// File written by `--record`.
         file: PathBuf,
@@ -179,10 +179,10 @@ pub(super) enum Command {
     /// Report what the Lisp reader would reject in source files, without evaluating them.
     ///
     /// The findings are unbalanced parentheses (located by the indentation), unclosed strings and comments, and wrong
-    /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on
-    /// other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
-    /// command line, 3 if a file, stdin or stdout cannot be read or written, there is no server to attach to, or the server
-    /// ended.
+    /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends
+    /// on other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
+    /// command line, 3 if a file, stdin or stdout cannot be read or written, there is no server to attach to, or the
+    /// server ended.
     Check {
         /// Treat the packages of a running server (started with --socket or --session) as known: the only running server, or
         /// the server NAME (--attach=NAME).

@@ -461,8 +461,8 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
             findings.note(
                 "ASDF",
                 &found,
-                "to keep compiled files from one session to the next, choose a permanent directory with HOME, XDG_CACHE_HOME \
-                or, if this variable is set, ASDF_OUTPUT_TRANSLATIONS",
+                "to keep compiled files from one session to the next, choose a permanent directory with HOME, \
+                XDG_CACHE_HOME or, if this variable is set, ASDF_OUTPUT_TRANSLATIONS",
             );
         }
         Ok(()) => findings.fine("ASDF", &found),

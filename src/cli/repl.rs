@@ -148,8 +148,8 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
     }
 }
 
-/// Returns true if the server offers the tools with which the REPL debugs a held evaluation. A server may lack these tools
-/// (`--tools`), and then refuses to hold an evaluation.
+/// Returns true if the server offers the tools with which the REPL debugs a held evaluation. A server may lack these
+/// tools (`--tools`), and then refuses to hold an evaluation.
 fn offers_debugger(client: &mut Client) -> Result<bool, CallError> {
     let offered = client.request("tools/list", &json!({}), START_TIMEOUT)?;
     let is_offered = |name: &str| offered["tools"].as_array().into_iter().flatten().any(|tool| tool["name"] == name);
