@@ -50,10 +50,7 @@ impl Application {
         write(&report, "")?;
         let output = File::create(&log).map_err(io_error("creating", &log))?;
         let errors = output.try_clone().map_err(io_error("creating", &log))?;
-        progress.say(format_args!(
-            "compiling the application's Lisp into a core takes a few seconds; log: {}",
-            log.display()
-        ));
+        progress.say(format_args!("compiling the application's Lisp into a core; log: {}", log.display()));
         // SBCL runs in the package's root, like the build script, and reports file names relative to this directory.
         let mut command = bare.command();
         command.arg("--load").arg(&program).env("SBCL_BUILD_APPLICATION", &application);

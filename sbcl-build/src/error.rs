@@ -56,7 +56,7 @@ pub enum Error {
     },
 
     /// A file or directory could not be used.
-    #[error("{action} {}: {source}", path.display())]
+    #[error("{action} {} failed: {source}", path.display())]
     Io {
         /// The failed action, such as `writing`.
         action: &'static str,

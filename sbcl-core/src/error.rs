@@ -45,8 +45,8 @@ pub enum Error {
     /// SBCL for the requested platform cannot be built on this machine. SBCL's build runs the new SBCL, so the build needs a
     /// machine of this platform, or an emulator.
     #[error(
-        "SBCL for {target} cannot be built on {host}: build on a {target} machine, or set {variable} to the absolute path \
-         of a directory with a libsbcl and an sbcl.core for {target}",
+        "SBCL for {target} cannot be built on {host}: build on {target}, or set {variable} to the absolute path of a \
+         directory with a libsbcl and an sbcl.core for {target}",
         variable = settings::PREBUILT
     )]
     CrossBuild {
@@ -57,7 +57,7 @@ pub enum Error {
     },
 
     /// Programs that the build needs are not installed.
-    #[error("building SBCL needs programs that are not on the PATH: {list}. {help}", list = missing.join(", "))]
+    #[error("building SBCL needs programs that were not found: {list}. {help}", list = missing.join(", "))]
     MissingTools {
         /// The missing programs.
         missing: Vec<String>,

@@ -165,14 +165,13 @@ fn compile_sbcl(
     }
     context.log.run(&step, &mut build, context.progress)?;
     // This step makes the object files. Its library is not used, because the library stage links a library with the shim.
-    let step = "building libsbcl";
-    context.log.run(step, &mut script_command(&tree, "make-shared-library.sh", key, toolchain), context.progress)?;
+    let mut library = script_command(&tree, "make-shared-library.sh", key, toolchain);
+    context.log.run("building libsbcl", &mut library, context.progress)?;
     files::copy(&tree, &context.result, &files::list(&tree, is_kept)?)?;
     for name in ["src/runtime/sbcl", "src/runtime/sbcl.mk", "src/runtime/runtime.pic.o", "output/sbcl.core"] {
         let file = context.result.join(name);
         if !file.is_file() {
-            let (step, log) = (step.to_owned(), context.log.path().to_owned());
-            return Err(Error::MissingResult { step, file, log });
+            return Err(Error::MissingResult { step, file, log: context.log.path().to_owned() });
         }
     }
     Ok(())

@@ -147,11 +147,12 @@ impl Toolchain {
     fn compiler_tool(&self) -> Tool {
         if self.platform.is_host() {
             let packages = ["build-essential", "gcc glibc-devel", "base-devel", XCODE_INSTALL];
-            return tool("a C compiler", &[self.compiler_program()], packages);
+            return tool("a C compiler (cc, or the command in CC)", &[self.compiler_program()], packages);
         }
         let packages =
             ["gcc-aarch64-linux-gnu libc6-dev-arm64-cross", "gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc", ""];
-        tool("a C compiler for aarch64", &[self.compiler_program()], packages)
+        let name = "a C compiler for aarch64 (aarch64-linux-gnu-gcc, or the command in CC_aarch64_unknown_linux_gnu)";
+        tool(name, &[self.compiler_program()], packages)
     }
 
     fn tools(&self) -> Vec<Tool> {
@@ -269,7 +270,7 @@ mod tests {
         settings.compiler = Some("no-such-compiler -m64".to_owned());
         let error = Toolchain::choose(&settings, &Platform::host()).unwrap_err();
         assert!(matches!(error, Error::MissingTools { .. }), "{error}");
-        assert!(error.to_string().contains("no-such-compiler as a C compiler"), "{error}");
+        assert!(error.to_string().contains("no-such-compiler as a C compiler (cc, or the command in CC)"), "{error}");
         assert!(error.to_string().contains("build-essential"), "{error}");
     }
 

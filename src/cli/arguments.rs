@@ -63,9 +63,9 @@ pub(super) enum Command {
     Serve(Serve),
     /// Evaluate code and print the report.
     ///
-    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line or a refused request, 3 if
-    /// Lisp could not start, there is no server to attach to, the server ended, or stdin or stdout failed, 86 or 87 if
-    /// Lisp crashed.
+    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line or a refused request, 3
+    /// if Lisp could not start, there is no server to attach to, the server ended, or stdin or stdout failed. Without
+    /// --attach, 86 or 87 if Lisp crashed.
     Eval {
         #[command(flatten)]
         attach: Attach,
@@ -90,10 +90,10 @@ pub(super) enum Command {
     },
     /// Run tests and print the report of the tool run-tests.
     ///
-    /// Exit status: 0 if no test fails, 1 if some fail, 2 if the tests could not be run: no tests or only skipped tests, a
-    /// system that does not load, no server, a server that ended, a wrong command line, or a failure of stdout. With
-    /// several systems, 2 also if one system does not load or has no tests, or if no test fails and one system has only
-    /// skipped tests.
+    /// Exit status: 0 if no test fails, 1 if some fail, 2 if the tests could not be run: no tests or only skipped
+    /// tests, a system that does not load, a crash of Lisp, no server, a server that ended, a refused request, a wrong
+    /// command line, or a failure of stdout. With several systems, 2 also if one system does not load or has no tests,
+    /// or if no test fails and one system has only skipped tests.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -102,14 +102,14 @@ pub(super) enum Command {
         #[command(flatten)]
         tests: TestOptions,
     },
-    /// Start a REPL for people, in a new image or in the image of a running server.
+    /// Start a REPL for people, in an image of its own or in the image of a running server.
     ///
     /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
-    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session as --restore says
-    /// (not with --attach or --no-supervisor). The defaults suit a person: --timeout 0 (600 for `:load`), --hold a day,
-    /// --max-answer 1000000. When stdin is a pipe or a file, there are no prompts, and each form's values are printed. Exit
-    /// status: 1 if a form or command from a pipe or file failed, 2 for a wrong command line, 3 if there is no server, the
-    /// server ended, or stdin or stdout failed.
+    /// interrupts an evaluation; Ctrl-C twice within a second replaces the image and restores the session as --restore
+    /// says (not with --attach or --no-supervisor). Without --attach, the defaults suit a person: --timeout 0 (600 for
+    /// `:load`), --hold a day, --max-answer 1000000. Unless stdin and stdout are terminals, there are no prompts, and
+    /// the exit status is 1 if a form or command failed. Other exit statuses: 1 if the reader of stdout has ended, 2
+    /// for a wrong command line, 3 if there is no server, the server ended, or stdin or stdout failed.
     Repl {
         /// Attach to a running server (started with --socket or --session): the only running server, or the server NAME.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
@@ -160,7 +160,8 @@ pub(super) enum Command {
     ///
     /// The requests are sent in order, each after the answers that came before it. Times, addresses, process ids and
     /// temporary files may differ. The recorded code is evaluated again, with its effects. Exit status: 0 if all
-    /// answers are equal, 1 if some differ or are missing, 2 for a wrong command line, 3 if the recording cannot be replayed.
+    /// compared answers are equal, 1 if some differ or are missing, 2 for a wrong command line, 3 if the recording
+    /// cannot be replayed.
     Replay {
         /// File written by `--record`.
         file: PathBuf,
@@ -178,9 +179,10 @@ pub(super) enum Command {
     /// Report what the Lisp reader would reject in source files, without evaluating them.
     ///
     /// The findings are unbalanced parentheses (located by the indentation), unclosed strings and comments, and wrong
-    /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on
-    /// other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
-    /// command line, 3 if a file cannot be read or written or there is no server to attach to.
+    /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends
+    /// on other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
+    /// command line, 3 if a file, stdin or stdout cannot be read or written, there is no server to attach to, or the
+    /// server ended.
     Check {
         /// Treat the packages of a running server (started with --socket or --session) as known: the only running server, or
         /// the server NAME (--attach=NAME).
@@ -356,8 +358,8 @@ pub(super) struct Options {
         *Limits::MAX_OUTPUT_RANGE.start()..=*Limits::MAX_OUTPUT_RANGE.end()
     ))]
     pub(super) max_output: u64,
-    /// Maximum characters of one answer; the middle of longer output is left out and can be requested. `eval` without
-    /// --attach ignores this limit.
+    /// Maximum characters of one answer; the middle of longer output is left out and can be requested. The default of
+    /// `load`, `test` and `repl` is 1000000. `eval` without --attach ignores this limit.
     #[arg(long, value_name = "CHARS", default_value = "9500", value_parser = clap::value_parser!(u64).range(
         *Limits::MAX_ANSWER_RANGE.start()..=*Limits::MAX_ANSWER_RANGE.end()
     ))]

@@ -156,11 +156,13 @@ fn check_core(findings: &mut Findings, directory: Option<&Path>, is_embedded: bo
             let core = directory.join("sbcl.core");
             match fs::metadata(&core) {
                 Ok(data) => findings.fine("core", &format!("{} ({})", core.display(), format_bytes(data.len()))),
-                Err(error) => findings.problem(
-                    "core",
-                    &format!("{}: {error}", core.display()),
-                    "omit --core, or name the directory that has sbcl.core",
-                ),
+                Err(error) => {
+                    let remedy = match is_embedded {
+                        true => "omit --core, or name the directory that has sbcl.core",
+                        false => "name the directory that has sbcl.core: this binary contains no core",
+                    };
+                    findings.problem("core", &format!("{}: {error}", core.display()), remedy);
+                }
             }
         }
     }
@@ -459,7 +461,8 @@ fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
             findings.note(
                 "ASDF",
                 &found,
-                "to keep compiled files from one session to the next, set HOME or XDG_CACHE_HOME to a permanent directory",
+                "to keep compiled files from one session to the next, choose a permanent directory with HOME, \
+                XDG_CACHE_HOME or, if this variable is set, ASDF_OUTPUT_TRANSLATIONS",
             );
         }
         Ok(()) => findings.fine("ASDF", &found),
@@ -573,6 +576,16 @@ mod tests {
             let mut findings = Findings::default();
             check_core(&mut findings, None, is_embedded);
             assert!(findings.text.starts_with(expected), "{}", findings.text);
+        }
+    }
+
+    #[test]
+    fn omitting_the_option_core_is_suggested_only_if_the_program_has_a_core() {
+        for is_embedded in [true, false] {
+            let mut findings = Findings::default();
+            check_core(&mut findings, Some(Path::new("/nonexistent")), is_embedded);
+            assert!(findings.text.starts_with("FAILS  core "), "{}", findings.text);
+            assert_eq!(findings.text.contains("omit --core"), is_embedded, "{}", findings.text);
         }
     }
 }

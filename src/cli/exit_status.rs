@@ -35,7 +35,8 @@ macro_rules! statuses {
 pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "serve" {
         SUCCEEDED => "The client closed its end of the connection.",
-        FAILED => "The server could not start, or the image crashed repeatedly without answering a request.",
+        FAILED => "The server could not start or could not replace a lost image, or the image crashed repeatedly \
+                    without answering a request.",
         NOT_TRIED => "The command line is wrong.",
         EXIT_IMAGE_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
         EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: SBCL could not continue because the heap was full.",
@@ -63,14 +64,15 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
     "test" {
         SUCCEEDED => "Tests passed, and none failed; some may have been skipped.",
         FAILED => "A test failed.",
-        NOT_TRIED => "There are no tests, all tests are skipped, a system does not load, no server could be started or \
-                    attached to, the server ended, did not answer or refused the request, stdout failed, or the command \
-                    line is wrong. With several systems: one system does not load or has no tests, or no test failed and \
-                    one system has only skipped tests.",
+        NOT_TRIED => "There are no tests, all tests are skipped, a system does not load, Lisp crashed, no server could \
+                    be started or attached to, the server ended, did not answer or refused the request, stdout \
+                    failed, or the command line is wrong. With several systems: one system does not load or has no \
+                    tests, or no test failed and one system has only skipped tests.",
     }
     "repl" {
-        SUCCEEDED => "The REPL ended. If its input was a pipe or a file, every form and command succeeded.",
-        FAILED => "The input was a pipe or a file, and a form or command failed; or the reader of stdout has ended.",
+        SUCCEEDED => "The REPL ended. If stdin or stdout was not a terminal, every form and command succeeded.",
+        FAILED => "Stdin or stdout was not a terminal, and a form or command failed; or the reader of stdout has \
+                    ended.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "No server could be started or attached to, the server ended or did not answer, or stdin or stdout \
                     failed.",
@@ -88,8 +90,8 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         CANNOT_RUN => "The findings could not be written.",
     }
     "replay" {
-        SUCCEEDED => "All answers are the same as in the recording.",
-        FAILED => "Some answers differ or are missing.",
+        SUCCEEDED => "All compared answers are the same as in the recording.",
+        FAILED => "Some answers differ, or some answers or requests of the server are missing.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "The recording cannot be read, no server could be started, or the report could not be written.",
     }

@@ -104,6 +104,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         client.on_notice(move |params| drop(notices.try_send(notice_text(params, colours))));
     }
     client.initialize(Audience::Repl, START_TIMEOUT).map_err(|failure| failure.to_string())?;
+    let holds_errors = is_terminal && offers_debugger(&mut client).map_err(|failure| failure.to_string())?;
     if is_terminal {
         watch_interrupts(&client).map_err(|error| format!("cannot install a handler for SIGINT: {error}"))?;
     }
@@ -114,6 +115,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
     let mut repl = Repl {
         client,
         interactive: is_terminal,
+        holds_errors,
         colours,
         owns_image,
         is_supervised: options.is_supervised,
@@ -136,12 +138,24 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         Ok(()) if repl.failed && !is_terminal => Ok(FAILED),
         Ok(()) => Ok(SUCCEEDED),
         Err(ReplError::ServerGone) => {
-            super::print_to_stderr("; The server has ended. `sbcl-mcp repl` starts another server.");
+            let advice = match owns_image {
+                true => "`sbcl-mcp repl` starts another server.",
+                false => "`sbcl-mcp sessions` lists the running servers.",
+            };
+            super::print_to_stderr(&format!("; The server has ended. {advice}"));
             Ok(CANNOT_RUN)
         }
         Err(ReplError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
         Err(ReplError::Output(error)) => Err(format!("cannot read stdin or write to stdout: {error}")),
     }
+}
+
+/// Returns true if the server offers the tools with which the REPL debugs a held evaluation. A server may lack these
+/// tools (`--tools`), and then refuses to hold an evaluation.
+fn offers_debugger(client: &mut Client) -> Result<bool, CallError> {
+    let offered = client.request("tools/list", &json!({}), START_TIMEOUT)?;
+    let is_offered = |name: &str| offered["tools"].as_array().into_iter().flatten().any(|tool| tool["name"] == name);
+    Ok(["eval-in-frame", "invoke-restart"].into_iter().all(is_offered))
 }
 
 /// Formats a notice about another client.
@@ -261,6 +275,8 @@ enum TextStyle {
 struct Repl {
     client: Arc<Mutex<Client>>,
     interactive: bool,
+    /// True if failed evaluations are held for debugging.
+    holds_errors: bool,
     colours: bool,
     /// True if the REPL has started the server whose image it uses.
     owns_image: bool,
@@ -461,11 +477,11 @@ impl Repl {
         if let RequestReply::Answer(answer) = &reply
             && reports_no_held_evaluation(answer)
         {
-            // The held evaluation has timed out, or another client has released it.
+            // The hold has timed out, or another client has taken over or ended the evaluation.
             self.level = 0;
             self.print(
                 TextStyle::Note,
-                "; The held evaluation has ended: the code is evaluated outside its frames.\n",
+                "; The REPL no longer holds the evaluation: the code is evaluated outside the evaluation's frames.\n",
             )?;
             return self.evaluate(code);
         }
@@ -499,10 +515,10 @@ impl Repl {
         self.print(TextStyle::Note, &format!("; Not evaluated: {}\n", rest.replace('\n', "\n; ")))
     }
 
-    /// Adds the time limit and the reaction to errors: a failed evaluation is held in interactive use, else aborted.
+    /// Adds the time limit and the reaction to errors: a failed evaluation is held for debugging or aborted.
     fn with_evaluation_options(&self, arguments: Value) -> Value {
         let mut arguments = with_timeout(arguments, self.timeout);
-        arguments["on-error"] = if self.interactive { "debug" } else { "abort" }.into();
+        arguments["on-error"] = if self.holds_errors { "debug" } else { "abort" }.into();
         arguments
     }
 

@@ -142,7 +142,12 @@ pub(super) fn open(name: &OsStr, restore: RestoreMode, input: &OwnedFd) -> Resul
 /// has a socket, and not while the session is being saved.
 fn advice_while_held(name: &str, holder: Holder) -> String {
     if holder.is_ending() {
-        return "Start the server again when the session is free; `sbcl-mcp sessions` lists the holders.".to_owned();
+        // The list has only the sessions in this user's directory for sessions, whose names contain no slash.
+        let list = match name.contains('/') {
+            true => "",
+            false => "; `sbcl-mcp sessions` shows whether a process still holds the session",
+        };
+        return format!("Start the server again when the session is free{list}.");
     }
     let attach = match attach::socket_path(name) {
         Ok(path) if path.exists() => format!(", or attach to that server (sbcl-mcp repl --attach={name})"),
@@ -187,4 +192,20 @@ pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Resu
     draft.finish_only_child(made).map_err(|reason| format!("{NOT_SAVED}{reason}."))?;
     checkpoints.prune_automatic(store::KEPT_AUTOMATIC_CHECKPOINTS);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_sessions_is_suggested_only_for_a_session_that_it_contains() {
+        let holder = Holder { pid: 0, state: HolderState::Saving };
+        let advice = "Start the server again when the session is free";
+        assert_eq!(advice_while_held("./work", holder), format!("{advice}."));
+        assert_eq!(
+            advice_while_held("work", holder),
+            format!("{advice}; `sbcl-mcp sessions` shows whether a process still holds the session.")
+        );
+    }
 }

@@ -119,7 +119,7 @@ fn start_runtime(
             path: match &runtime.core {
                 CoreLocation::File(path) | CoreLocation::Section(path) => path.clone(),
             },
-            reason: "the core lacks sbcl-mcp's Lisp code: build the core with sbcl-build".to_owned(),
+            reason: "the core lacks sbcl-mcp's Lisp code: use a core that sbcl-core or sbcl-build has built".to_owned(),
         }),
     }
 }

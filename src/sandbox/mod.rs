@@ -19,7 +19,7 @@ pub(crate) struct Confinement {
     #[arg(long)]
     no_network: bool,
     /// Prevent Lisp and the programs it starts from writing files outside the temporary directory, ASDF's cache and the
-    /// checkpoint directory (Linux).
+    /// checkpoint directory (Linux 6.2 or later).
     #[arg(long)]
     read_only: bool,
 }

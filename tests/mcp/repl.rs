@@ -268,6 +268,14 @@ fn error_opens_a_debugger_level_with_frames_and_restarts() {
 }
 
 #[test]
+fn failed_evaluations_are_aborted_in_a_server_without_the_tools_of_the_debugger() {
+    let terminal = Terminal::start("--tools core", &[]);
+    assert_eq!(terminal.evaluate("(list 1)", "CL-USER>"), "=> (1)");
+    let shown = terminal.evaluate("(error \"boo\")", "CL-USER>");
+    assert!(shown.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && !shown.contains("Restarts"), "{shown}");
+}
+
+#[test]
 fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
     let terminal = Terminal::start("", &[]);
     terminal.evaluate("(defun f () 1) (defun spin () (loop))", "CL-USER>");
@@ -659,6 +667,30 @@ fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     terminal.line("1");
     terminal.await_text("status 3");
     std::fs::remove_dir_all(&runtime).unwrap();
+}
+
+#[test]
+fn the_end_of_an_attached_server_is_reported_with_advice_to_list_the_servers() {
+    let runtime = Scratch::new();
+    std::fs::set_permissions(&*runtime, PermissionsExt::from_mode(0o700)).unwrap();
+    let mut server = Server::start_with_environment(&["serve", "--socket"], &[("XDG_RUNTIME_DIR", &runtime)]);
+    server.initialize("2025-11-25");
+    let mut command = Command::new(binary());
+    command.args(["repl", "--attach"]).env("XDG_RUNTIME_DIR", &*runtime);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    input.write_all(b"(list 1)\n").unwrap();
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "=> (1)\n");
+    server.finish();
+    input.write_all(b"(list 2)\n").unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "; The server has ended. `sbcl-mcp sessions` lists the running servers.\n");
+    assert_eq!(output.status.code(), Some(3));
 }
 
 #[test]
