@@ -276,7 +276,8 @@ impl PersistentSession {
 
     /// Returns the message that the session does not exist, with the names of the existing sessions.
     fn no_such_session_message(&self) -> String {
-        let names: Vec<_> = Self::all().unwrap_or_default().into_iter().map(|session| session.name).collect();
+        let sessions = Self::all().map_or_else(|_| Vec::new(), |(_, sessions)| sessions);
+        let names: Vec<_> = sessions.into_iter().map(|session| session.name).collect();
         let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         format!("There is no session {:?}. Existing sessions: {there_are}.", self.name)
     }
