@@ -77,5 +77,6 @@
 ;;; The saved image must not contain ASDF's records of the systems, because they contain the paths of the sources.
 (mapc #'asdf:clear-system (list* "sbcl-host" "sbcl-host/tests" *systems*))
 (mapc #'unintern '(*systems* *contribs*))
+(funcall (intern "PREPARE-INSPECTIONS" "SBCL-HOST/DEBUGGER"))
 (funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))
 (funcall (intern "SAVE-CORE" "SBCL-HOST") (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT"))

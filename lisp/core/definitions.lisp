@@ -14,8 +14,15 @@ as the session's.")
   "The names of the systems that are part of the core.")
 
 (defun already-loaded-systems ()
-  "Return the names of the systems that ASDF has loaded."
-  (guarded (copy-list (asdf:already-loaded-systems)) (failure) '()))
+  "Return the names of the systems that ASDF has loaded. ASDF's function of this name looks up the class of the operation
+for each system, and for that waits while other code holds **WORLD-LOCK**."
+  (guarded (let ((operation (or (gethash (find-class 'asdf:load-op) asdf/operation:*operations*)
+                                (asdf:make-operation 'asdf:load-op))))
+             (loop for system in (asdf/system-registry:registered-systems*)
+                   when (nth-value 1 (asdf/action:component-operation-time operation system))
+                     collect (asdf:component-name system)))
+      (failure)
+    '()))
 
 (defglobal **debug-declaimed** nil
   "True once the user has proclaimed a debug quality outside a file.")

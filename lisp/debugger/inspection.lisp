@@ -608,3 +608,20 @@ names. If WITH-SOURCE is true, include the source text of definitions."
   (run-guarded-inspection (lambda ()
                             (push-description (job-text job) (job-name job)
                                               (logtest +describe-source+ (job-flags job))))))
+
+;;; Preparing the core
+
+(defun prepare-inspections ()
+  "Inspect a definition of each kind, as part of building the core. SBCL compiles the dispatch of a generic function such as
+DOCUMENTATION when the function is first called with arguments of certain classes, and for that needs **WORLD-LOCK**. An
+inspection in a session must not need the lock, because the user's code may hold it for long."
+  (let ((samples '((:class asdf:system) (:class random-state) (:class simple-error) (:class string) (:class stream)
+                   (:class generic-function) (:type boolean) (:function car) (:function getf) (:function print-object)
+                   (:macro when) (:variable *features*) (:package "ASDF"))))
+    (dolist (sample samples)
+      (setf (gethash sample **definitions**) nil))
+    (push-definitions 0 (length samples) "")
+    (loop for (nil name) in samples
+          do (push-description (if (stringp name) name (format nil "~(~A~)" (symbol-name name))) "ASDF" nil))
+    (dolist (sample samples)
+      (remhash sample **definitions**))))

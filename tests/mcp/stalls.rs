@@ -967,6 +967,28 @@ fn define_endless_macro(server: &mut Server, begun: &Path) {
     server.evaluate(&format!("(defmacro endless () (with-open-file (s {begun:?} :direction :output)) (loop))"));
 }
 
+/// SBCL needs the lock to define classes and to compile the dispatch of generic functions. Without an answer, an inspection
+/// fails after 10 seconds.
+#[apply(both_modes)]
+fn inspections_do_not_wait_for_user_code_that_holds_the_lock_for_classes(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defclass point () ((x :accessor point-x))) (defstruct box a) (define-condition full (error) ()) \
+         (defgeneric area (shape)) (defmacro twice (x) `(progn ,x ,x)) (defvar *point* (make-instance 'point)) \
+         (deftype id () 'integer) (defun (setf size) (new thing) (list new thing))",
+    );
+    let begun = server.home().join("begun");
+    let code =
+        format!("(sb-kernel::with-world-lock () (with-open-file (s {begun:?} :direction :output)) (loop (sleep 1)))");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    wait_until("the lock is held", || begun.exists());
+    let definitions = call_ok(&mut server, "list-definitions", json!({}));
+    assert!(definitions.contains("POINT"), "{definitions}");
+    for name in ["point", "box", "full", "area", "twice", "*point*", "id", "size", "car", "stream", "cl-user"] {
+        call_ok(&mut server, "describe-symbol", json!({"name": name}));
+    }
+}
+
 /// The limit for a request behind cancelled inspections. Each of them would take 10 seconds.
 const CANCELLATION_LIMIT: Duration = Duration::from_secs(8);
 
