@@ -44,7 +44,7 @@ const MAX_TIMERS_PER_TURN: usize = 256;
 const MAX_TIMER: Duration = Duration::from_secs(86_400);
 
 type CancelFn = Box<dyn FnOnce() + Send>;
-type OutputSince = Box<dyn Fn(usize) -> Option<String> + Send>;
+type OutputSince = Box<dyn Fn(usize, usize) -> Option<String> + Send>;
 type StatusText = Box<dyn Fn() -> Option<String> + Send>;
 /// A function that takes the client's response to a server request.
 type ReplyHandler = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
@@ -410,17 +410,17 @@ impl Inflight {
     }
 
     /// Reports the progress of a request until it is answered. `printed` takes the number of bytes of output reported so
-    /// far and returns the output that follows, if there is any. While there is no new output, a report is sent every few
-    /// seconds, with the text that `status` returns or, if `status` returns `None`, with the elapsed time. With
-    /// `all_output`, the reports have all of the output, and each report has the byte index of its part; otherwise, a
-    /// report has only the end of the new output. If the request had other reports before, also from an earlier worker,
-    /// the time continues: the progress of a request must increase (MCP).
+    /// far and a maximum length in bytes. It returns the output that follows, if there is any, cut after a character if it is
+    /// longer. While there is no new output, a report is sent every few seconds, with the text that `status` returns or, if
+    /// `status` returns `None`, with the elapsed time. With `all_output`, the reports have all of the output, and each report
+    /// has the byte index of its part; otherwise, a report has only the end of the new output. If the request had other
+    /// reports before, also from an earlier worker, the time continues: the progress of a request must increase (MCP).
     pub(crate) fn report_progress(
         &self,
         request: u64,
         token: ProgressToken,
         all_output: bool,
-        printed: impl Fn(usize) -> Option<String> + Send + 'static,
+        printed: impl Fn(usize, usize) -> Option<String> + Send + 'static,
         status: impl Fn() -> Option<String> + Send + 'static,
     ) {
         let mut table = self.table.lock();
@@ -610,7 +610,9 @@ impl Table {
         }
         let seconds = (now - progress.begin).as_secs_f64();
         let mut meta = None;
-        let message = match (progress.printed)(progress.reported) {
+        // With a character more than a report has room for, the length shows whether more output follows.
+        let max = if progress.all_output { MAX_OUTPUT_PART + 4 } else { usize::MAX };
+        let message = match (progress.printed)(progress.reported, max) {
             Some(mut printed) if progress.all_output => {
                 meta = Some(json!({OUTPUT_OFFSET_KEY: progress.reported}));
                 if printed.len() > MAX_OUTPUT_PART {
@@ -786,7 +788,7 @@ mod tests {
                 responder.request_number(),
                 ProgressToken(RequestId::Number(9)),
                 false,
-                |from| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
+                |from, _| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
                 || None,
             );
             let (late, called) = (late.clone(), called.clone());
@@ -832,7 +834,12 @@ mod tests {
             responder.request_number(),
             ProgressToken(RequestId::Number(9)),
             true,
-            move |from| all.get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
+            move |from, max| {
+                assert!(max < 2 * MAX_OUTPUT_PART, "the whole output would be copied for each report");
+                let rest = all.get(from..).filter(|rest| !rest.is_empty())?;
+                let end = (0..=max.min(rest.len())).rfind(|end| rest.is_char_boundary(*end))?;
+                Some(rest[..end].to_owned())
+            },
             || None,
         );
         let reading = std::thread::spawn(move || {
@@ -888,7 +895,7 @@ mod tests {
         let later = Instant::now() + Duration::from_secs(60);
         for _ in 0..2 {
             let token = ProgressToken(RequestId::Number(9));
-            client.inflight.report_progress(responder.request_number(), token, false, |_| None, || None);
+            client.inflight.report_progress(responder.request_number(), token, false, |_, _| None, || None);
             client.inflight.run_timers(later);
         }
         assert!(responder.leave_unanswered());

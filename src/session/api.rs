@@ -344,17 +344,23 @@ impl Session {
     /// Returns `None` when the evaluation does not run, or has printed nothing more.
     #[must_use]
     pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        let mut scheduler = self.inner.scheduler.lock();
-        let printed = scheduler.find(id.0)?.activity.outcome_builder()?.stdout();
-        printed.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+        self.output_part(id, from, usize::MAX)
     }
 
-    /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on. Returns `None`
-    /// when the evaluation does not run, or has no further messages.
-    pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
+    /// Returns the same text as [`output_so_far`](Self::output_so_far), up to the end of a character, but at most `max`
+    /// bytes.
+    pub(crate) fn output_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
+        let mut scheduler = self.inner.scheduler.lock();
+        let printed = scheduler.find(id.0)?.activity.outcome_builder()?.stdout();
+        part(printed, from, max).map(str::to_owned)
+    }
+
+    /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on, at most `max` bytes.
+    /// Returns `None` when the evaluation does not run, or has no further messages.
+    pub(crate) fn progress_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
         let mut scheduler = self.inner.scheduler.lock();
         let text = scheduler.find(id.0)?.activity.outcome_builder()?.progress();
-        text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+        part(&text, from, max).map(str::to_owned)
     }
 
     /// Returns the connection's last error; `None` once a later evaluation has succeeded.
@@ -524,6 +530,14 @@ fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
     running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far)
 }
 
+/// Returns the part of `text` from byte `from` on, cut after a character if it is longer than `max` bytes. Returns `None` if
+/// nothing follows.
+fn part(text: &str, from: usize, max: usize) -> Option<&str> {
+    let rest = text.get(from..).filter(|rest| !rest.is_empty())?;
+    let end = (0..=max.min(rest.len())).rfind(|end| rest.is_char_boundary(*end)).unwrap_or(0);
+    Some(&rest[..end])
+}
+
 /// A background job whose thread is about to wait for another job, and the function that ends the wait.
 struct BackgroundWaiter {
     job: u64,
@@ -542,5 +556,19 @@ fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
     match crate::os::busy_poll::poll_briefly(20, || receiver.try_recv().ok()) {
         Some(value) => value,
         None => receiver.recv().expect("every job is answered"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_text_ends_with_a_whole_character() {
+        assert_eq!(part("aéb", 0, 2), Some("a"));
+        assert_eq!(part("aéb", 1, 2), Some("é"));
+        assert_eq!(part("aéb", 1, usize::MAX), Some("éb"));
+        assert_eq!(part("aéb", 4, 2), None);
+        assert_eq!(part("aéb", 9, 2), None);
     }
 }

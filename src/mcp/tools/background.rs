@@ -78,14 +78,14 @@ pub(super) struct Job {
     evaluation: Evaluation,
     operation: Option<Operation>,
     post_processing: Option<PostProcessing>,
-    /// The function that returns the progress text of the job so far, from a byte index on.
-    progress_text: fn(&Session, JobId, usize) -> Option<String>,
+    /// The function that returns the progress text of the job so far, from a byte index on, up to a number of bytes.
+    progress_text: fn(&Session, JobId, usize, usize) -> Option<String>,
 }
 
 impl Job {
     /// Returns a job that evaluates code and reports its output.
     pub(super) fn new(evaluation: Evaluation) -> Self {
-        Self { evaluation, operation: None, post_processing: None, progress_text: Session::output_so_far }
+        Self { evaluation, operation: None, post_processing: None, progress_text: Session::output_part }
     }
 
     /// Returns a job that performs an operation. `evaluation` has the job's limits, and the code to log.
@@ -98,8 +98,8 @@ impl Job {
         Self { post_processing: Some(post_processing), ..self }
     }
 
-    /// Sets the function that returns the progress text of the job so far, from a byte index on.
-    pub(super) fn with_progress_text(self, progress_text: fn(&Session, JobId, usize) -> Option<String>) -> Self {
+    /// Sets the function that returns the progress text of the job so far, from a byte index on, up to a number of bytes.
+    pub(super) fn with_progress_text(self, progress_text: fn(&Session, JobId, usize, usize) -> Option<String>) -> Self {
         Self { progress_text, ..self }
     }
 }

@@ -212,9 +212,9 @@ impl PendingCall {
         self.inflight.set_deadline(self.request, time, on_deadline);
     }
 
-    /// Reports progress, if the client asked for progress. `printed` returns the output from a byte index on, or `None` if
-    /// there is no further output.
-    pub(super) fn report_progress(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
+    /// Reports progress, if the client asked for progress. `printed` returns the output from a byte index on, up to a number
+    /// of bytes, or `None` if there is no further output.
+    pub(super) fn report_progress(&self, printed: impl Fn(usize, usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, || None);
         }
@@ -223,7 +223,7 @@ impl PendingCall {
     /// Reports at intervals why the call has not begun, with the text of `status`.
     pub(super) fn report_waiting(&self, status: impl Fn() -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
-            self.inflight.report_progress(self.request, token.clone(), self.all_output, |_| None, status);
+            self.inflight.report_progress(self.request, token.clone(), self.all_output, |_, _| None, status);
         }
     }
 
@@ -233,12 +233,12 @@ impl PendingCall {
         &self,
         session: &Session,
         job: JobId,
-        reports: fn(&Session, JobId, usize) -> Option<String>,
+        reports: fn(&Session, JobId, usize, usize) -> Option<String>,
     ) {
         if let Some(token) = &self.token {
             let (printing, waiting) = (session.clone(), session.clone());
             let evaluation = session.evaluation_of(job);
-            let printed = move |from| reports(&printing, job, from);
+            let printed = move |from, max| reports(&printing, job, from, max);
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, move || {
                 let (first, time) = waiting.blocking_evaluation(evaluation?)?;
                 Some(format!("waiting for evaluation {first}, which has been running for {:.0} s", time.as_secs_f64()))

@@ -332,7 +332,7 @@ pub(super) fn answer_within(
         Ok(wait) => {
             let waiting_session = session.clone();
             pending.on_cancel(move || _ = waiting_session.cancel_wait(wait));
-            pending.report_progress(|_| None);
+            pending.report_progress(|_, _| None);
             pending.set_deadline(time, move || {
                 // After the end of the wait, the callback may have to wait until the answers to other calls are rendered.
                 if session.cancel_wait(wait)

@@ -21,7 +21,7 @@ pub(super) fn handle_with_job(
 pub(super) fn submit_job(call: Call, submit: impl FnOnce(&Session, Call) -> JobId) {
     let (session, pending) = (call.session().clone(), call.pending());
     let job = pending.submit(&session, || submit(&session, call));
-    pending.report_progress(move |from| session.output_so_far(job, from));
+    pending.report_progress(move |from, max| session.output_part(job, from, max));
 }
 
 /// The tool invoke-restart.

@@ -114,7 +114,7 @@ impl ToolSpec for LoadSystem {
         let on_error = background::resolve_on_error(&session, OnErrorChoice::value_of(arguments.on_error), wait_limit)?;
         evaluation.hold = on_error != OnError::Abort;
         let asks = on_error == OnError::Ask;
-        let job = background::Job::operation(evaluation, operation).with_progress_text(Session::progress_so_far);
+        let job = background::Job::operation(evaluation, operation).with_progress_text(Session::progress_part);
         handle_with(move |call| {
             background::evaluate(call, job, wait_limit, move |call, outcome| {
                 let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
