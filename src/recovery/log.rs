@@ -243,10 +243,18 @@ impl RecoveryLog {
         self.compaction = None;
         let file = write_atomically(&self.path, &snapshot_line(state));
         self.file = Some(file.inspect_err(|error| self.record_failure(error))?);
-        (self.appended_bytes, self.failure) = (0, None);
-        // The error is ignored, because the marker usually does not exist.
-        let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
+        self.appended_bytes = 0;
+        self.clear_failure();
         Ok(())
+    }
+
+    /// Begins to replace a log that could not be written with a snapshot of `state`, or finishes the replacement that an
+    /// earlier call began. Does not wait for the disk.
+    pub(crate) fn retry(&mut self, state: &RecoveryState) {
+        self.finish_compaction();
+        if self.failure.is_some() && self.compaction.is_none() {
+            self.begin_compaction(state);
+        }
     }
 
     /// Begins to compact the log to a snapshot of `state`. A thread waits for the disk. Until a later append finds that
@@ -266,37 +274,51 @@ impl RecoveryLog {
         let synced =
             sync.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes the new log panicked")));
         match synced.and_then(|()| std::fs::rename(draft_path(&self.path), &self.path)) {
-            Ok(()) => self.file = Some(file),
+            Ok(()) => {
+                self.file = Some(file);
+                self.clear_failure();
+            }
             Err(error) => self.discard_compaction(&error),
         }
     }
 
     /// Discards the compaction in progress, which failed with `error`. The log stays as it was.
     fn discard_compaction(&mut self, error: &io::Error) {
-        tracing::warn!("the session's log {} cannot be compacted, and continues to grow: {error}", self.path.display());
+        if let Some(failure) = &mut self.failure {
+            *failure = error.to_string();
+        } else {
+            tracing::warn!(
+                "the session's log {} cannot be compacted, and continues to grow: {error}",
+                self.path.display()
+            );
+        }
         self.compaction = None;
         let _ = std::fs::remove_file(draft_path(&self.path));
     }
 
-    /// Appends an event. Does nothing after a failure, until the log is compacted. Returns true when the log has grown
-    /// so much that it must be compacted.
+    /// Appends an event. After a failure, appends the event only to the log of a compaction in progress. Returns true when
+    /// the log has grown so much that it must be compacted.
     pub(crate) fn append(&mut self, event: &SessionEvent) -> bool {
         self.append_line(|| encode_line(&LogLine::Event(Cow::Borrowed(event))));
         self.failure.is_none() && self.compaction.is_none() && self.appended_bytes > COMPACTION_THRESHOLD
     }
 
-    /// Appends a snapshot of `state`, which has changed without an event. Does nothing after a failure, until the log is
-    /// compacted.
+    /// Appends a snapshot of `state`, which has changed without an event, in the same way.
     pub(crate) fn append_snapshot(&mut self, state: &RecoveryState) {
         self.append_line(|| snapshot_line(state));
     }
 
     fn append_line(&mut self, encode: impl FnOnce() -> Vec<u8>) {
         self.finish_compaction();
-        let Some(file) = self.file.as_mut().filter(|_| self.failure.is_none()) else { return };
+        let file = self.file.as_mut().filter(|_| self.failure.is_none());
+        if file.is_none() && self.compaction.is_none() {
+            return;
+        }
         let line = encode();
         self.appended_bytes += line.len() as u64;
-        if let Err(error) = file.write_all(&line) {
+        if let Some(file) = file
+            && let Err(error) = file.write_all(&line)
+        {
             self.record_failure(&error);
         }
         // A new log that lacks a line must not replace the log.
@@ -319,6 +341,13 @@ impl RecoveryLog {
         }
         self.failure = Some(error.to_string());
         self.compaction = None;
+    }
+
+    /// Records that the log can be written again, and is complete.
+    fn clear_failure(&mut self) {
+        self.failure = None;
+        // The error is ignored, because the marker usually does not exist.
+        let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE_MARKER_FILE));
     }
 
     /// Returns the reason why the log cannot be written; `None` while the log can be written.
@@ -485,6 +514,34 @@ mod tests {
         assert!(log.compaction.is_none() && log.failure().is_some());
         log.compact(&state([defined("(d)", 4)])).unwrap();
         assert_eq!((codes(&directory), log.failure()), (vec!["(d)".to_owned()], None));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_failed_log_is_replaced_without_waiting_for_the_disk() {
+        let directory = directory("retried-log");
+        let mut log = RecoveryLog::new(&directory);
+        log.compact(&state([defined("(a)", 1)])).unwrap();
+        log.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        log.append(&defined("(b)", 2));
+        // A directory with the draft's name makes the first attempt fail.
+        std::fs::create_dir(draft_path(&log.path)).unwrap();
+        log.retry(&state([defined("(a)", 1), defined("(b)", 2)]));
+        assert!(log.compaction.is_none() && log.failure().is_some());
+        std::fs::remove_dir(draft_path(&log.path)).unwrap();
+        log.retry(&state([defined("(a)", 1), defined("(b)", 2)]));
+        let end = slow_down(&mut log);
+        log.append(&defined("(c)", 3));
+        log.retry(&RecoveryState::default());
+        assert!(log.failure().is_some() && incomplete_since(&directory).is_some());
+        drop(end);
+        while !log.compaction.as_ref().unwrap().sync.is_finished() {
+            thread::yield_now();
+        }
+        log.retry(&RecoveryState::default());
+        assert_eq!((codes(&directory).len(), log.failure(), incomplete_since(&directory)), (3, None, None));
+        log.append(&defined("(d)", 4));
+        assert_eq!(codes(&directory), ["(a)", "(b)", "(c)", "(d)"]);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

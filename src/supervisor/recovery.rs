@@ -164,12 +164,20 @@ impl RecoveryRecord {
         Some(self.last_log_attempt.map_or(Duration::ZERO, |tried| LOG_RETRY_INTERVAL.saturating_sub(tried.elapsed())))
     }
 
-    /// Tries to write a failed log again.
+    /// Tries to write a failed log again. Does not wait for the disk: the next attempt finds out whether this one has
+    /// succeeded.
+    pub(super) fn retry_log(&mut self) {
+        if let Some(log) = self.log.as_mut().filter(|log| log.failure().is_some()) {
+            log.retry(&self.state.for_new_server());
+            self.last_log_attempt = Some(Instant::now());
+        }
+    }
+
+    /// Tries to write a failed log again at the end of the server, and waits for the disk.
     pub(super) fn rewrite_log(&mut self) {
         if let Some(log) = self.log.as_mut().filter(|log| log.failure().is_some()) {
             // The log keeps the reason of a failure.
             let _ = log.compact(&self.state.for_new_server());
-            self.last_log_attempt = Some(Instant::now());
         }
     }
 

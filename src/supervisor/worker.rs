@@ -84,7 +84,7 @@ impl Worker {
     /// to fail, and when it can be written again.
     pub(super) fn check_log(&mut self) {
         if self.recovery.time_until_log_retry().is_some_and(|time| time.is_zero()) {
-            self.recovery.rewrite_log();
+            self.recovery.retry_log();
         }
         let Some(input) = input_for_notices(&mut self.process) else { return };
         let text = match self.recovery.log_failure() {
