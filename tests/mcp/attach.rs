@@ -276,6 +276,15 @@ fn socket_without_xdg_runtime_dir_is_in_a_private_temporary_directory(mode: Mode
     let refused = || {
         let end = Server::start_command(&mut command()).end();
         assert!(!end.status.success() && end.stderr.contains("other clients cannot attach"), "{}", end.stderr);
+        // No command connects to a socket there, which another user may have created.
+        for attach in ["--attach", "--attach=x"] {
+            let mut command = Command::new(binary());
+            command.args(["eval", attach, "1"]).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &*temporary.directory);
+            let output = command.stdin(Stdio::null()).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let reason = format!("{} must be a directory that belongs to this user", directory.display());
+            assert!(output.status.code() == Some(3) && text.contains(&reason), "{attach}: {text}");
+        }
     };
     refused();
     std::fs::remove_dir_all(&directory).unwrap();
