@@ -1002,8 +1002,7 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     state.await_free("full");
     let mut server = state.serve("full");
     let text = server.evaluate("(list *x* (f) (g))");
-    let failure =
-        "was not saved when its last server ended: SIMPLE-ERROR: The process cannot be copied: Cannot allocate";
+    let failure = "was not saved when its last server ended: The process cannot be copied: Cannot allocate memory.";
     assert!(text.contains(failure) && text.ends_with("=> (2 :F :G)"), "{text}");
     assert!(server.finish().status.success());
     // This server has saved the session. No incomplete core is left.
