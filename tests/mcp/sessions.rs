@@ -117,7 +117,7 @@ fn restarted_session_restores_values_package_and_error_history() {
         text.starts_with("[notice]\nThe session \"work\" continues. Restored: the checkpoint \"auto-1\" from "),
         "{text}"
     );
-    assert!(text.contains(" ago (evaluation 3). Nothing has been defined since then.\n\n=> (41 41)"), "{text}");
+    assert!(text.contains(" ago (evaluation 3). There were no later definitions to restore.\n\n=> (41 41)"), "{text}");
     assert_eq!(server.evaluate("(package-name *package*)"), "=> \"APP\"");
     // Error numbers continue, and the history is that of the session.
     assert!(call_ok(&mut server, "describe-last-error", json!({"list": 20})).contains("E1 "));
