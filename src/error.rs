@@ -167,10 +167,10 @@ pub enum InspectError {
          not terminate. Redefine that method or function."
     )]
     Timeout(u64),
-    /// The inspection was cancelled, or the session was reset before the inspection finished.
+    /// The inspection was cancelled, or the session was reset or restored before the inspection finished.
     #[error(
-        "The request was cancelled, or the session was reset before the request finished. Call again if you still \
-         need the result."
+        "The request was cancelled, or the session was reset or restored before the request finished. Call again if \
+         you still need the result."
     )]
     Cancelled,
     /// The inspection needs a session in which no evaluation runs, and an evaluation is running.
@@ -278,7 +278,7 @@ fn explain_nothing_held(last: Option<EndedHold>) -> String {
     let Some(EndedHold { evaluation, end }) = last else {
         return format!(
             "an evaluation that fails {how} is held until it is resumed or aborted, its hold times out, another client takes it \
-             over, or a reset or a later evaluation outside its frames ends it."
+             over, or a later evaluation outside its frames, a reset, a restore or the loss of the image ends it."
         );
     };
     let end = match end {
