@@ -162,17 +162,17 @@ pub enum InspectError {
         message: String,
     },
     /// The inspection took longer than this number of seconds: a print method or a macro function might not terminate, or
-    /// other code holds a lock that the inspection needs.
+    /// other code might hold a lock that the inspection needs.
     #[error(
         "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions might \
-         not terminate, or running code may hold SBCL's lock for classes. Redefine the method or function, or abort the \
-         code."
+         not terminate, or other code might hold a lock that the inspection needs, for instance while it compiles. \
+         Redefine that method or function, or call again later."
     )]
     Timeout(u64),
-    /// The inspection was cancelled, or the session was reset before the inspection finished.
+    /// The inspection was cancelled, or the session was reset or restored before the inspection finished.
     #[error(
-        "The request was cancelled, or the session was reset before the request finished. Call again if you still \
-         need the result."
+        "The request was cancelled, or the session was reset or restored before the request finished. Call again if \
+         you still need the result."
     )]
     Cancelled,
     /// The inspection needs a session in which no evaluation runs, and an evaluation is running.
@@ -280,7 +280,7 @@ fn explain_nothing_held(last: Option<EndedHold>) -> String {
     let Some(EndedHold { evaluation, end }) = last else {
         return format!(
             "an evaluation that fails {how} is held until it is resumed or aborted, its hold times out, another client takes it \
-             over, or a reset or a later evaluation outside its frames ends it."
+             over, or a later evaluation outside its frames, a reset, a restore or the loss of the image ends it."
         );
     };
     let end = match end {

@@ -57,13 +57,14 @@ pub const RESULT_KINDS: [ResultKind; 5] = [
     },
     ResultKind {
         name: THREAD_TERMINATED,
-        cause: "The code ended the thread that evaluated it, for instance with `sb-thread:abort-thread`.",
+        cause: "Lisp code ended the thread of the evaluation, for instance with `sb-thread:abort-thread`.",
         afterwards: "The image is kept; a new thread has replaced the ended thread.",
         remedy: "Let the code return or signal an error.",
     },
     ResultKind {
         name: IMAGE_LOST,
-        cause: "The Lisp process ended during the evaluation: it was killed, or C code or SBCL itself aborted.",
+        cause: "The Lisp process ended during the evaluation: it exited or was killed, C code or SBCL itself aborted, \
+                or the server ended it.",
         afterwards: "A new image has replaced the lost image. Unless `--restore` says otherwise, the new image has the last \
                      checkpoint, if there is one, and the later definitions. The message says what was restored and what \
                      was lost.",

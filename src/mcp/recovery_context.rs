@@ -175,11 +175,11 @@ impl RecoveryContext {
         self.is_restoring().then(|| self.replay.progress())
     }
 
-    /// Abandons the replay, because another image replaces this one, and adds a notice to `session`.
+    /// Abandons the replay, because a reset replaces the image, and adds a notice to `session`.
     pub(super) fn abandon_replay(&self, session: &Session) {
         self.replay.abandon(|| {
             session.discard_pending_messages();
-            session.add_notice("The restore of the previous image was abandoned before it was complete.".to_owned());
+            session.add_notice("The reset ended the unfinished restore of the session's definitions.".to_owned());
         });
     }
 

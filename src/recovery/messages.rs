@@ -249,7 +249,7 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
         Some(checkpoint) => {
             let age = text::format_age(jiff::Timestamp::now().duration_since(checkpoint.saved));
             let since = match total {
-                0 => ". Nothing has been defined since then.".to_owned(),
+                0 => ". There were no later definitions to restore.".to_owned(),
                 1 if report.replayed == 1 => " and the one defining form since then.".to_owned(),
                 1 => ". The one defining form since then was not restored:".to_owned(),
                 _ if report.replayed == total => format!(" and all {total} defining forms since then."),

@@ -117,7 +117,7 @@ fn local_lines(locals: &[Local]) -> Vec<String> {
 #[must_use]
 pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usize) -> String {
     if errors.is_empty() {
-        return "This client has had no errors.".to_owned();
+        return "This client has no recorded errors.".to_owned();
     }
     let (mut text, mut room, mut shown) = (String::new(), max.saturating_sub(RESERVED_FOR_OLDER_ERRORS), 0);
     for error in errors {

@@ -113,8 +113,14 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// Returns a message for the user if the name is not valid, if no such server is running, if no name is given and several
-/// servers are running, or if the server cannot be reached.
+/// servers are running, if another user could create a socket in the directory, or if the server cannot be reached.
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
+    // Without the directory, no server is running.
+    if let Err(error) = check_directory(&socket_directory())
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(io_error(error.kind(), format!("cannot attach to a server: {error}")));
+    }
     let named =
         |running: &[RunningServer]| running.iter().map(|server| server.name.clone()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {

@@ -276,6 +276,15 @@ fn socket_without_xdg_runtime_dir_is_in_a_private_temporary_directory(mode: Mode
     let refused = || {
         let end = Server::start_command(&mut command()).end();
         assert!(!end.status.success() && end.stderr.contains("other clients cannot attach"), "{}", end.stderr);
+        // No command connects to a socket there, which another user may have created.
+        for attach in ["--attach", "--attach=x"] {
+            let mut command = Command::new(binary());
+            command.args(["eval", attach, "1"]).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &*temporary.directory);
+            let output = command.stdin(Stdio::null()).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let reason = format!("{} must be a directory that belongs to this user", directory.display());
+            assert!(output.status.code() == Some(3) && text.contains(&reason), "{attach}: {text}");
+        }
     };
     refused();
     std::fs::remove_dir_all(&directory).unwrap();
@@ -403,7 +412,7 @@ fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
     evaluate_err(&mut server, "(error \"the agent's\")");
     assert!(client.last_error().starts_with("No error information available."));
-    assert_eq!(client.call_ok("describe-last-error", json!({"list": 20})), "This client has had no errors.");
+    assert_eq!(client.call_ok("describe-last-error", json!({"list": 20})), "This client has no recorded errors.");
     assert_eq!(client.call_ok("check-evaluation", json!({})), "No evaluations of this client yet.");
     assert_eq!(client.evaluate("(defpackage :p (:use :cl)) (in-package :p) (setf *print-base* 2) 5"), "=> 101");
     let text = server.evaluate("(list (package-name *package*) * 5)");
@@ -920,7 +929,7 @@ fn editor_on_swank_shares_the_image_with_the_mcp_client(mode: Mode) {
     assert!(!is_error && text.ends_with("=> :AGENT"), "{text}");
     assert_eq!(server.evaluate("(from-editor)"), "=> 7");
     assert!(last_error(&mut server).starts_with("No error"));
-    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has had no errors.");
+    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has no recorded errors.");
     // The agent's error appears only in its answer.
     assert!(evaluate_err(&mut server, "(/ 1 0)").starts_with("[ERROR] DIVISION-BY-ZERO"));
     let thread = debug.split(' ').nth(1).unwrap().to_owned();

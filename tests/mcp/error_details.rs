@@ -172,7 +172,7 @@ fn describe_last_error_lists_condition_slots_missing_from_the_report(mode: Mode)
 #[apply(both_modes)]
 fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
     let mut server = mode.ready();
-    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has had no errors.");
+    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has no recorded errors.");
     for number in 1..=25 {
         evaluate_err(&mut server, &format!(":one\n(error \"number ~A\" {number})"));
     }
@@ -220,9 +220,9 @@ fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
     assert!(call_ok(&mut server, "describe-last-error", json!({"list": 20})).starts_with("E26 "));
 
     call_ok(&mut server, "reset-session", json!({}));
-    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has had no errors.");
+    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has no recorded errors.");
     let (text, is_error) = server.call_tool("describe-last-error", json!({"error-id": "E25"}));
-    assert!(is_error && text.contains("this client has had no errors"), "{text}");
+    assert!(is_error && text.contains("this client has no recorded errors"), "{text}");
 }
 
 #[apply(both_modes)]
@@ -284,7 +284,7 @@ fn record_errors_lists_errors_handled_by_the_code(mode: Mode) {
     );
     // Without `record-errors`, handled errors are not recorded.
     assert_eq!(server.evaluate("(outer (vector 1 2) 9)"), "=> :HANDLED");
-    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has had no errors.");
+    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})), "This client has no recorded errors.");
 
     let text = recorded(&mut server, "(list (outer (vector 1 2) 9) (ignore-errors (error \"foo ~a\" 1)))");
     let lines: Vec<_> = text.strip_prefix(HEADING).unwrap_or_else(|| panic!("{text}")).lines().collect();

@@ -418,7 +418,7 @@ fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
         ("list-definitions", json!({"type": 1}), vec!["one of all"]),
         ("describe-symbol", json!({"name": {}}), vec!["name must be a string"]),
         ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "takes: error-id, list."]),
-        ("describe-last-error", json!({"error-id": "E9"}), vec!["no error \"E9\"", "this client has had no errors"]),
+        ("describe-last-error", json!({"error-id": "E9"}), vec!["no error \"E9\"", "client has no recorded errors"]),
         ("describe-last-error", json!({"list": 201}), vec!["list must be a whole number from 1 to 200", "not 201"]),
         ("describe-last-error", json!({"list": 2, "error-id": "E1"}), vec!["takes error-id or list, not both"]),
         ("check-evaluation", json!({"part": "all"}), vec!["part must be one of output, values, error"]),

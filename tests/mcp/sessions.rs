@@ -117,7 +117,7 @@ fn restarted_session_restores_values_package_and_error_history() {
         text.starts_with("[notice]\nThe session \"work\" continues. Restored: the checkpoint \"auto-1\" from "),
         "{text}"
     );
-    assert!(text.contains(" ago (evaluation 3). Nothing has been defined since then.\n\n=> (41 41)"), "{text}");
+    assert!(text.contains(" ago (evaluation 3). There were no later definitions to restore.\n\n=> (41 41)"), "{text}");
     assert_eq!(server.evaluate("(package-name *package*)"), "=> \"APP\"");
     // Error numbers continue, and the history is that of the session.
     assert!(call_ok(&mut server, "describe-last-error", json!({"list": 20})).contains("E1 "));
@@ -1002,8 +1002,7 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     state.await_free("full");
     let mut server = state.serve("full");
     let text = server.evaluate("(list *x* (f) (g))");
-    let failure =
-        "was not saved when its last server ended: SIMPLE-ERROR: The process cannot be copied: Cannot allocate";
+    let failure = "was not saved when its last server ended: The process cannot be copied: Cannot allocate memory.";
     assert!(text.contains(failure) && text.ends_with("=> (2 :F :G)"), "{text}");
     assert!(server.finish().status.success());
     // This server has saved the session. No incomplete core is left.

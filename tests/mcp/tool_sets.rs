@@ -140,7 +140,7 @@ fn core_tool_set_has_the_tools_of_the_specification_and_of_the_edit_loop() {
 fn former_names_and_arguments_are_accepted_and_not_listed() {
     let mut server = Server::ready();
     let mut call = |tool: &str, arguments: Value| server.call_tool(tool, arguments).0;
-    assert_eq!(call("error-history", json!({})), "This client has had no errors.");
+    assert_eq!(call("error-history", json!({})), "This client has no recorded errors.");
     call(
         "evaluate-lisp",
         json!({"code": "(defpackage :p) (defun p::f (x) (declare (optimize debug)) (list (/ x 0)))"}),

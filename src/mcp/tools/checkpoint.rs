@@ -72,8 +72,8 @@ impl ToolSpec for CheckpointTool {
         if action == Action::Save {
             if store::automatic_number(&name).is_some() {
                 return Err(Fault::Refusal(format!(
-                    "{name:?} is a name of an automatic checkpoint, and the server may delete such checkpoints. Save under \
-                     another name."
+                    "{name:?} is a name for automatic checkpoints, which the server may delete. Save under another \
+                     name."
                 )));
             }
             return handle_with(move |call| save(call, name));

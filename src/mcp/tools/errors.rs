@@ -51,7 +51,7 @@ fn find_error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRec
     session.error(number).map(Some).ok_or_else(|| {
         let known = session.error_history();
         Fault::Refusal(if known.is_empty() {
-            format!("There is no error {}: this client has had no errors.", quoted_excerpt(&id))
+            format!("There is no error {}: this client has no recorded errors.", quoted_excerpt(&id))
         } else {
             let see = tool_names::if_usable(
                 &[DescribeLastError::NAME],

@@ -421,8 +421,8 @@ mod tests {
 
     #[test]
     fn a_report_without_fresh_images_has_no_hint_about_suspects_and_keeps_all_output() {
-        const PRINTED: &str = "1 test failed:\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or \
-            no passing tests ran.\nThe end.";
+        const PRINTED: &str = "1 test failed:\nrun-tests with `suspects`: 3 also lists code that failed tests ran and \
+            few or no passing tests ran.\nThe end.";
         assert!(!fresh_image::is_enabled());
         let run = RunCounts { failed: 1, ..RunCounts::default() }.into();
         let test = TestResult {

@@ -89,6 +89,7 @@ fn refusal(error: &InspectError, audience: Audience) -> String {
         InspectError::ThreadTerminated => {
             "Nothing was saved: code of the session ended the thread that was to save. Save again.".to_owned()
         }
+        InspectError::Lisp { message, .. } => format!("Nothing was saved: {message}"),
         error => format!("Nothing was saved: {error}"),
     }
 }
@@ -341,7 +342,10 @@ impl Saver {
             std::mem::forget(errors);
         }
         let records = records.map_err(|_| not_within("the Lisp process could not be copied", FORK_WAIT))?;
-        let records = records.map_err(|error| error.to_string())?;
+        let records = records.map_err(|error| match error {
+            InspectError::Lisp { message, .. } => message,
+            error => error.to_string(),
+        })?;
         // The saving process owns the draft from here on.
         draft.release();
         Ok(saving_process(&records))

@@ -104,7 +104,7 @@ impl Checkpoint {
         match self.other_program() {
             Some(program) => format!("saved by {program}, and cannot be restored by this build"),
             None => {
-                format!("saved with another heap size: can only be restored with --heap {}", format_size(self.heap))
+                format!("saved with another heap size, and can only be restored with --heap {}", format_size(self.heap))
             }
         }
     }

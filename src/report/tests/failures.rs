@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::super::escape::escape_markers;
 use super::super::fit::length;
+use super::super::load::count_text;
 use super::super::{call_text, clipped_message};
 use super::suspects::{FunctionSet, has_suspects, push_new_suspects, push_suspects, suspect_set};
 use super::{MAX_CALL, MAX_FORM, MAX_NAMES};
@@ -290,7 +291,7 @@ fn push_checks(entry: &mut String, test: &Test<'_>, most: usize) {
     }
     let more = test.checks.len().saturating_sub(most) as u64 + test.more_checks;
     if more > 0 {
-        _ = write!(entry, "\n   ... {more} more checks of this test failed");
+        _ = write!(entry, "\n   ... {} of this test failed", count_text(more, "more check"));
     }
 }
 

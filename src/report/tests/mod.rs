@@ -127,10 +127,10 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
 fn suspects_hint() -> &'static str {
     match Audience::current() {
         Audience::Agent => {
-            "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran."
+            "\nrun-tests with `suspects`: 3 also lists code that failed tests ran and few or no passing tests ran."
         }
         Audience::Shell | Audience::AttachedShell => {
-            "\n--suspects 3 also lists code that these tests ran and few or no passing tests ran."
+            "\n--suspects 3 also lists code that failed tests ran and few or no passing tests ran."
         }
         Audience::Repl => "",
     }
@@ -219,9 +219,9 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
 
 /// Appends the tests that pass only in the session, or only in the fresh image.
 fn push_differences(target: &mut String, outcome: &Outcome) {
-    for (passes, heading) in [
-        (PassingImage::Session, "Stale state: these tests pass in this session, but not in a fresh image"),
-        (PassingImage::Fresh, "Stale state: these tests fail in this session, but not in a fresh image"),
+    for (passes, one, many) in [
+        (PassingImage::Session, "this test passes", "these tests pass"),
+        (PassingImage::Fresh, "this test fails", "these tests fail"),
     ] {
         let differing = TestRun::of(&outcome.records).differences;
         let differing = differing.iter().filter(|difference| difference.passes == passes);
@@ -229,7 +229,8 @@ fn push_differences(target: &mut String, outcome: &Outcome) {
         if !names.is_empty() {
             let shown = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
             let rest = if names.len() > MAX_NAMES { ", …" } else { "" };
-            _ = write!(target, "\n{heading}: {shown}{rest}");
+            let which = if names.len() == 1 { one } else { many };
+            _ = write!(target, "\nStale state: {which} in this session, but not in a fresh image: {shown}{rest}");
         }
     }
 }
@@ -277,9 +278,26 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
 }
 
 #[cfg(test)]
-mod printed_tests {
+mod wording_tests {
     use super::tests;
-    use crate::outcome::{Clipped, Outcome};
+    use crate::outcome::{Clipped, Difference, MoreChecks, Outcome, Record, TestResult, TestStatus};
+
+    #[test]
+    fn one_omitted_check_and_one_test_with_stale_state_are_in_the_singular() {
+        for (count, names, check, stale) in [
+            (1, &["A"][..], "... 1 more check of this test failed", "this test passes in this session"),
+            (2, &["A", "B"], "... 2 more checks of this test failed", "these tests pass in this session"),
+        ] {
+            let test = TestResult { name: "A".to_owned(), status: TestStatus::Failed, ..TestResult::default() };
+            let mut records: Vec<Record> = vec![test.into(), MoreChecks { count }.into()];
+            for name in names {
+                records.push(Difference { name: (*name).to_owned(), ..Difference::default() }.into());
+            }
+            let outcome = Outcome { records, ..Outcome::from_test_output(String::new()) };
+            let report = tests(&outcome, 10_000, false);
+            assert!(report.contains(check) && report.contains(stale), "{report}");
+        }
+    }
 
     #[test]
     fn one_printed_or_kept_character_is_in_the_singular() {

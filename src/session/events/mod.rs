@@ -48,7 +48,7 @@ impl JobEnd {
                 lisp(reported.unwrap_or_else(|| {
                     (
                         HEAP_EXHAUSTED.to_owned(),
-                        "The heap was nearly used up, so the inspection was stopped. Keep fewer objects, or start with \
+                        "The heap was nearly used up, so the request was stopped. Keep fewer objects, or start with \
                          a larger heap."
                             .to_owned(),
                     )

@@ -529,7 +529,7 @@ fn default_message(
         // The evaluation has changed nothing, or its changes are gone with its image.
         (JobEnd::Withdrawn, _) if kind == CANCELLED => "The evaluation was cancelled before it finished.".to_owned(),
         (JobEnd::Failed, _) if kind == THREAD_TERMINATED => {
-            "The code ended its own evaluation thread; a new thread has replaced it.".to_owned()
+            "Lisp code ended the evaluation's thread; a new thread has replaced the ended thread.".to_owned()
         }
         _ => "(no message)".to_owned(),
     }

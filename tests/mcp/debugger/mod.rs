@@ -14,8 +14,8 @@ use rstest_reuse::apply;
 use serde_json::{Value, json};
 
 const NOTHING_HELD: &str = "No evaluation is held: an evaluation that fails with on-error \"debug\" is held until it is \
-     resumed or aborted, its hold times out, another client takes it over, or a reset or a later evaluation outside its frames \
-     ends it.";
+     resumed or aborted, its hold times out, another client takes it over, or a later evaluation outside its frames, a \
+     reset, a restore or the loss of the image ends it.";
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 const RELEASED: &str = "[notice]\nThe evaluation held for debugging was ended.\n\n";
 const DEBUGGER_SECTION_END: &str = "Tools: get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation. The next \

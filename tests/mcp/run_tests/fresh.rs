@@ -222,8 +222,8 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     server.evaluate("(defun demo:parse (text) (declare (ignore text)) '(1))");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.starts_with(expected), "{text}");
-    let stale = "Stale state: these tests pass in this session, but not in a fresh image: DEMO-TESTS::STALE\n\
-                 Stale state: these tests fail in this session, but not in a fresh image: DEMO-TESTS::SPOILT\n";
+    let stale = "Stale state: this test passes in this session, but not in a fresh image: DEMO-TESTS::STALE\n\
+                 Stale state: this test fails in this session, but not in a fresh image: DEMO-TESTS::SPOILT\n";
     assert!(text.contains(stale), "{text}");
     let content = structured(&mut server, json!({"name": "stale", "fresh": true}));
     assert_eq!(content["differs"], json!([{"name": "DEMO-TESTS::STALE", "passes": "session"}]), "{content:#}");

@@ -171,7 +171,7 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    let asked = "\nrun-tests with `suspects`: 3 also lists code that these tests ran and few or no passing tests ran.";
+    let asked = "\nrun-tests with `suspects`: 3 also lists code that failed tests ran and few or no passing tests ran.";
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains(asked), "{text}");
     let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
