@@ -238,8 +238,9 @@ interrupts the evaluation. If the evaluation cannot be interrupted, the host aba
   (event *job-id* (event-code :step) (ceiling milliseconds) step))
 
 (defun test-step-name (verdict)
-  "Return the name that ANNOUNCE-STEP uses for the test of VERDICT, such as `the test FOO'."
-  (concatenate 'text (if (test-operation-p verdict) "the " "the test ") (verdict-title verdict)))
+  "Return the name that ANNOUNCE-STEP uses for the test of VERDICT, such as `the test FOO', or for other code, such as
+`the test-op of FOO'."
+  (concatenate 'text (if (string= "test" (verdict-noun verdict)) "the test " "the ") (verdict-title verdict)))
 
 (defun announce-test (guard)
   "Notify the host that the test of GUARD runs or, if GUARD is NIL, that no test runs. WATCH-TESTS normally ends a test that
