@@ -52,12 +52,12 @@ the lock of the dynamic loader may be held in the child by a thread that does no
   (loop for (address name) in **c-functions**
         do (setf (symbol-value address)
                  (or (sb-sys:find-foreign-symbol-address name)
-                     (error "The image cannot be saved: libsbcl.so has no function ~A. Use the files of this program's build."
+                     (error "The image cannot be saved: libsbcl has no function ~A. Use the files of this program's build."
                             name)))))
 
 (defun definition-mutexes ()
-  "Return the mutexes that threads hold while they compile, intern symbols, or define classes. While one of these
-mutexes is held, the data that it protects may be inconsistent."
+  "Return the mutexes that threads hold while they define or update classes, intern symbols, or change packages. While one
+of these mutexes is held, the data that it protects may be inconsistent."
   (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
 
 (define-c-function fork-process ("sbcl_host_fork" (signed 32))
@@ -296,7 +296,7 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
           (process)
           ((typep obstacle 'sb-thread:mutex)
            (error "The process cannot be copied: every attempt in ~D seconds was blocked, the last by ~A, which was ~
-                   ~:[compiling or defining a class~;interning symbols or changing packages~]. A save is possible once ~
+                   ~:[defining or updating a class~;interning symbols or changing packages~]. A save is possible once ~
                    this work has ended."
                   seconds (title (sb-thread:mutex-owner obstacle)) (eq obstacle sb-impl::*package-graph-lock*)))
           ((eq obstacle :c-lock)
@@ -562,8 +562,8 @@ elsewhere. Killing the child, which SIGALRM does after **SAVING-SECONDS**, kills
   "Make a child process save the image to the file PATH, a native namestring, and report to the descriptor REPORT as
 SAVE-AND-REPORT does. Return the child's process number. If the caller is interrupted before the return, kill the child.
 Any thread of the program may call this while other threads run; in the child, their work is cut off. Signal an error if
-the fork fails, or if it is still blocked after +PROGRAM-FORK-WAIT-SECONDS+, for example because other threads compile,
-intern symbols or define classes. Also signal an error in SBCL's finalizer thread, which must be stopped for the fork."
+the fork fails, or if it is still blocked after +PROGRAM-FORK-WAIT-SECONDS+, for example because other threads intern
+symbols or define classes. Also signal an error in SBCL's finalizer thread, which must be stopped for the fork."
   (when (eq sb-thread:*current-thread* sb-impl::*finalizer-thread*)
     (error "A finalizer or an after-GC hook cannot save the image: save it in another thread."))
   (let ((process nil)
@@ -577,8 +577,8 @@ intern symbols or define classes. Also signal an error in SBCL's finalizer threa
                  (stop-finalizers +program-fork-wait-seconds+ #'wait)
                  (unwind-protect
                       (progn
-                        ;; The fork waits until these mutexes are free instead of taking them: a thread that compiles in a
-                        ;; loop would take them again before this thread.
+                        ;; The fork waits until these mutexes are free instead of taking them: a thread that interns symbols
+                        ;; in a loop would take them again before this thread.
                         (multiple-value-bind (child stopped reason)
                             (fork-when-unblocked (definition-mutexes) +program-fork-wait-seconds+ #'wait)
                           (declare (ignore stopped))

@@ -246,7 +246,7 @@ stream."
               ((not (eq held reported))
                (setf (third own) held)
                (push-notice "~S stays set to another stream, ~
-                             ~:[so answers do not show its output~;so input is read from there~]. ~
+                             ~:[so answers may not show its output~;so input is read from there~]. ~
                              To reset the standard streams: (sbcl-host::install-standard-streams)"
                             symbol (eq 'sb-sys:*stdin* symbol))))))))
 

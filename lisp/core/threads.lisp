@@ -153,6 +153,7 @@ function. If SBCL would clear the stack in memory that is used again, always fre
              (case (if (embedded-p condition) :program (audience))
                (:program (write-string "the program that this image is part of continues." stream))
                ((:shell :attached-shell) (write-string "cannot end the process." stream))
-               (t (format stream "the server and the session continue.~:[~; For a new session, use ~:[~;the tool ~]~A.~]"
-                          (reset-command) (eq :agent (audience)) (reset-command))))))
+               (t (format stream "the server and the session continue.~:[~; To leave the REPL, use :quit.~]~
+                                  ~:[~; For a new session, use ~:[~;the tool ~]~A.~]"
+                          (eq :repl (audience)) (reset-command) (eq :agent (audience)) (reset-command))))))
   (:documentation "The error that is signalled when user code tries to end the process of a server or embedding program."))

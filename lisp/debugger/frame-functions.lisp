@@ -62,7 +62,7 @@ Return NIL if evaluation can continue."
          (if (system-frame-p frame)
              "the frame's code is SBCL's own, which is compiled without the needed debug information"
              "the frame's code was compiled without the needed debug information: declare (optimize (debug 3)) in its ~
-              definition and reload it"))
+              definition and reload the definition"))
         ((not (stable-frame-p frame))
          "the frame was interrupted while its function was starting, returning or calling another function")
         ((called-directly-p frame)

@@ -115,10 +115,15 @@ are no such symbols, or if SYMBOL is not a symbol."
        (when name
          (let ((slots (mapcar #'sb-kernel:dsd-name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))
            (format nil "Existing instances of ~A, and code compiled for them, use the old definition, with ~
-                        ~[no slots~:;the slot~:*~P ~{~A~^, ~}~].~@
-                        The restart CONTINUE installs the new definition: these instances and this code become invalid.~@
-                        The restart RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible."
-                   (symbol-text name) (length slots) (mapcar #'symbol-text slots))))))))
+                        ~[no slots~*~:;the slot~:*~P ~{~A~^, ~}~].~@
+                        The restart CONTINUE installs the new definition: these instances and this code become invalid.~
+                        ~:[~;~@
+                        The restart RECKLESSLY-CONTINUE installs the new definition as if both definitions were ~
+                        compatible.~]"
+                   (symbol-text name) (length slots) (mapcar #'symbol-text slots)
+                   ;; SBCL does not offer this restart if the new definition has other raw slots, for example.
+                   (find "RECKLESSLY-CONTINUE" (applicable-restarts condition)
+                         :key (lambda (restart) (string (restart-name restart))) :test #'string=))))))))
 
 (defun file-hint (condition)
   "Return a hint that names the file, line and form in which CONDITION was signalled while a file was being compiled or
@@ -153,8 +158,8 @@ NIL."
              (not (find-package "QUICKLISP-CLIENT")))
     (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
       (with-server-syntax ()
-        (format nil "Quicklisp is not loaded~:[, and not installed for this user (no ~A): ~
-                     (asdf:load-system ...) loads the systems that are on this machine.~;. ~
+        (format nil "Quicklisp is not loaded~:[, and ~A does not exist. ~
+                     To load a system that ASDF finds on this machine: (asdf:load-system ...)~;. ~
                      To load Quicklisp: (load ~S)~]"
                 (and setup (probe-file setup))
                 (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp"))))))

@@ -223,8 +223,8 @@ something and a supervisor would replace a lost image, notify the user that thes
     (unwind-protect (funcall function)
       (announce-definitions)
       (when (and **supervised** (plusp (evaluation-change-count *evaluation*)))
-        (push-notice "If the image is lost, the definitions that this code made are restored only from a checkpoint. To keep ~
-                      them without a checkpoint, evaluate them again."))
+        (push-notice "If the image is lost, the definitions that this code made can be restored only from a checkpoint. To ~
+                      keep them without a checkpoint, evaluate them again."))
       (when (evaluation-threads *evaluation*)
         (notify-running-threads)))))
 
@@ -479,7 +479,7 @@ count as definitions of the held evaluation."
         (definitions 0))
     (when frame
       (unless (frame-has-variables-p frame)
-        (push-notice "SBCL knows no variables of the frame, so the code was evaluated outside the frame."))
+        (push-notice "SBCL knows no variables of frame ~D, so the code was evaluated outside the frame." (job-argument job)))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
                              (lambda (form start end package done)
@@ -503,7 +503,7 @@ count as definitions of the held evaluation."
 NIL."
   (let ((why-not (unwind-refusal-reason frame)))
     (or (not why-not)
-        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which SBCL can unwind is ~D.~]"
+        (refuse "SBCL cannot unwind to frame ~D, because ~@?.~@[ The next outer frame to which SBCL can unwind is ~D.~]"
                 number why-not
                 (car (find-if (lambda (entry)
                                 (and (> (car entry) number) (not (unwind-refusal-reason (cdr entry)))))
@@ -517,7 +517,7 @@ reason and return NIL."
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (call-as-value-code (lambda () (evaluate-in-frame (job-text job) frame)))
         (cond ((not success)
-               (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
+               (push-notice "The code failed: frame ~D did not return, and the evaluation is still held." (job-argument job)))
               ((not (declared-to-return-p frame values))
                (refuse "Frame ~D cannot return these values: its function is declaimed to return values of other types."
                        (job-argument job)))

@@ -360,28 +360,34 @@ class that defines the slot."
     (nreverse slots)))
 
 (defun slot-description (class slot)
-  "Return a list of the type, initargs, accessors and additional writers of SLOT, a slot definition of CLASS."
+  "Return a list of the type, initargs, accessors, other readers and other writers of SLOT, a slot definition of CLASS. An
+accessor both reads and, as the place of SETF, writes the slot."
   (let* ((name (sb-mop:slot-definition-name slot))
          (part (and (typep class 'structure-class)
                     (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
                           :key #'sb-kernel:dsd-name))))
-    (list (sb-mop:slot-definition-type slot)
-          (and (not part) (sb-mop:slot-definition-initargs slot))
-          (if part
-              (remove nil (list (sb-kernel:dsd-accessor-name part)))
-              (sb-mop:slot-definition-readers slot))
-          (and (not part)
-               (set-difference (sb-mop:slot-definition-writers slot)
-                               (mapcar (lambda (reader) `(setf ,reader)) (sb-mop:slot-definition-readers slot))
-                               :test #'equal)))))
+    (if part
+        (let ((names (remove nil (list (sb-kernel:dsd-accessor-name part)))))
+          (if (sb-kernel:dsd-read-only part)
+              (list (sb-mop:slot-definition-type slot) '() '() names '())
+              (list (sb-mop:slot-definition-type slot) '() names '() '())))
+        (let ((readers (sb-mop:slot-definition-readers slot))
+              (writers (sb-mop:slot-definition-writers slot)))
+          (flet ((accessor-p (reader) (member `(setf ,reader) writers :test #'equal)))
+            (list (sb-mop:slot-definition-type slot)
+                  (sb-mop:slot-definition-initargs slot)
+                  (remove-if-not #'accessor-p readers)
+                  (remove-if #'accessor-p readers)
+                  (set-difference writers (mapcar (lambda (reader) `(setf ,reader)) readers) :test #'equal)))))))
 
 (defun print-slot (class slot owner stream)
   "Print the line for SLOT of CLASS to STREAM. OWNER is the class that defines SLOT: CLASS itself or a superclass."
-  (destructuring-bind (type initargs accessors writers) (slot-description class slot)
-    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, writer~{ ~S~}~]~@[, from ~S~]"
+  (destructuring-bind (type initargs accessors readers writers) (slot-description class slot)
+    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, reader~{ ~S~}~]~@[, writer~{ ~S~}~]~
+                    ~@[, from ~S~]"
             (sb-mop:slot-definition-name slot)
             (if (eq type t) nil type)
-            initargs accessors writers
+            initargs accessors readers writers
             (if (eq owner class) nil (class-name owner)))))
 
 (defun push-function-roles (symbol)
@@ -536,11 +542,11 @@ similar names in PACKAGE, and packages with similar names."
                        (when (eq :external (nth-value 1 (find-symbol name other)))
                          (pushnew (package-name (symbol-package (find-symbol name other))) packages
                                   :test #'string=))))))
-    (format nil "Symbol ~A not found in package ~A (nor in the packages it uses).~
+    (format nil "Symbol ~A not found in package ~A~:[~; (nor in the packages that it uses)~].~
                  ~@[~%Packages with a symbol of this name: ~{~A~^, ~}.~]~
                  ~@[~%Similar names: ~{~A~^, ~}.~]~
                  ~@[~%Packages with similar names: ~{~A~^, ~}.~]"
-            name (package-name package)
+            name (package-name package) (package-use-list package)
             (subseq elsewhere 0 (min 5 (length elsewhere)))
             near packages)))
 

@@ -35,9 +35,10 @@ thread."
   (let ((left (remove-definitions)))
     (when left
       (event *job-id* (event-code :notice) 0
-             (format nil "The reset could not remove ~:[these definitions~;this definition~], which will last until the server ~
-                          ends: ~{~A~^, ~}."
-                     (null (rest left)) left))))
+             (with-server-syntax ()
+               (format nil "The reset could not remove ~:[these definitions~;this definition~], which will last until the ~
+                            server ends: ~{~A~^, ~}."
+                       (null (rest left)) left)))))
   (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
     (when (plusp count)
       (event *job-id* (event-code :notice) 0

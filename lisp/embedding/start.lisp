@@ -45,7 +45,9 @@ the result."
                  (failure)
                (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
           (unless answer
-            (refuse "a non-local exit ended the start, for instance (sb-thread:abort-thread) in ~~/.sbclrc"))
+            (refuse "a non-local exit ended the start, for instance (sb-thread:abort-thread) in ~
+                     ~:[an image restore hook of UIOP~;~~/.sbclrc~]"
+                    (getf arguments :user-init)))
           (return-from start (eq answer :started)))))))
 
 (defun configure-asdf-cache ()

@@ -232,8 +232,8 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
                           (let ((*framework* framework))
                             (funcall (framework-tests framework))))
                         (loaded-frameworks))
-            (signal-no-tests "There is no test or suite named ~A: no tests are loaded. Load the tests first, or name ~
-                              their system~:[~; (`system`)~]."
+            (signal-no-tests "There is no test or suite named ~A: no tests of a supported framework are loaded. Load the ~
+                              tests first, or name their system~:[~; (`system`)~]."
                              text (eq :agent (audience))))
           (signal-no-tests "There is no test or suite named ~A. Loaded frameworks: ~{~A~^, ~}.~
                             ~@[ Did you mean ~{~A~^, ~}?~]"

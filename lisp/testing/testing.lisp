@@ -196,6 +196,12 @@ again.")
                           (setf (guard-interruption guard)
                                 (lambda () (end-overdue-test run guard (frame-pointer-here)))))))))
 
+(defun verdict-noun (verdict)
+  "Return the noun by which messages call the code of VERDICT: `test', `test-op' or, for code outside of tests, `code'."
+  (cond ((test-operation-p verdict) "test-op")
+        ((string= "" (verdict-framework verdict)) "code")
+        (t "test")))
+
 (defun end-overdue-test (run guard hook)
   "End the test of GUARD if it is still the innermost test of RUN. The function that interrupted the test's thread calls this
 function, and HOOK is the frame pointer of the caller. The test unwinds by a non-local exit rather than a condition, because
@@ -205,8 +211,8 @@ a handler of the test could swallow the condition."
       (unless (verdict-message verdict)
         (setf (verdict-message verdict)
               (let ((limit (/ (test-limit run verdict) 1000)))
-                (format nil "The test did not end within ~:[~F~;~D~] second~:*~P and was interrupted."
-                        (integerp limit) (if (integerp limit) limit (float limit)))))
+                (format nil "The ~A did not end within ~:[~F~;~D~] second~:*~P and was interrupted."
+                        (verdict-noun verdict) (integerp limit) (if (integerp limit) limit (float limit)))))
         (capture-test-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
     (funcall (the function (guard-end-test guard)) :timeout)))
 
@@ -221,9 +227,8 @@ error to the test around it."
     (setf (test-run-heap-grace-end run) (+ now +unwind-milliseconds+))
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
-            (format nil "The heap was nearly used up (~A), so the test was ended. Keep fewer objects, or start with a larger ~
-                         heap."
-                    (heap-use-text (sb-kernel:dynamic-usage))))
+            (format nil "The heap was nearly used up (~A), so the ~A was ended. Keep fewer objects, or start with a larger heap."
+                    (heap-use-text (sb-kernel:dynamic-usage)) (verdict-noun verdict)))
       (capture-test-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
     (funcall (the function (guard-end-test guard)) :heap)))
 
@@ -233,8 +238,9 @@ interrupts the evaluation. If the evaluation cannot be interrupted, the host aba
   (event *job-id* (event-code :step) (ceiling milliseconds) step))
 
 (defun test-step-name (verdict)
-  "Return the name that ANNOUNCE-STEP uses for the test of VERDICT, such as `the test FOO'."
-  (concatenate 'text (if (test-operation-p verdict) "the " "the test ") (verdict-title verdict)))
+  "Return the name that ANNOUNCE-STEP uses for the test of VERDICT, such as `the test FOO', or for other code, such as
+`the test-op of FOO'."
+  (concatenate 'text (if (string= "test" (verdict-noun verdict)) "the test " "the ") (verdict-title verdict)))
 
 (defun announce-test (guard)
   "Notify the host that the test of GUARD runs or, if GUARD is NIL, that no test runs. WATCH-TESTS normally ends a test that
@@ -293,7 +299,7 @@ unwinding."
                                      (leave :debugger)))
                     (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
                                                     (lambda (stream)
-                                                      (write-string "End this test with an error." stream))))
+                                                      (format stream "End this ~A with an error." (verdict-noun verdict)))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
                (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :end-test #'leave :verdict verdict))
                       (*end-part-for-heap* (lambda (hook) (end-test-for-heap run guard hook))))
@@ -329,9 +335,10 @@ unwinding."
     (:heap (setf (verdict-status verdict) :error))
     (:debugger (setf (verdict-status verdict) :error))
     (:aborted (setf (verdict-status verdict) :error
-                    (verdict-message verdict) "The test invoked the restart ABORT."))
+                    (verdict-message verdict) (format nil "The ~A invoked the restart ABORT." (verdict-noun verdict))))
     (:left (setf (verdict-status verdict) :error
-                 (verdict-message verdict) "A non-local exit, such as THROW or ABORT-THREAD, ended the test."))))
+                 (verdict-message verdict) (format nil "A non-local exit, such as THROW or ABORT-THREAD, ended the ~A."
+                                                   (verdict-noun verdict))))))
 
 (defun record-removed-test (verdict)
   "Record in VERDICT that the test could not run, because it no longer existed."

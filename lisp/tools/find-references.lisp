@@ -467,9 +467,13 @@ source location of the first reference."
                                                       (source-name callee))
                                    (reference-how reference)
                                    :if-unknown (function-file-label (reference-function reference))))))
-      (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
+      (cond ((null names) (push-note "The compiled code of ~A calls nothing by name." (printed-name name)))
             ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
       (push-note "Not searched: inlined calls, and functions that are called through a variable or a list."))))
+
+(defun variable-name-p (symbol)
+  "Return true when SYMBOL names a variable."
+  (or (boundp symbol) (not (eq :unknown (sb-int:info :variable :kind symbol)))))
 
 (defun push-variable-references (symbol relation limit)
   "Push up to LIMIT references to the variable SYMBOL. RELATION is \"sets\" or \"binds\", another string for the references
@@ -486,13 +490,17 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
     (when (and (zerop count)
                (or (xrefs-recorded-p symbol) (not (member relation '("sets" "binds") :test #'equal))))
       (push-note "No loaded code ~A ~A."
-                 (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
+                 (cond ((member relation '("sets" "binds") :test #'equal) relation)
+                       ;; Code that only sets or binds the variable is not listed.
+                       ((and relation (variable-name-p symbol)) "reads")
+                       (t "refers to"))
                  (printed-name symbol)))
     (if (xrefs-recorded-p symbol)
-        (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, and files that are ~
-                    not loaded.")
+        (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, ~
+                    ~:[~;code compiled with (space 3), ~]and files that are not loaded."
+                   (member relation '("sets" "binds") :test #'equal))
         (push-note "SBCL keeps no cross-references to its own names, such as ~A~:[: only code that contains the symbol as ~
-                    data was found~;~]."
+                    data can be found~;~]."
                    (printed-name symbol)
                    (member relation '("sets" "binds") :test #'equal)))))
 
@@ -778,7 +786,7 @@ LOCATE-SYMBOL."
              (cond ((and symbol (special-operator-p symbol)) (is "~A is a special operator: it calls nothing."))
                    ((not (fboundp name)) (is "~A names no function."))))
             ((member relation '("sets" "binds") :test #'string=)
-             (unless (and symbol (or (boundp symbol) (not (eq :unknown (sb-int:info :variable :kind symbol)))))
+             (unless (and symbol (variable-name-p symbol))
                (is "~A names no variable.")))
             ((string= relation "expansions")
              (unless (and symbol (or (macro-function symbol) (compiler-macro-function symbol)))

@@ -455,7 +455,7 @@ be fetched."
                        (sb-ext:native-namestring ocicl))))
             (t
              (format nil "Check the system's name and the directory of its .asd file. The system cannot be fetched, because ~
-                          neither Quicklisp nor OCICL is installed for this user."))))))
+                          neither Quicklisp nor OCICL is loaded in this image or found in the user's home directory."))))))
 
 (defun missing-system-hint (condition)
   "Return a hint for CONDITION, an ASDF:MISSING-COMPONENT condition, that says where the system was searched and how to fetch

@@ -239,7 +239,7 @@ large, return FORM itself, and true as the second value."
                      name
                      (cond ((special-operator-p operator) "is a special operator")
                            ((fboundp operator) "is a function")
-                           (t "is not defined"))
+                           (t "names no function or macro"))
                      (if (fboundp operator)
                          ", so the form is not a macro form. Pass depth `all` to expand the form's subforms."
                          ", so the form is not a macro form.")

@@ -165,7 +165,9 @@ STACKS is true, the stacks for a flame graph."
   "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". Push the TOP functions with the
 most samples and, if STACKS is true, the stacks for a flame graph."
   (when sb-sprof::*profiling*
-    (error "SB-SPROF is already profiling, in mode ~S. To stop the profiler: (sb-sprof:stop-profiling)" sb-sprof::*profiling*))
+    (error "SB-SPROF is already profiling, in mode ~S. If another evaluation profiles, wait until the evaluation has ended. ~
+            Otherwise, stop the profiler: (sb-sprof:stop-profiling)"
+           sb-sprof::*profiling*))
   (let ((users sb-sprof::*samples*)
         (begun (monotonic-milliseconds)))
     (unwind-protect

@@ -191,8 +191,8 @@ impl Lisp {
     /// functions of the program are not available either.
     ///
     /// Calls on other threads continue in this process. In the core, these calls are cut off where they were, without
-    /// their cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
-    /// definitions, changes of packages and of weak or synchronized hash tables, and any other code in
+    /// their cleanup forms, and the locks that they held are free. Saving waits for collections, class definitions,
+    /// changes of packages and of weak or synchronized hash tables, and any other code in
     /// `sb-sys:without-interrupts`. If necessary, saving pauses the other threads, for up to two seconds at a time. All
     /// other changes can be cut off midway, whether they affect multiple objects or one hash table. If the core must
     /// not contain such a change half done, hold a lock of your own during the change, and take the same lock to save.
@@ -233,7 +233,7 @@ impl Lisp {
     /// - [`Error::Io`] if no file can be created at `path`, `path` is not UTF-8, or the system is not Linux;
     /// - [`Error::Save`] if the copy did not save, for example on a full disk, or took longer than 300 seconds;
     /// - [`Error::Condition`] if the system refuses to copy the process, or if the save is blocked for 30 seconds:
-    ///   other threads compile, intern symbols or define classes without a pause, a thread stays in
+    ///   other threads intern symbols or define classes without a pause, a thread stays in
     ///   `without-interrupts`, a thread in C code holds a lock of the C library, or a finalizer or a function in
     ///   `sb-ext:*after-gc-hooks*` does not return;
     /// - [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made.

@@ -157,22 +157,22 @@ fn save_names_a_thread_that_cannot_be_interrupted() {
 }
 
 #[test]
-fn save_names_a_thread_that_never_stops_compiling() {
+fn save_names_a_thread_that_never_stops_defining_a_class() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
-        r#"(defvar *compiles* nil)
+        r#"(defvar *defines* nil)
            (defvar *stop* nil)
            (sb-thread:make-thread (lambda ()
                                     (sb-kernel::with-world-lock ()
-                                      (setf *compiles* t)
+                                      (setf *defines* t)
                                       (loop until *stop* do (sleep 0.01))))
-                                  :name "compiles")
-           (loop until *compiles* do (sleep 0.001))"#,
+                                  :name "defines")
+           (loop until *defines* do (sleep 0.001))"#,
     );
     let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(
-        text.contains("the last by thread compiles, which was compiling or defining a class. A save is possible"),
+        text.contains("the last by thread defines, which was defining or updating a class. A save is possible"),
         "{text}"
     );
     server.evaluate("(setf *stop* t)");

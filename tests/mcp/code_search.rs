@@ -190,6 +190,19 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
     let both = references(&mut server, "both", "references");
     assert!(both.iter().any(|line| line.starts_with("USER-OF-BOTH  evaluation 1, line 3: ")), "{both:?}");
     assert_eq!(expand(&mut server, "brief", "all"), "(car (list 1 2))");
+    // Code that only sets a variable refers to the variable, but does not read it.
+    server.evaluate("(defvar *only-set* nil) (defun sets-it (x) (setf *only-set* x)) (defun same (x) x)");
+    assert_eq!(references(&mut server, "*only-set*", "references")[0], "No loaded code reads *ONLY-SET*.");
+    let sets = references(&mut server, "*only-set*", "sets");
+    assert!(sets[0].starts_with("SETS-IT  evaluation 2, line 1: "), "{sets:?}");
+    assert!(
+        sets[1].contains(" quoted lists, code compiled with (space 3), and files that are not loaded."),
+        "{sets:?}"
+    );
+    assert_eq!(references(&mut server, "same", "callees")[0], "The compiled code of SAME calls nothing by name.");
+    // The package KEYWORD uses no packages.
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": ":quite-unknown-keyword"}));
+    assert!(text.starts_with("Symbol QUITE-UNKNOWN-KEYWORD not found in package KEYWORD."), "{text}");
 }
 
 #[test]
@@ -540,7 +553,7 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
     (car x)
     ");
     insta::assert_snapshot!(expand(&mut server, "(wehn x)", "full"), @r"
-    WEHN is not defined, so the form is not a macro form. Macros with similar names: WHEN.
+    WEHN names no function or macro, so the form is not a macro form. Macros with similar names: WHEN.
 
     (wehn x)
     ");

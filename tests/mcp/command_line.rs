@@ -142,7 +142,10 @@ fn failure_to_start_lisp_threads_is_reported() {
              (lambda (f lane) f (error \"no lane ~D\" lane))))",
             "SIMPLE-ERROR: no lane 0",
         ),
-        ("(sb-thread:abort-thread)", "a non-local exit ended the start"),
+        (
+            "(sb-thread:abort-thread)",
+            "a non-local exit ended the start, for instance (sb-thread:abort-thread) in ~/.sbclrc",
+        ),
     ] {
         std::fs::write(home.join(".sbclrc"), init).unwrap();
         for (arguments, status) in

@@ -251,7 +251,10 @@ fn advice_names_command_line_options_instead_of_tools() {
     workspace.write("endless.lisp", "(loop)");
     let server = workspace.server();
     let missing = workspace.run(&["test", "--attach", "cl-user::nothing"]).stdout;
-    assert!(missing.contains("no tests are loaded. Load the tests first, or name their system.\n"), "{missing}");
+    assert!(
+        missing.contains("no tests of a supported framework are loaded. Load the tests first, or name their system.\n"),
+        "{missing}"
+    );
     for attach in [&[][..], &["--attach"]] {
         let run = |command: &str, arguments: &[&str]| workspace.run(&[&[command], attach, arguments].concat()).stdout;
         let tested = run("test", &["advised"]);

@@ -244,8 +244,8 @@ fn unloaded_quicklisp_gets_a_hint_in_the_package_error(mode: Mode) {
     server.initialize("2025-06-18");
     let setup = home.join("quicklisp/setup.lisp");
     let expected = format!(
-        "\nQuicklisp is not loaded, and not installed for this user (no {}): (asdf:load-system ...) loads the systems \
-         that are on this machine.\n\n[Backtrace]",
+        "\nQuicklisp is not loaded, and {} does not exist. To load a system that ASDF finds on this machine: \
+         (asdf:load-system ...)\n\n[Backtrace]",
         setup.display()
     );
     let report = evaluate_err(&mut server, "(ql:quickload :alexandria)");
@@ -268,6 +268,31 @@ fn unloaded_quicklisp_gets_a_hint_in_the_package_error(mode: Mode) {
 // ---- Recording of handled errors
 
 /// Evaluates `code` with `record-errors` and returns the answer.
+#[apply(both_modes)]
+fn structure_redefinition_hint_names_only_the_restarts_that_sbcl_offers(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defstruct point x) (defstruct size (width 0d0 :type double-float)) (defstruct nothing)");
+    let continues =
+        "\nThe restart CONTINUE installs the new definition: these instances and this code become invalid.\n";
+    let recklessly =
+        "The restart RECKLESSLY-CONTINUE installs the new definition as if both definitions were compatible.\n";
+    for (code, old, is_reckless) in [
+        ("(defstruct point x y)", "POINT, and code compiled for them, use the old definition, with the slot X.", true),
+        ("(defstruct nothing x)", "NOTHING, and code compiled for them, use the old definition, with no slots.", true),
+        // A raw slot cannot become a slot for Lisp objects.
+        (
+            "(defstruct size width)",
+            "SIZE, and code compiled for them, use the old definition, with the slot WIDTH.",
+            false,
+        ),
+    ] {
+        let report = evaluate_err(&mut server, code);
+        let hint = format!("\nExisting instances of {old}{continues}{}", if is_reckless { recklessly } else { "" });
+        assert!(report.contains(&hint), "{report}");
+        assert_eq!(report.contains(recklessly), is_reckless, "{report}");
+    }
+}
+
 #[track_caller]
 fn recorded(server: &mut Server, code: &str) -> String {
     call_ok(server, "evaluate-lisp", json!({"code": code, "record-errors": true}))

@@ -329,7 +329,7 @@ fn missing_file_or_system_is_reported_with_the_requiring_system() {
     assert!(
         before_backtrace(&text).ends_with(
             "\nCheck the system's name and the directory of its .asd file. The system cannot be fetched, because neither \
-             Quicklisp nor OCICL is installed for this user."
+             Quicklisp nor OCICL is loaded in this image or found in the user's home directory."
         ),
         "{text}"
     );

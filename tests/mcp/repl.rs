@@ -478,7 +478,8 @@ fn advice_names_commands_of_the_repl_instead_of_tools() {
     let output = piped(&[], &format!("(sb-ext:exit)\n:abort\n{deep}{thread}"));
     let text = String::from_utf8(output.stdout).unwrap();
     for advice in [
-        "\nEXIT was called, but the server and the session continue. For a new session, use :reset.\n",
+        "\nEXIT was called, but the server and the session continue. To leave the REPL, use :quit. For a new session, \
+         use :reset.\n",
         "\n; No evaluation is held: an evaluation that fails at the prompt is held until it is resumed or aborted, ",
         " more frames (:bt shows them)\n",
         " shows all frames.\n",

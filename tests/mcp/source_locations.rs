@@ -735,7 +735,7 @@ fn describe_symbol_lists_methods_slots_and_packages(mode: Mode) {
     assert!(text.contains("\n  Source: evaluation 1, line 3"), "{text}");
     let text = call_ok(&mut server, "describe-symbol", json!({"name": "shape"}));
     assert!(
-        text.contains("\n    NAME, type STRING, initarg :NAME, accessor SHAPE-NAME\n    ID, accessor SHAPE-ID\n"),
+        text.contains("\n    NAME, type STRING, initarg :NAME, accessor SHAPE-NAME\n    ID, reader SHAPE-ID\n"),
         "{text}"
     );
     assert!(
@@ -755,7 +755,8 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
     let mut server = mode.ready();
     server.evaluate(
         "(defclass shape () ((name :initarg :name :accessor shape-name) (id :reader shape-id :writer set-id)))\n\
-         (defclass circle (shape) ((r :type real)))\n(defstruct base a)\n(defstruct (derived (:include base)) (b 1 :type fixnum))\n\
+         (defclass circle (shape) ((r :type real)))\n(defstruct base (a nil :read-only t))\n\
+         (defstruct (derived (:include base)) (b 1 :type fixnum))\n\
          (define-condition failed (error) ((code :initarg :code :reader failed-code)))\n\
          (defun side (x) x)\n(defun (setf side) (v x) (list v x))\n(defsetf edge set-edge)",
     );
@@ -763,10 +764,10 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
         (
             "circle",
             "\n  Slots: 3\n    R, type REAL\n    NAME, initarg :NAME, accessor SHAPE-NAME, from SHAPE\n    \
-             ID, accessor SHAPE-ID, writer SET-ID, from SHAPE\n",
+             ID, reader SHAPE-ID, writer SET-ID, from SHAPE\n",
         ),
-        ("derived", "\n  Slots: 2\n    B, type FIXNUM, accessor DERIVED-B\n    A, accessor DERIVED-A, from BASE\n"),
-        ("failed", "\n  Slots: 1\n    CODE, initarg :CODE, accessor FAILED-CODE\n"),
+        ("derived", "\n  Slots: 2\n    B, type FIXNUM, accessor DERIVED-B\n    A, reader DERIVED-A, from BASE\n"),
+        ("failed", "\n  Slots: 1\n    CODE, initarg :CODE, reader FAILED-CODE\n"),
         ("side", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
         ("(setf side)", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
         ("#'side", "COMMON-LISP-USER::SIDE [FUNCTION]\n  Arglist: (X)\n"),

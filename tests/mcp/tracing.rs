@@ -533,7 +533,9 @@ fn profiling_stops_after_errors_and_timeouts() {
     }
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:start-profiling)"}));
     let text = call_err(&mut server, "profile", json!({"code": "1"}));
-    assert!(text.contains("SB-SPROF is already profiling, in mode :CPU"), "{text}");
+    let said = "SB-SPROF is already profiling, in mode :CPU. If another evaluation profiles, wait until the evaluation has \
+                ended. Otherwise, stop the profiler: (sb-sprof:stop-profiling)\n";
+    assert!(text.contains(said), "{text}");
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
 }
 

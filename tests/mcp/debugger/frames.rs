@@ -197,10 +197,11 @@ fn return_from_frame_returns_the_given_values(mode: Mode) {
     let report = hold(&mut server, "(list :got (mid 3))");
     let frame = frame_of(&report, "(INNER 3)");
     let failed = call_err(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(/ x 0)"}));
-    let said = "[notice]\nThe code failed: the frame did not return, and the evaluation is still held.\n\n";
+    let said =
+        format!("[notice]\nThe code failed: frame {frame} did not return, and the evaluation is still held.\n\n");
     assert!(failed.starts_with(&format!("{said}[ERROR] DIVISION-BY-ZERO\n")), "{failed}");
     let refused = call_err(&mut server, "resume-from-frame", json!({"frame": 0, "return": "1"}));
-    assert!(refused.contains("cannot unwind to frame 0"), "{refused}");
+    assert!(refused.contains("cannot unwind to frame 0, because "), "{refused}");
     let text = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(values (* x 10) :two)"}));
     assert_eq!(text, "=> (:GOT (30 :TWO))");
     assert_eq!(last_error(&mut server), NO_ERROR);
@@ -447,8 +448,8 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let report = hold(&mut server, "(list (outer 2))");
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
     let said = format!(
-        "SBCL cannot unwind to frame {frame}: the frame's function was called directly, as a local function, by code \
-         that relies on the return types that the compiler derived. The next outer frame to which SBCL can \
+        "SBCL cannot unwind to frame {frame}, because the frame's function was called directly, as a local function, by \
+         code that relies on the return types that the compiler derived. The next outer frame to which SBCL can \
          unwind is {}.",
         frame + 1
     );
@@ -527,8 +528,8 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     assert_eq!(text, said);
     server.evaluate("(setf *fails* t)");
     let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
-    let said = "SBCL cannot unwind to frame 2: the frame's code was compiled without the needed debug information: \
-                declare (optimize (debug 3)) in its definition and reload it.";
+    let said = "SBCL cannot unwind to frame 2, because the frame's code was compiled without the needed debug \
+                information: declare (optimize (debug 3)) in its definition and reload the definition.";
     assert!(text.starts_with(said), "{text}");
     for kind in ["lisp", "fasl"] {
         std::fs::remove_file(path.with_extension(kind)).expect("removed");

@@ -340,6 +340,7 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     for (perform, expected) in [
         ("(error \"2 tests failed\")", "1. test-op of demo/tests\n   SIMPLE-ERROR 2 tests failed (E1: "),
         ("(uiop:quit 1)", "1. test-op of demo/tests\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
+        ("(abort)", "1. test-op of demo/tests\n   The test-op invoked the restart ABORT.\n"),
     ] {
         let project = Project::new("", perform, "");
         let mut server = project.server();

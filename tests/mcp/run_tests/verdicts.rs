@@ -461,7 +461,9 @@ fn unknown_system_test_or_package_is_an_error_with_near_names() {
     assert!(text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\n"), "{text}");
     let text = call_err(&mut server, "run-tests", json!({"name": "spliting"}));
     assert!(
-        text.contains("There is no test or suite named spliting: no tests are loaded. Load the tests first"),
+        text.contains(
+            "There is no test or suite named spliting: no tests of a supported framework are loaded. Load the tests first"
+        ),
         "{text}"
     );
     server.evaluate("(defpackage :demo-rt (:use :cl :sb-rt)) (in-package :demo-rt) (deftest splitting 1 1)");
