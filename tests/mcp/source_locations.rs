@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::client::{Scratch, Server, call_err, call_ok, evaluate_err, frame_locals};
+use crate::client::{Scratch, Server, call_err, call_ok, evaluate_err, frame_locals, server_arch};
 use crate::processes::kill_worker;
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
@@ -448,7 +448,11 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
 #[apply(both_modes)]
 fn reader_errors_have_line_and_column(mode: Mode) {
     let mut server = mode.ready();
-    for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
+    // Without a trap for overflow, which aarch64 need not have, SBCL reads 1e999 as an infinity.
+    let overflow = (server_arch() == "x86_64").then_some("(list 1\n  1e999)");
+    for code in
+        ["(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"].into_iter().chain(overflow)
+    {
         let text = evaluate_err(&mut server, code);
         let position = "\nThe reader stopped at line 2, column ";
         assert!(text.contains(position) && text.contains("begins at line 1, column 1."), "{code}: {text}");
@@ -501,7 +505,7 @@ fn frames_of_signal_handling_are_folded(mode: Mode) {
         assert!(after.contains(own) && after.contains("(EVAL "), "{text}");
         assert!(!after.contains("interrupt_handle") && !after.contains("RUN-HANDLER"), "{text}");
         let whole = backtrace_of(&mut server);
-        assert!(whole.contains("foreign function: call_into_lisp_") && !whole.contains("frames of"), "{whole}");
+        assert!(whole.contains("foreign function: call_into_lisp") && !whole.contains("frames of"), "{whole}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::client::{Scratch, Server, binary, call_ok, outcome};
+use crate::client::{Scratch, Server, binary, call_ok, is_emulated, outcome};
 use crate::processes::{children, is_alive, kill_worker, processes, signal, stop_worker, wait_until, worker};
 use serde_json::{Value, json};
 
@@ -557,7 +557,7 @@ fn evaluation_that_ended_before_a_reset_in_its_batch_is_not_reported_as_ended_by
         server.initialize("2025-03-26");
         let systems = server.home().join("systems");
         std::fs::create_dir(&systems).expect("a directory");
-        for n in 0..500 {
+        for n in 0..if is_emulated() { 3000 } else { 500 } {
             let text = format!("(defsystem \"system-{n}\")\n{}", "; a comment\n".repeat(100));
             std::fs::write(systems.join(format!("file-{n}.asd")), text).expect("a file");
         }
