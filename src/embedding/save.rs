@@ -187,8 +187,8 @@ impl Lisp {
     ///
     /// Functions [defined](Self::define) in Rust are in the core by name. Calling such a function signals a
     /// `rust:host-error`, with the restart `use-value`, until the program that booted the core has defined the function
-    /// as well; older references to the function then work again. `sb-ext:*save-hooks*` run in the copy, where
-    /// functions of the program are not available either.
+    /// as well; older references to the function then work again. The functions in `sb-ext:*save-hooks*` run in the
+    /// copy, where functions defined in Rust are not available either.
     ///
     /// Calls on other threads continue in this process. In the core, these calls are cut off where they were, without
     /// their cleanup forms, and the locks that they held are free. Saving waits for collections, class definitions,
