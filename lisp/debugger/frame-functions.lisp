@@ -275,7 +275,9 @@ expects the list, and true. Return NIL and NIL if the next methods are unknown."
 
 (defun refuse-to-restart (number control &rest arguments)
   "Refuse to restart frame NUMBER, for the reason that CONTROL, a format control, and ARGUMENTS give."
-  (refuse "The function of frame ~D cannot be called again: ~?" number control arguments))
+  (refuse "The function of frame ~D cannot be called again: ~? To continue without the call, pass `return` with code ~
+           for the frame's values."
+          number control arguments))
 
 (defun frame-function (frame number)
   "Return a function and a list of arguments with which FRAME, whose number is NUMBER, can be restarted. The function is

@@ -223,8 +223,9 @@ something and a supervisor would replace a lost image, notify the user that thes
     (unwind-protect (funcall function)
       (announce-definitions)
       (when (and **supervised** (plusp (evaluation-change-count *evaluation*)))
-        (push-notice "If the image is lost, the definitions that this code made can be restored only from a checkpoint. To ~
-                      keep them without a checkpoint, evaluate them again."))
+        (push-notice "If the image is lost, the definitions that the code for the values made can be restored only ~
+                      from a checkpoint. To keep these definitions without a checkpoint, evaluate them again on their ~
+                      own."))
       (when (evaluation-threads *evaluation*)
         (notify-running-threads)))))
 

@@ -703,7 +703,7 @@ can also be a hash table. Signal an error for any other object."
      ;; In a circular list, a search for a key would never end, and counting to a large index would take too long.
      (let ((limit (if (typep key '(integer 0 10000)) key (list-extent object))))
        (unless limit
-         (error "The list contains itself: its elements can be found only by an index up to 10000."))
+         (error "The list is circular: its elements can be found only by an index up to 10000."))
        (cond ((typep key 'unsigned-byte)
               ;; NTHCDR or CAR signals an error for an index beyond a dotted list.
               (let ((rest (nthcdr (min key limit) object)))

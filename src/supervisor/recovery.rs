@@ -121,7 +121,8 @@ impl RecoveryRecord {
         {
             let age = text::format_age(jiff::Timestamp::now().duration_since(since));
             add(format!(
-                "The session's last server could no longer write the log: definitions of the last {age} may be missing."
+                "The session's log could not be written from {age} ago until the last server ended: definitions made \
+                 in that time may be missing."
             ));
         }
         if let Some(failure) = session.take_save_failure() {

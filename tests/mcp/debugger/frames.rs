@@ -236,6 +236,14 @@ fn restart_frame_after_repair(server: &mut Server, code: &str, call: &str, repai
     server.call_tool("resume-from-frame", json!({"frame": frame})).0
 }
 
+/// Returns the answer to a request to call the function of `frame` again that is refused for `reason`.
+fn restart_refusal(frame: u64, reason: &str) -> String {
+    format!(
+        "The function of frame {frame} cannot be called again: {reason} To continue without the call, pass `return` \
+         with code for the frame's values."
+    )
+}
+
 #[apply(both_modes)]
 fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
     let mut server = mode.ready();
@@ -307,8 +315,7 @@ fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
     let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
     in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
     let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
-    let said = "The function of frame 1 cannot be called again: (:METHOD KIND ((EQL :A))) is no longer defined.";
-    assert_eq!(text, said);
+    assert_eq!(text, restart_refusal(frame, "(:METHOD KIND ((EQL :A))) is no longer defined."));
     let text = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(list :instead x)"}));
     assert_eq!(text, "=> ((:INSTEAD :A))");
 }
@@ -323,9 +330,9 @@ fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
          (defmethod parts ((x integer)) (error \"not ~a\" x))",
     );
     let text = restart_frame_after_repair(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
-    let said = "The function of frame 1 cannot be called again: the next methods of (:METHOD PARTS (INTEGER)) cannot be \
-                determined for a long-form method combination.";
-    assert_eq!(text, said);
+    let reason =
+        "the next methods of (:METHOD PARTS (INTEGER)) cannot be determined for a long-form method combination.";
+    assert_eq!(text, restart_refusal(1, reason));
 }
 
 #[apply(both_modes)]
@@ -417,7 +424,7 @@ fn restart_frame_passes_the_originally_supplied_arguments(mode: Mode) {
     assert_eq!(restart_frame_after_repair(&mut server, "(unused 1 2)", "(UNUSED 1", ""), "=> (1)");
     server.evaluate("(setf *calls* 0)");
     let text = restart_frame_after_repair(&mut server, "(unused 1 2)", "(UNUSED 1", "(defun unused (a b) (list a b))");
-    assert_eq!(text, "The function of frame 1 cannot be called again: SBCL no longer has all the arguments of UNUSED.");
+    assert_eq!(text, restart_refusal(1, "SBCL no longer has all the arguments of UNUSED."));
 }
 
 #[apply(both_modes)]
@@ -510,22 +517,19 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     assert_eq!(text, "=> (:FINE 1)");
     let text =
         restart_frame_after_repair(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
-    let said = "The function of frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its \
-                frame does not keep the function object, unlike most frames of code that was evaluated rather than \
-                loaded.";
-    assert_eq!(text, said);
+    let reason = "(LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and its frame does not keep the function object, \
+                  unlike most frames of code that was evaluated rather than loaded.";
+    assert_eq!(text, restart_refusal(1, reason));
     assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     let report = hold(&mut server, "(list (|gone~a| 1))");
     let frame = frame_of(&report, "(|gone~a| 1)");
     in_frame(&mut server, frame, "(fmakunbound '|gone~a|)");
     let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
-    let said = format!("The function of frame {frame} cannot be called again: |gone~a| has no global definition.");
-    assert_eq!(text, said);
+    assert_eq!(text, restart_refusal(frame, "|gone~a| has no global definition."));
     server.evaluate("(defgeneric lost (x) (:method ((x integer)) (error \"lost ~a\" x)))");
     let repair = "(fmakunbound 'lost)";
     let text = restart_frame_after_repair(&mut server, "(list (lost 1))", "((:METHOD LOST (INTEGER)) 1)", repair);
-    let said = "The function of frame 1 cannot be called again: (:METHOD LOST (INTEGER)) is no longer defined.";
-    assert_eq!(text, said);
+    assert_eq!(text, restart_refusal(1, "(:METHOD LOST (INTEGER)) is no longer defined."));
     server.evaluate("(setf *fails* t)");
     let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
     let said = "SBCL cannot unwind to frame 2, because the frame's code was compiled without the needed debug \

@@ -320,7 +320,9 @@ fn held_form_is_not_replayed_for_definitions_of_the_values_that_resumed_it() {
     let frame = frame_of(&hold(&mut server, &code), "(RISKY 1)");
     let returned = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": values}));
     for text in [restarted, returned] {
-        assert!(text.contains("the definitions that this code made can be restored only from a checkpoint."), "{text}");
+        let notice = "If the image is lost, the definitions that the code for the values made can be restored only \
+            from a checkpoint. To keep these definitions without a checkpoint, evaluate them again on their own.";
+        assert!(text.contains(notice), "{text}");
         assert!(text.ends_with("=> (42)"), "{text}");
     }
     kill_worker(&server);
