@@ -7,9 +7,6 @@
   "A vector of the threads of the inspection, control and signal lanes, indexed by lane. The evaluation threads are in
 **EVALUATION-THREADS**.")
 
-(defglobal **boot-thread** nil
-  "The thread that booted the image, which has returned to the host and serves no lane.")
-
 (defglobal **abandoned-threads** nil
   "Threads that no longer serve a lane because they did not react to an interruption. User code sees these threads
 among its own threads.")
@@ -18,8 +15,7 @@ among its own threads.")
   "Return true when THREAD belongs to the host. Evaluated code sees only a main thread, which evaluates in the foreground, the
 thread that it runs in, and the threads of user code. Code that runs in a call of the embedding program does not see its own
 thread."
-  (or (eq thread **boot-thread**)
-      (program-thread-p thread)
+  (or (program-thread-p thread)
       (find thread **lane-threads** :test #'eq)
       (and (find thread **evaluation-threads** :test #'eq)
            (not (eq thread (sb-thread:main-thread)))

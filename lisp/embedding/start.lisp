@@ -2,12 +2,17 @@
 
 (in-package "SBCL-HOST/EMBEDDING")
 
+(defun hide-initial-thread ()
+  "Hide SBCL's initial thread from code that signals all threads, such as SB-SPROF's mode :TIME. This thread has initialised
+SBCL and has ended, but SBCL still counts it as running."
+  (setf (sb-thread::thread-%visible (sb-thread:main-thread)) -1))
+
 (defun start-image (&key seed user-init scratch library)
   "Prepare the image and start the Lisp threads. SEED is the seed of *RANDOM-STATE*. If USER-INIT is true, load the
 user's init file. SCRATCH is the value for **SCRATCH-DIRECTORY**, a native namestring or NIL. If LIBRARY, a pointer to a
 struct sbcl_library, is given, also start the threads of the program that embeds the image."
+  (hide-initial-thread)
   (setf *random-state* (sb-ext:seed-random-state seed)
-        **boot-thread** (sb-thread:main-thread)
         **resets-available** t
         **supervised** t
         **scratch-directory** scratch)

@@ -539,6 +539,19 @@ fn profiling_stops_after_errors_and_timeouts() {
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
 }
 
+/// SB-SPROF signals all threads that SBCL counts as running.
+#[test]
+fn every_thread_that_sbcl_counts_as_running_exists() {
+    let mut server = Server::ready();
+    let code = r#"(loop for thread in (sb-thread::%list-all-threads)
+                        for id = (sb-thread::thread-os-tid thread)
+                        unless (probe-file (format nil "/proc/self/task/~D" id))
+                          collect (list thread id))"#;
+    // SB-THREAD:LIST-ALL-THREADS leaves out the host's threads.
+    let text = server.evaluate(&format!("(list (length (sb-thread::%list-all-threads)) {code})"));
+    assert!(text.ends_with(" NIL)"), "{text}");
+}
+
 #[test]
 fn profile_save_to_writes_a_flame_graph() {
     let mut server = Server::ready();
