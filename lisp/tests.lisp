@@ -163,10 +163,11 @@ b| ()) (defvar *changed* 1))"))
   (flet ((message (audience)
            (getf (evaluation-results "(error 'sbcl-host::exit-refused :operator 'exit :embedded nil)" :audience audience)
                  :message)))
-    (expect '("EXIT was called, but the server and the session continue. For a new session, use the tool reset-session."
-              "EXIT was called, but cannot end the process."
-              "EXIT was called, but cannot end the process."
-              "EXIT was called, but the server and the session continue. For a new session, use :reset.")
+    (expect (list "EXIT was called, but the server and the session continue. For a new session, use the tool reset-session."
+                  "EXIT was called, but cannot end the process."
+                  "EXIT was called, but cannot end the process."
+                  (format nil "EXIT was called, but the server and the session continue. To leave the REPL, use :quit. ~
+                               For a new session, use :reset."))
             (mapcar #'message '(:agent :shell :attached-shell :repl)))))
 
 (define-test a-non-local-exit-from-a-cleanup-form-does-not-hide-the-error

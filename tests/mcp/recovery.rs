@@ -1066,10 +1066,7 @@ fn a_reset_ends_a_restore() {
     let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
     let inspects = server.post_call("list-definitions", json!({}));
     let text = call_ok(&mut server, "reset-session", json!({}));
-    assert!(
-        text.contains("The restore of the previous image was abandoned") && text.contains("Session reset."),
-        "{text}"
-    );
+    assert!(text.contains("The reset ended the unfinished restore") && text.contains("Session reset."), "{text}");
     for id in [lost, waits] {
         let (text, is_error) = server.outcome(id);
         assert!(is_error && text.starts_with("[ERROR] CANCELLED"), "{text}");

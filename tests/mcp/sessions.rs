@@ -806,7 +806,7 @@ fn client_is_answered_while_its_session_is_restored() {
         assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
         if resets {
             let text = call_ok(&mut server, "reset-session", json!({}));
-            assert!(text.contains("The restore of the previous image was abandoned"), "{text}");
+            assert!(text.contains("The reset ended the unfinished restore"), "{text}");
             assert!(server.outcome(waits).0.starts_with("[ERROR] CANCELLED"));
             assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
             continue;
