@@ -1117,7 +1117,7 @@ fn inspections_are_repeated_after_another_client_resets() {
     wait_until("the first inspection runs", || begun.exists());
     call_ok(&mut server, "reset-session", json!({}));
     let repeated = outcome(&client.answer(running));
-    assert!(repeated.0.contains("ENDLESS is not defined") && !repeated.1, "{repeated:?}");
+    assert!(repeated.0.contains("ENDLESS names no function or macro") && !repeated.1, "{repeated:?}");
     let described = outcome(&client.answer(waiting));
     assert!(described.0.starts_with("COMMON-LISP:CAR [FUNCTION]"), "{described:?}");
 }
