@@ -116,8 +116,8 @@ pub mod host_functions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be `Send
-    //! + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread only if
+    //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
+    //! `Send + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread only if
     //! that other thread needs a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts a
     //! lambda list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure
     //! that cannot be sent to other threads can be a [local function](crate::Cx::local_function).
