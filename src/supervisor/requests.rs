@@ -7,12 +7,17 @@ use serde_json::Value;
 
 use super::messages::{self, LineIds, MAX_PARSED_LINE, MAX_REWRITTEN_LINE};
 use crate::rpc::id_scanner::IdScanner;
+use crate::rpc::inflight::MAX_REQUESTS;
 use crate::rpc::route;
 
 /// The number of bytes that each line adds to its connection's total in addition to its text.
 const LINE_OVERHEAD: usize = 64;
 /// Maximum number of workers that may stall at a line. After that, no other worker gets the line.
 const MAX_STALLS: u32 = 2;
+/// Maximum number of a client's waiting cancellations that are applied to its waiting requests when a new worker gets
+/// the lines: as many as a client may have pending requests. Further cancellations take effect when the worker reads
+/// them.
+const MAX_APPLIED_CANCELLATIONS: usize = MAX_REQUESTS;
 /// Maximum size of a piece, in bytes. A longer line is sent in pieces, so that lines of other clients can pass
 /// between the pieces.
 pub(super) const MAX_PIECE: usize = 64 << 10;
@@ -285,11 +290,12 @@ impl Requests {
     }
 
     /// Turns waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
-    /// a new worker gets the lines: the lost worker might not have handled the cancellation.
+    /// a new worker gets the lines: the lost worker might not have handled the cancellation. Only the first
+    /// [`MAX_APPLIED_CANCELLATIONS`] of each client are applied, because other clients wait meanwhile.
     pub(super) fn apply_cancellations(&mut self) {
         self.cancelled.clear();
         for (connection, lines) in &self.waiting {
-            for id in lines.iter().flat_map(|line| &line.cancels) {
+            for id in lines.iter().flat_map(|line| &line.cancels).take(MAX_APPLIED_CANCELLATIONS) {
                 *self.cancelled.entry(*connection).or_default().entry(id.clone()).or_default() += 1;
             }
         }
@@ -507,6 +513,25 @@ mod tests {
             assert_eq!(requests.texts(0)[0], "");
             assert!(requests.counts_match());
         }
+    }
+
+    #[test]
+    fn a_bounded_number_of_each_clients_cancellations_is_applied_to_waiting_requests() {
+        let mut requests = Requests::new();
+        let last = MAX_APPLIED_CANCELLATIONS;
+        for id in [last - 1, last] {
+            requests.add(0, format!(r#"{{"id":{id},"method":"ping"}}"#).as_bytes());
+        }
+        for id in 0..=last {
+            let cancel = format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
+            requests.add(0, cancel.as_bytes());
+        }
+        requests.apply_cancellations();
+        assert_eq!(requests.cancelled[&0].len(), MAX_APPLIED_CANCELLATIONS);
+        requests.send_all();
+        let last = format!(r#"{{"id":{last},"method":"ping"}}"#);
+        assert_eq!(requests.texts(0)[..2], [r#"{"method":"ping"}"#, &*last]);
+        assert!(requests.cancelled.is_empty() && requests.counts_match());
     }
 
     #[test]
