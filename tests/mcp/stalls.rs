@@ -481,7 +481,7 @@ fn long_names_and_lists_are_refused_at_once_with_their_limits(mode: Mode) {
         ("run-tests", json!({"name": name}), "a string of at most 4096 bytes"),
         ("run-tests", json!({"system": list}), "an array of at most 1000 strings"),
         ("trace-calls", json!({"code": "1", "functions": list}), "an array of at most 1000 strings"),
-        ("trace-calls", json!({"code": "1", "functions": vec!["a"; 1 << 20]}), "an array of at most 1000 strings"),
+        ("trace-calls", json!({"code": "1", "functions": vec!["a"; 1 << 19]}), "an array of at most 1000 strings"),
         ("evaluate-lisp", Value::Object(keys), "at most 100 arguments"),
     ] {
         let call = client.post_call(tool, arguments);
