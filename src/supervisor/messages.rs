@@ -217,11 +217,12 @@ pub(super) fn backlog_error(line: &[u8]) -> Option<Vec<u8>> {
     quick_refusal(line, &inflight::unread_error().message)
 }
 
-/// Returns the error for a line at which two workers have stalled; `None` when the line requires no answer.
+/// Returns the error for a line at which two workers have stalled, or which they were decoding when they were lost;
+/// `None` when the line requires no answer.
 pub(super) fn stall_error(line: &[u8]) -> Option<Vec<u8>> {
-    let reason = "The Lisp process was replaced twice before it answered this request: the process stopped responding, or \
-        evaluated code had read the request. The request will not be retried. Change or split up the request before you \
-        send it again.";
+    let reason = "The Lisp process was replaced twice before it answered this request: the process stopped responding, \
+        died while it decoded the request, or evaluated code had read the request. The request will not be retried. \
+        Change or split up the request before you send it again.";
     quick_refusal(line, reason)
 }
 

@@ -12,7 +12,8 @@ use crate::rpc::route;
 
 /// The number of bytes that each line adds to its connection's total in addition to its text.
 const LINE_OVERHEAD: usize = 64;
-/// Maximum number of workers that may stall at a line. After that, no other worker gets the line.
+/// Maximum number of workers that may stall at a line or be lost while they decode it. After that, no other worker gets
+/// the line.
 const MAX_STALLS: u32 = 2;
 /// Maximum number of a client's waiting cancellations that are applied to its waiting requests when a new worker gets
 /// the lines: as many as a client may have pending requests. Further cancellations take effect when the worker reads
@@ -60,7 +61,7 @@ struct PendingLine {
     text: Box<[u8]>,
     /// True when a client waits for an answer.
     is_awaited: bool,
-    /// The number of workers that stalled at the line, or that the line did not reach.
+    /// The number of workers that stalled at the line, were lost while they decoded it, or that the line did not reach.
     stalls: u32,
     /// True when the line did not reach the last worker.
     is_lost: bool,
@@ -244,7 +245,7 @@ impl Requests {
         self.open.range(number..).next().map(|(number, _)| *number)
     }
 
-    /// Records that a worker stalled at an open line.
+    /// Records that a worker stalled at an open line, or was lost while it decoded the line.
     pub(super) fn record_stall(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.stalls += 1;
