@@ -10,6 +10,8 @@ use crate::rpc::inflight::MAX_REQUESTS;
 
 /// Maximum number of messages in a batch that the event loop handles itself. A larger batch is slow.
 const MAX_FAST_BATCH: usize = 16;
+/// Maximum number of JSON values in a line. A decoded object takes several hundred bytes, however short its text is.
+const MAX_VALUES: usize = 1_000_000;
 
 /// The notification that cancels a request.
 pub(super) const CANCELLATION: &str = "notifications/cancelled";
@@ -95,6 +97,10 @@ pub(super) fn decode(line: &[u8]) -> DecodedLine {
     if line.is_empty() {
         return DecodedLine::Empty;
     }
+    if line.len() > MAX_VALUES && count_values(line) > MAX_VALUES {
+        let reason = format!("the message has more than {MAX_VALUES} JSON values: send less at once");
+        return DecodedLine::Single(Err((IdScanner::scan(line), ErrorData::invalid_request(reason, None))));
+    }
     match serde_json::from_slice(line) {
         Ok(Value::Array(messages)) if messages.len() > MAX_REQUESTS => {
             let reason = format!("a batch may have at most {MAX_REQUESTS} messages, not {}", messages.len());
@@ -112,6 +118,22 @@ pub(super) fn decode(line: &[u8]) -> DecodedLine {
             DecodedLine::Single(Err((IdScanner::scan(line), ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
         }
     }
+}
+
+/// Counts the values in JSON text without decoding it. An empty array or object counts twice.
+fn count_values(text: &[u8]) -> usize {
+    let (mut values, mut in_string, mut escaped) = (1, false, false);
+    for &byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            // The first value of an array or object follows, or the next value.
+            b'[' | b'{' | b',' if !in_string => values += 1,
+            _ => {}
+        }
+    }
+    values
 }
 
 fn parse_message(value: Value) -> Result<Message, InvalidMessage> {
@@ -171,4 +193,33 @@ fn parse_response(id: Option<Value>, mut map: JsonObject) -> Message {
         None => Err(map["error"]["message"].as_str().unwrap_or("the client refused and gave no reason").to_owned()),
     };
     Message::Response { id, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ping(values: &str) -> DecodedLine {
+        decode(format!(r#"{{"jsonrpc":"2.0","id":7,"method":"ping","params":{{"x":[{values}]}}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn a_line_of_too_many_values_is_refused_with_its_id() {
+        for values in ["0,".repeat(MAX_VALUES), r#"{"":0},"#.repeat(MAX_VALUES / 2)] {
+            let DecodedLine::Single(Err((id, error))) = ping(&format!("{values}0")) else {
+                panic!("the line is accepted")
+            };
+            assert_eq!((id, error.code), (Some(Value::from(7)), ErrorCode::INVALID_REQUEST));
+            assert!(error.message.contains("more than 1000000 JSON values"), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn text_and_values_within_the_limit_are_accepted() {
+        let text = Value::from(r#"[{,\","#.repeat(MAX_VALUES)).to_string();
+        for values in [text, "0,".repeat(MAX_VALUES / 2) + "0"] {
+            assert!(matches!(ping(&values), DecodedLine::Single(Ok(Message::Request { .. }))));
+        }
+        assert_eq!(count_values(br#"{"a":[1,{"b":"[,{"}],"c":null}"#), 6);
+    }
 }

@@ -150,6 +150,13 @@ impl RecoveryContext {
         self.status.adjust(StatusField::PendingAnswers, more);
     }
 
+    /// Records that the decoding of a slow line begins or has ended. If the image is lost in between, the line may be
+    /// the cause. Only one line is recorded at a time.
+    pub(super) fn record_decoding(&self, call: u64, begins: bool) {
+        let (old, new) = if begins { (0, call) } else { (call, 0) };
+        self.status.replace(StatusField::LineBeingDecoded, old, new);
+    }
+
     /// Returns true until the replay is complete and the client's waiting calls have continued.
     pub(super) fn is_restoring(&self) -> bool {
         !self.replay.is_complete(self.connection)

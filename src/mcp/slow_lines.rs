@@ -203,7 +203,12 @@ impl Conversation {
 
     fn handle_waiting(&self, line: WaitingLine) {
         match line {
-            WaitingLine::Text(number, text) => self.handle_decoded(decode(&text), text.len(), number),
+            WaitingLine::Text(number, text) => {
+                self.tools().record_decoding(number, true);
+                let decoded = decode(&text);
+                self.tools().record_decoding(number, false);
+                self.handle_decoded(decoded, text.len(), number);
+            }
             WaitingLine::Cancellation(number, id, _) => {
                 self.inflight().cancel(&id);
                 self.inflight().output.send_done(number);

@@ -50,10 +50,12 @@ pub(crate) enum StatusField {
     HighestBegun,
     /// The number of the newest error.
     NewestError,
+    /// The call number of a line that a thread for slow lines is decoding; 0 for none.
+    LineBeingDecoded,
 }
 
 /// The number of [`StatusField`]s.
-const FIELD_COUNT: usize = 15;
+const FIELD_COUNT: usize = 16;
 
 /// The indices on the page of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MAX_BACKGROUND;
@@ -96,6 +98,11 @@ impl StatusPage {
     /// Writes a number unless the current value is higher.
     pub(crate) fn raise(self, field: StatusField, value: u64) {
         self.0[field as usize].fetch_max(value, Ordering::AcqRel);
+    }
+
+    /// Writes `new` if the current value is `old`.
+    pub(crate) fn replace(self, field: StatusField, old: u64, new: u64) {
+        let _ = self.0[field as usize].compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Writes the numbers of the background evaluations, at most [`MAX_BACKGROUND`].

@@ -1,8 +1,12 @@
 //! The parts of the clients' messages that the supervisor reads, and the errors that the supervisor itself sends as answers.
 //!
-//! The supervisor parses a line to answer it, to know whether it requires an answer, or to apply a cancellation, but
-//! not to relay it.
+//! In each line, the supervisor finds the ids of requests and cancellations, to know whether the line requires an
+//! answer, to answer the line, or to apply a cancellation. The rest of the line is skipped.
 
+use std::fmt;
+
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::rpc::framing;
@@ -12,29 +16,166 @@ use crate::rpc::inflight;
 /// Size of a line, in bytes, above which the line is not parsed while clients wait: parsing would delay their
 /// answers too long.
 pub(super) const MAX_PARSED_LINE: usize = 1 << 20;
+/// Size of a line, in bytes, above which [`as_notifications`] is not called while clients wait. Unlike the search for
+/// ids, this function builds a tree of all values.
+pub(super) const MAX_REWRITTEN_LINE: usize = 64 << 10;
 /// JSON-RPC's error code for a message that is not a valid request.
 const INVALID_REQUEST: i32 = -32600;
 /// JSON-RPC's error code for an error of the server.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// Returns the messages of a line, which may be a batch. Returns no messages when the line is not JSON.
-pub(super) fn parse_messages(line: &[u8]) -> Vec<Value> {
-    match serde_json::from_slice(line) {
-        Ok(Value::Array(messages)) => messages,
-        Ok(message) => vec![message],
-        Err(_) => Vec::new(),
+/// The ids in a line, which may be a batch. The rest of the line is skipped: a tree of all values may take a hundred
+/// times the memory of the line, and clients would wait while it is built.
+#[derive(Debug, Default)]
+pub(super) struct LineIds {
+    /// The ids of the messages that require an answer.
+    pub(super) requests: Vec<Value>,
+    /// The ids of the requests that the messages cancel.
+    pub(super) cancelled: Vec<Value>,
+}
+
+impl LineIds {
+    /// Finds the ids in a line. A line that is not JSON has no ids.
+    pub(super) fn find(line: &[u8]) -> Self {
+        serde_json::from_slice(line).unwrap_or_default()
+    }
+
+    fn add(&mut self, message: Outline) {
+        self.requests.extend(message.id.filter(|_| message.has_method));
+        self.cancelled.extend(message.params_request_id.filter(|_| message.is_cancellation));
+    }
+}
+
+impl<'de> Deserialize<'de> for LineIds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LineVisitor)
+    }
+}
+
+struct LineVisitor;
+
+impl<'de> Visitor<'de> for LineVisitor {
+    type Value = LineIds;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a message or a batch")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<LineIds, A::Error> {
+        let mut ids = LineIds::default();
+        ids.add(OutlineVisitor.visit_map(members)?);
+        Ok(ids)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<LineIds, A::Error> {
+        let mut ids = LineIds::default();
+        while let Some(message) = messages.next_element()? {
+            ids.add(message);
+        }
+        Ok(ids)
+    }
+}
+
+/// The parts of a JSON value from which [`LineIds`] are found: the value itself if it is a number or a string, and
+/// members of an object. Members that are neither numbers nor strings count as missing.
+#[derive(Debug, Default)]
+struct Outline {
+    scalar: Option<Value>,
+    id: Option<Value>,
+    request_id: Option<Value>,
+    /// The `requestId` of the member `params`.
+    params_request_id: Option<Value>,
+    /// True if there is a member `method`, of any type.
+    has_method: bool,
+    /// True if the member `method` is the method of cancellations.
+    is_cancellation: bool,
+}
+
+impl Outline {
+    fn of_scalar(value: impl Into<Value>) -> Self {
+        Self { scalar: Some(value.into()), ..Self::default() }
+    }
+}
+
+impl<'de> Deserialize<'de> for Outline {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OutlineVisitor)
+    }
+}
+
+/// A key of an object.
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum Key {
+    Id,
+    Method,
+    Params,
+    RequestId,
+    #[serde(other)]
+    Other,
+}
+
+struct OutlineVisitor;
+
+impl<'de> Visitor<'de> for OutlineVisitor {
+    type Value = Outline;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Outline, E> {
+        Ok(Outline::default())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Outline, E> {
+        Ok(Outline::default())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Outline, E> {
+        Ok(Outline::of_scalar(number))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Outline, E> {
+        Ok(Outline::of_scalar(number))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Outline, E> {
+        Ok(Outline::of_scalar(number))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Outline, E> {
+        Ok(Outline::of_scalar(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<Outline, A::Error> {
+        IgnoredAny.visit_seq(elements)?;
+        Ok(Outline::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Outline, A::Error> {
+        let mut outline = Outline::default();
+        while let Some(key) = members.next_key()? {
+            match key {
+                Key::Id => outline.id = members.next_value::<Outline>()?.scalar,
+                Key::RequestId => outline.request_id = members.next_value::<Outline>()?.scalar,
+                Key::Params => outline.params_request_id = members.next_value::<Outline>()?.request_id,
+                Key::Method => {
+                    let method = members.next_value::<Outline>()?.scalar;
+                    outline.has_method = true;
+                    outline.is_cancellation = method.is_some_and(|method| method == "notifications/cancelled");
+                }
+                Key::Other => _ = members.next_value::<IgnoredAny>()?,
+            }
+        }
+        Ok(outline)
     }
 }
 
 /// Returns the id of a message that requires an answer; `None` for a notification or a response.
-pub(super) fn request_id(message: &Value) -> Option<&Value> {
+fn request_id(message: &Value) -> Option<&Value> {
     message.get("method")?;
     message.get("id").filter(|id| id.is_number() || id.is_string())
-}
-
-/// Returns the id of the request that a message cancels; `None` for a message that cancels nothing.
-pub(super) fn cancelled_id(message: &Value) -> Option<&Value> {
-    (message.get("method")? == "notifications/cancelled").then_some(message.get("params")?.get("requestId")?)
 }
 
 /// Returns the line with its cancelled requests turned into notifications, which are never answered; `None` when the line
@@ -62,9 +203,8 @@ pub(super) fn too_long_error(id: Option<Value>) -> Vec<u8> {
 
 /// Returns the error for a line that no worker will answer; `None` when the line requires no answer.
 pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
-    let messages = parse_messages(line);
-    let mut answers: Vec<_> =
-        messages.iter().filter_map(request_id).map(|id| response(id, INTERNAL_ERROR, reason)).collect();
+    let ids = LineIds::find(line).requests;
+    let mut answers: Vec<_> = ids.iter().map(|id| response(id, INTERNAL_ERROR, reason)).collect();
     match line.trim_ascii_start().first() {
         Some(b'[') if !answers.is_empty() => Some(as_line(&Value::Array(answers))),
         _ => answers.pop().map(|answer| as_line(&answer)),
@@ -77,11 +217,12 @@ pub(super) fn backlog_error(line: &[u8]) -> Option<Vec<u8>> {
     quick_refusal(line, &inflight::unread_error().message)
 }
 
-/// Returns the error for a line at which two workers have stalled; `None` when the line requires no answer.
+/// Returns the error for a line at which two workers have stalled, or which they were decoding when they were lost;
+/// `None` when the line requires no answer.
 pub(super) fn stall_error(line: &[u8]) -> Option<Vec<u8>> {
-    let reason = "The Lisp process was replaced twice before it answered this request: the process stopped responding, or \
-        evaluated code had read the request. The request will not be retried. Change or split up the request before you \
-        send it again.";
+    let reason = "The Lisp process was replaced twice before it answered this request: the process stopped responding, \
+        died while it decoded the request, or evaluated code had read the request. The request will not be retried. \
+        Change or split up the request before you send it again.";
     quick_refusal(line, reason)
 }
 
@@ -137,6 +278,31 @@ mod tests {
         let batch = json!([{"method": "x"}, {"id": 1, "method": "x"}]);
         assert_eq!(silence(r#"[{"id":"a","method":"x"},{"id":1,"method":"x"}]"#), Some(batch));
         assert_eq!(silence(r#"[{"id":"b","method":"x"},{"id":"a","result":1}]"#), None);
-        assert_eq!(cancelled_id(&json!({"method": "notifications/cancelled", "params": {}})), None);
+    }
+
+    #[test]
+    fn ids_are_found_in_messages_and_batches_and_not_in_other_objects() {
+        let found = |line: &str| {
+            let LineIds { requests, cancelled } = LineIds::find(line.as_bytes());
+            (json!(requests), json!(cancelled))
+        };
+        for (line, requests, cancelled) in [
+            (r#"{"\u0069d":7,"method":"x","params":{"id":8}}"#, json!([7]), json!([])),
+            (r#"{"id":7,"method":null,"id":"a"}"#, json!(["a"]), json!([])),
+            (r#"{"id":[{"id":1}],"method":"x"}"#, json!([]), json!([])),
+            (r#"{"method":"x","params":[{"id":1,"method":"y"}]}"#, json!([]), json!([])),
+            (r#"{"method":"notifications/cancelled","params":{"requestId":-7,"reason":"x"}}"#, json!([]), json!([-7])),
+            (r#"{"params":{"requestId":"a"},"method":"notifications/cancelled"}"#, json!([]), json!(["a"])),
+            (r#"{"method":"notifications/cancelled","params":{}}"#, json!([]), json!([])),
+            (r#"{"method":"x","params":{"requestId":7}}"#, json!([]), json!([])),
+            (
+                r#" [1,null,[{"id":5,"method":"x"}],{"id":1.5,"method":"x"},{"id":2,"result":{"id":3}},
+                {"id":4,"method":"notifications/cancelled","params":{"requestId":7}},{"id":6,"method":"y"}]"#,
+                json!([1.5, 4, 6]),
+                json!([7]),
+            ),
+        ] {
+            assert_eq!(found(line), (requests, cancelled), "{line}");
+        }
     }
 }

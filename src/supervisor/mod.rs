@@ -1,9 +1,9 @@
 //! The supervisor, which holds the clients' connections and keeps a worker running for them.
 //!
 //! User code may kill a worker. The supervisor runs no Lisp and no user code. A single thread copies lines between
-//! clients and worker, records what the next worker must know, and replaces a worker that is lost. The supervisor does
-//! not parse the lines that it copies: the worker reports the line to which an answer belongs, and the events that must
-//! outlive the image.
+//! clients and worker, records what the next worker must know, and replaces a worker that is lost. Of the lines that it
+//! copies, the supervisor reads only the ids of requests and cancellations: the worker reports the line to which an
+//! answer belongs, and the events that must outlive the image.
 
 mod attached_clients;
 pub(crate) mod log;

@@ -285,7 +285,10 @@ impl RecoveryRecord {
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != begun_last);
         lost_line.into_iter().for_each(|line| self.requests.record_lost_line(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
-        if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
+        let stalled_at = crash.stalled_at.filter(|line| last.inspecting != Some(*line));
+        // A large line may use up the memory when it is decoded, in each image.
+        let decoded = Some(status.get(StatusField::LineBeingDecoded)).filter(|line| *line > 0);
+        if let Some(line) = stalled_at.or(decoded) {
             self.requests.record_stall(line);
         }
         let was_pending = self.has_pending_restore();
@@ -563,6 +566,27 @@ mod tests {
         assert_eq!((last.begun, last.in_flight, last.job), (first, false, None));
         recovery.record_crash(&status, true, &Crash::new("died"));
         assert_eq!(recovery.state.begun, first);
+    }
+
+    #[test]
+    fn a_line_during_whose_decoding_two_images_were_lost_is_not_sent_to_a_third() {
+        let checkpoints = TestCheckpoints::new("decoding");
+        let (mut recovery, status) = session(&checkpoints);
+        let page = status.map();
+        recovery.requests.add(5, b"long\n");
+        for expected in [None, Some((5, Box::from(*b"long\n")))] {
+            assert!(recovery.requests.next_piece().is_some());
+            let number = recovery.requests.first_open_line_from(0).expect("an open line");
+            page.replace(StatusField::LineBeingDecoded, 0, number);
+            // The thread of another client decodes a line at the same time.
+            page.replace(StatusField::LineBeingDecoded, 0, 99);
+            page.replace(StatusField::LineBeingDecoded, 99, 0);
+            recovery.record_crash(&status, true, &Crash::new("died"));
+            assert_eq!(recovery.requests.take_stalling_line(), expected);
+            recovery.requeue_open_lines();
+            // The next image has a page of its own.
+            page.set(StatusField::LineBeingDecoded, 0);
+        }
     }
 
     #[test]

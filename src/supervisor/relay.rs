@@ -176,8 +176,7 @@ impl Relay {
         }
         for (id, worker) in &mut self.workers {
             if let Some(process) = &worker.process
-                && let Some(crash) =
-                    worker.watchdog.check(process, &mut worker.recovery.requests, self.shutdown.is_none())
+                && let Some(crash) = worker.watchdog.check(process, &worker.recovery.requests, self.shutdown.is_none())
             {
                 return Err(LoopAction::Replace(*id, crash));
             }
@@ -492,11 +491,11 @@ impl Relay {
     }
 
     /// Returns true during a shutdown when there is nothing left to wait for.
-    fn is_over(&mut self) -> bool {
+    fn is_over(&self) -> bool {
         let Some(shutdown) = &self.shutdown else { return false };
-        let is_awaited = |worker: &mut Worker| worker.recovery.requests.first_awaited().is_some();
+        let has_awaited_lines = |worker: &Worker| worker.recovery.requests.has_awaited_lines();
         self.workers.values().all(|worker| worker.process.is_none())
-            && (!shutdown.waits_for_request || self.input.is_none() || self.workers.values_mut().any(is_awaited))
+            && (!shutdown.waits_for_request || self.input.is_none() || self.workers.values().any(has_awaited_lines))
     }
 
     /// Closes the workers' inputs during a shutdown, and ends the loop when the shutdown is over.

@@ -5,14 +5,20 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::messages::{self, MAX_PARSED_LINE};
+use super::messages::{self, LineIds, MAX_PARSED_LINE, MAX_REWRITTEN_LINE};
 use crate::rpc::id_scanner::IdScanner;
+use crate::rpc::inflight::MAX_REQUESTS;
 use crate::rpc::route;
 
 /// The number of bytes that each line adds to its connection's total in addition to its text.
 const LINE_OVERHEAD: usize = 64;
-/// Maximum number of workers that may stall at a line. After that, no other worker gets the line.
+/// Maximum number of workers that may stall at a line or be lost while they decode it. After that, no other worker gets
+/// the line.
 const MAX_STALLS: u32 = 2;
+/// Maximum number of a client's waiting cancellations that are applied to its waiting requests when a new worker gets
+/// the lines: as many as a client may have pending requests. Further cancellations take effect when the worker reads
+/// them.
+const MAX_APPLIED_CANCELLATIONS: usize = MAX_REQUESTS;
 /// Maximum size of a piece, in bytes. A longer line is sent in pieces, so that lines of other clients can pass
 /// between the pieces.
 pub(super) const MAX_PIECE: usize = 64 << 10;
@@ -34,8 +40,8 @@ pub(super) struct Requests {
     next: u64,
     /// The total size of each connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
     bytes: BTreeMap<u64, usize>,
-    /// The number of lines that are not known to require no answer.
-    maybe_awaited: usize,
+    /// The number of lines that require an answer.
+    awaited: usize,
     /// The ids that waiting lines cancel, as JSON, each with the number of these lines, by connection.
     cancelled: BTreeMap<u64, HashMap<String, usize>>,
 }
@@ -53,22 +59,14 @@ struct PendingLine {
     connection: u64,
     /// The text with its newline; empty for the end of the connection.
     text: Box<[u8]>,
-    /// True when a client waits for an answer; `None` for a line that may be a request and is not parsed yet.
-    awaited: Option<bool>,
-    /// The number of workers that stalled at the line, or that the line did not reach.
+    /// True when a client waits for an answer.
+    is_awaited: bool,
+    /// The number of workers that stalled at the line, were lost while they decoded it, or that the line did not reach.
     stalls: u32,
     /// True when the line did not reach the last worker.
     is_lost: bool,
-    /// The ids of the requests that the line cancels, as JSON. The line is parsed when it arrives: parsing all waiting
-    /// lines after the loss of a worker would take too long.
+    /// The ids of the requests that the line cancels, as JSON.
     cancels: Vec<String>,
-}
-
-impl PendingLine {
-    /// Returns true unless the line is known to require no answer.
-    fn may_be_awaited(&self) -> bool {
-        self.awaited != Some(false)
-    }
 }
 
 /// A line or a piece of a line, marked for the worker.
@@ -78,6 +76,8 @@ pub(super) struct Piece {
     pub(super) marked: Vec<u8>,
     /// The marked time since the line arrived, at the beginning of a line that an earlier worker has received.
     pub(super) age: Option<Vec<u8>>,
+    /// The number of bytes that the line lost because its requests are cancelled. Finding these requests took time.
+    pub(super) dropped: usize,
     /// True for a whole line and for the last piece of a line.
     pub(super) is_last: bool,
 }
@@ -91,7 +91,7 @@ impl Requests {
             partial: BTreeMap::new(),
             next: 1,
             bytes: BTreeMap::new(),
-            maybe_awaited: 0,
+            awaited: 0,
             cancelled: BTreeMap::new(),
         }
     }
@@ -99,19 +99,21 @@ impl Requests {
     /// Adds a line of a client. An empty line marks the end of the connection.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + LINE_OVERHEAD;
-        let (text, awaited, cancels) = (line.into(), is_awaited_at_a_glance(line), cancelled_ids(line));
+        // The ids are found when the line arrives: a search in all lines at once would take too long.
+        let (is_awaited, cancels) = find_ids(line);
+        let text = line.into();
         let line = PendingLine {
             arrived: Instant::now(),
             is_resent: false,
             number: None,
             connection,
             text,
-            awaited,
+            is_awaited,
             stalls: 0,
             is_lost: false,
             cancels,
         };
-        self.maybe_awaited += usize::from(line.may_be_awaited());
+        self.awaited += usize::from(line.is_awaited);
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -133,12 +135,14 @@ impl Requests {
     pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let connection = self.turns.pop_front()?;
         let waiting = self.waiting.get_mut(&connection);
-        let mut age = None;
+        let (mut age, mut dropped) = (None, 0);
         let (number, done) = match self.partial.remove(&connection) {
             Some(partial) => partial,
             None => {
                 let mut line = waiting?.pop_front()?;
+                let length = line.text.len();
                 self.silence_if_cancelled(&mut line);
+                dropped = length.saturating_sub(line.text.len());
                 let number = line.number.unwrap_or(self.next);
                 self.next = self.next.max(number + 1);
                 age = line.is_resent.then(|| route::mark_age(connection, number, line.arrived.elapsed()));
@@ -162,7 +166,7 @@ impl Requests {
         } else if self.is_end(number) {
             self.waiting.remove(&connection);
         }
-        Some(Piece { marked, age, is_last })
+        Some(Piece { marked, age, dropped, is_last })
     }
 
     /// Returns true for the line that marks the end of a connection.
@@ -194,7 +198,7 @@ impl Requests {
 
     /// Subtracts a removed line from the counts.
     fn uncount(&mut self, line: &PendingLine) {
-        self.maybe_awaited -= usize::from(line.may_be_awaited());
+        self.awaited -= usize::from(line.is_awaited);
         if let Some(bytes) = self.bytes.get_mut(&line.connection) {
             *bytes -= line.text.len() + LINE_OVERHEAD;
             if *bytes == 0 {
@@ -215,8 +219,8 @@ impl Requests {
             if let Some(bytes) = self.bytes.get_mut(&connection) {
                 *bytes -= line.text.len() - 1;
             }
-            self.maybe_awaited -= usize::from(line.may_be_awaited());
-            (line.text, line.awaited) = (Box::from(*b"\n"), Some(false));
+            self.awaited -= usize::from(line.is_awaited);
+            (line.text, line.is_awaited) = (Box::from(*b"\n"), false);
         }
         self.add(connection, b"");
     }
@@ -241,7 +245,7 @@ impl Requests {
         self.open.range(number..).next().map(|(number, _)| *number)
     }
 
-    /// Records that a worker stalled at an open line.
+    /// Records that a worker stalled at an open line, or was lost while it decoded the line.
     pub(super) fn record_stall(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.stalls += 1;
@@ -274,30 +278,25 @@ impl Requests {
         open.chain(self.waiting.get(&connection).into_iter().flatten()).map(|line| &*line.text)
     }
 
-    /// Returns the number of the first open line whose client waits for an answer. Returns 0 if there is no such line but a
-    /// waiting line may be a request, and `None` if no client waits. Waiting lines are not parsed, because they may be many.
-    pub(super) fn first_awaited(&mut self) -> Option<u64> {
-        for (number, line) in self.open.iter_mut().filter(|(_, line)| line.may_be_awaited()) {
-            let text = &line.text;
-            if *line.awaited.get_or_insert_with(|| messages::refusal(text, "").is_some()) {
-                return Some(*number);
-            }
-            self.maybe_awaited -= 1;
-        }
-        self.may_be_awaited().then_some(0)
+    /// Returns the number of the first open line whose client waits for an answer. Returns 0 if only waiting lines
+    /// require answers, and `None` if no client waits.
+    pub(super) fn first_awaited(&self) -> Option<u64> {
+        let open = self.open.iter().find(|(_, line)| line.is_awaited).map(|(number, _)| *number);
+        open.or_else(|| self.has_awaited_lines().then_some(0))
     }
 
-    /// Returns true unless every line is known to require no answer.
-    pub(super) fn may_be_awaited(&self) -> bool {
-        self.maybe_awaited > 0
+    /// Returns true when a client waits for an answer.
+    pub(super) fn has_awaited_lines(&self) -> bool {
+        self.awaited > 0
     }
 
     /// Turns waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
-    /// a new worker gets the lines: the lost worker might not have handled the cancellation.
+    /// a new worker gets the lines: the lost worker might not have handled the cancellation. Only the first
+    /// [`MAX_APPLIED_CANCELLATIONS`] of each client are applied, because other clients wait meanwhile.
     pub(super) fn apply_cancellations(&mut self) {
         self.cancelled.clear();
         for (connection, lines) in &self.waiting {
-            for id in lines.iter().flat_map(|line| &line.cancels) {
+            for id in lines.iter().flat_map(|line| &line.cancels).take(MAX_APPLIED_CANCELLATIONS) {
                 *self.cancelled.entry(*connection).or_default().entry(id.clone()).or_default() += 1;
             }
         }
@@ -320,7 +319,7 @@ impl Requests {
             return;
         }
         let is_cancelled = |id: &Value| cancelled.contains_key(&id.to_string());
-        let text = if line.text.len() > MAX_PARSED_LINE {
+        let text = if line.text.len() > MAX_REWRITTEN_LINE {
             // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
             IdScanner::scan(&line.text).filter(is_cancelled).map(|_| b"\n".to_vec())
         } else {
@@ -330,9 +329,9 @@ impl Requests {
         if let Some(bytes) = self.bytes.get_mut(&line.connection) {
             *bytes = *bytes + text.len() - line.text.len();
         }
-        self.maybe_awaited -= usize::from(line.may_be_awaited());
-        (line.awaited, line.text) = (is_awaited_at_a_glance(&text), text.into());
-        self.maybe_awaited += usize::from(line.may_be_awaited());
+        self.awaited -= usize::from(line.is_awaited);
+        (line.is_awaited, line.text) = (find_ids(&text).0, text.into());
+        self.awaited += usize::from(line.is_awaited);
     }
 
     /// Returns the call number that the next new line from a client will get.
@@ -346,23 +345,14 @@ impl Requests {
     }
 }
 
-/// Returns whether a client waits for the answer to a line, without parsing the line; `None` if only parsing can tell. A
-/// long line counts as a request: parsing it would take too long.
-fn is_awaited_at_a_glance(line: &[u8]) -> Option<bool> {
+/// Returns whether a client waits for the answer to a line, and the ids of the requests that the line cancels, as JSON.
+/// A line over [`MAX_PARSED_LINE`] counts as a request.
+fn find_ids(line: &[u8]) -> (bool, Vec<String>) {
     if line.len() > MAX_PARSED_LINE {
-        return Some(true);
+        return (true, Vec::new());
     }
-    // JSON may also escape the letters of the key.
-    let may_have_id = [&b"\"id\""[..], b"\\u"].iter().any(|key| memchr::memmem::find(line, key).is_some());
-    if may_have_id { None } else { Some(false) }
-}
-
-/// Returns the ids of the requests that a line cancels, as JSON.
-fn cancelled_ids(line: &[u8]) -> Vec<String> {
-    if line.len() > MAX_PARSED_LINE || memchr::memmem::find(line, b"cancelled").is_none() {
-        return Vec::new();
-    }
-    messages::parse_messages(line).iter().filter_map(messages::cancelled_id).map(Value::to_string).collect()
+    let LineIds { requests, cancelled } = LineIds::find(line);
+    (!requests.is_empty(), cancelled.iter().map(Value::to_string).collect())
 }
 
 #[cfg(test)]
@@ -373,12 +363,12 @@ mod tests {
     impl Requests {
         /// Returns true when the counts equal the totals computed from all lines.
         fn counts_match(&self) -> bool {
-            let (mut bytes, mut maybe_awaited) = (BTreeMap::new(), 0);
+            let (mut bytes, mut awaited) = (BTreeMap::new(), 0);
             for line in self.open.values().chain(self.waiting.values().flatten()) {
                 *bytes.entry(line.connection).or_default() += line.text.len() + LINE_OVERHEAD;
-                maybe_awaited += usize::from(line.may_be_awaited());
+                awaited += usize::from(line.is_awaited);
             }
-            (bytes, maybe_awaited) == (self.bytes.clone(), self.maybe_awaited)
+            (bytes, awaited) == (self.bytes.clone(), self.awaited)
         }
 
         /// Sends all waiting lines, and returns the connection and the line number of each piece.
@@ -461,22 +451,24 @@ mod tests {
         assert_eq!(requests.texts(5), ["a", "c"]);
     }
 
-    /// The event loop asks in each turn, and a client may have millions of waiting lines.
+    /// The event loop asks in each turn, and a client may have many waiting lines.
     #[test]
-    fn only_open_lines_are_parsed_to_find_an_awaited_line() {
+    fn whether_a_line_is_awaited_is_known_when_it_arrives() {
         let mut requests = Requests::new();
         let progress = br#"{"method":"notifications/progress","params":{"id":1}}"#;
-        for line in [&progress[..], progress, br#"{"\u0069d":7,"method":"ping"}"#, b"{\"method\":\"x\"}"] {
+        for line in [&progress[..], progress] {
+            requests.add(3, line);
+            assert!(requests.first_awaited().is_none() && !requests.has_awaited_lines());
+        }
+        for line in [&br#"{"\u0069d":7,"method":"ping"}"#[..], b"{\"method\":\"x\"}"] {
             requests.add(3, line);
         }
-        assert_eq!((requests.first_awaited(), requests.maybe_awaited), (Some(0), 3));
-        assert!(requests.next_piece().is_some());
-        assert_eq!((requests.first_awaited(), requests.maybe_awaited), (Some(0), 2));
+        assert_eq!((requests.first_awaited(), requests.awaited), (Some(0), 1));
         requests.send_all();
-        assert_eq!((requests.first_awaited(), requests.maybe_awaited), (Some(3), 1));
+        assert_eq!((requests.first_awaited(), requests.awaited), (Some(3), 1));
         assert!(requests.counts_match());
         requests.disconnect(3);
-        assert!(requests.first_awaited().is_none() && !requests.may_be_awaited() && requests.counts_match());
+        assert!(requests.first_awaited().is_none() && !requests.has_awaited_lines() && requests.counts_match());
     }
 
     #[test]
@@ -511,14 +503,36 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_request_too_long_to_parse_loses_its_text() {
+    fn a_cancelled_request_too_long_to_rewrite_loses_its_text() {
+        for length in [MAX_REWRITTEN_LINE, MAX_PARSED_LINE] {
+            let mut requests = Requests::new();
+            requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(length)).as_bytes());
+            requests.add(0, br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
+            requests.apply_cancellations();
+            let piece = requests.next_piece().expect("a line");
+            assert!(piece.marked.len() < 100 && piece.dropped > length && piece.is_last);
+            assert_eq!(requests.texts(0)[0], "");
+            assert!(requests.counts_match());
+        }
+    }
+
+    #[test]
+    fn a_bounded_number_of_each_clients_cancellations_is_applied_to_waiting_requests() {
         let mut requests = Requests::new();
-        requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(MAX_PARSED_LINE)).as_bytes());
-        requests.add(0, br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
+        let last = MAX_APPLIED_CANCELLATIONS;
+        for id in [last - 1, last] {
+            requests.add(0, format!(r#"{{"id":{id},"method":"ping"}}"#).as_bytes());
+        }
+        for id in 0..=last {
+            let cancel = format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
+            requests.add(0, cancel.as_bytes());
+        }
         requests.apply_cancellations();
+        assert_eq!(requests.cancelled[&0].len(), MAX_APPLIED_CANCELLATIONS);
         requests.send_all();
-        assert_eq!(requests.texts(0)[0], "");
-        assert!(requests.counts_match());
+        let last = format!(r#"{{"id":{last},"method":"ping"}}"#);
+        assert_eq!(requests.texts(0)[..2], [r#"{"method":"ping"}"#, &*last]);
+        assert!(requests.cancelled.is_empty() && requests.counts_match());
     }
 
     #[test]
@@ -526,7 +540,6 @@ mod tests {
         let mut requests = Requests::new();
         let cancel = |id: u32| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
         requests.add(0, br#"{"method":"notifications/roots/list_changed"}"#);
-        assert!(!requests.may_be_awaited());
         assert_eq!(requests.first_awaited(), None);
         requests.add(0, br#"{"id":7,"method":"ping"}"#);
         requests.add(0, br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);

@@ -61,7 +61,7 @@ impl Watchdog {
 
     /// Checks the worker if the interval has passed. Returns the crash to record if the worker must be ended.
     /// `is_serving` is false while the server shuts down: the worker then need not read its input or write answers.
-    pub(super) fn check(&mut self, worker: &WorkerProcess, requests: &mut Requests, is_serving: bool) -> Option<Crash> {
+    pub(super) fn check(&mut self, worker: &WorkerProcess, requests: &Requests, is_serving: bool) -> Option<Crash> {
         let interval = if worker.replayed { self.interval } else { self.interval.max(UNREADY_INTERVAL) };
         if self.last_check.get_or_insert_with(Instant::now).elapsed() < interval {
             return None;
@@ -167,7 +167,7 @@ mod tests {
         let mut check = |begun, ended| {
             page.set(StatusField::Begun, begun);
             page.set(StatusField::Ended, ended);
-            (0..2 * STALLED_LIMIT).find_map(|_| watchdog.check(&worker, &mut requests, true))
+            (0..2 * STALLED_LIMIT).find_map(|_| watchdog.check(&worker, &requests, true))
         };
         assert!(check(5, 6).is_none());
         assert!(check(5, 5).expect("nothing runs").cause.starts_with("stopped answering"));
@@ -184,8 +184,8 @@ mod tests {
             page.set(StatusField::Begun, 1);
             page.set(StatusField::Deadline, 1);
             page.set_step(step);
-            let (mut watchdog, mut requests) = (Watchdog::new(Duration::ZERO), Requests::new());
-            let crash = (0..OVERDUE_LIMIT).find_map(|_| watchdog.check(&worker, &mut requests, true));
+            let (mut watchdog, requests) = (Watchdog::new(Duration::ZERO), Requests::new());
+            let crash = (0..OVERDUE_LIMIT).find_map(|_| watchdog.check(&worker, &requests, true));
             let outcome = crash.and_then(|crash| crash.outcome).expect("the outcome of the evaluation");
             assert_eq!(outcome.result.expect_err("an error").message.text, expected);
         }

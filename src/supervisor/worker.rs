@@ -153,7 +153,7 @@ impl Worker {
     /// Returns true while the watchdog must check the process.
     pub(super) fn is_watched(&self) -> bool {
         self.process.as_ref().is_some_and(|process| {
-            !process.replayed || process.unfinished_frame_at().is_some() || self.recovery.requests.may_be_awaited()
+            !process.replayed || process.unfinished_frame_at().is_some() || self.recovery.requests.has_awaited_lines()
         })
     }
 

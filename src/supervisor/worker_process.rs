@@ -139,7 +139,7 @@ impl WorkerProcess {
             && self.sent < self.received + MAX_LINES_AHEAD
             && let Some(piece) = requests.next_piece()
         {
-            written += piece.marked.len();
+            written += piece.marked.len() + piece.dropped;
             self.sent += u64::from(piece.is_last);
             is_open = piece.age.iter().chain([&piece.marked]).all(|line| input.put(line).is_ok());
         }

@@ -328,6 +328,19 @@ fn line_over_64_mebibytes_is_refused_with_its_request_id(mode: Mode) {
     server.assert_works();
 }
 
+/// The decoded line would take gigabytes.
+#[apply(both_modes)]
+fn line_of_more_than_a_million_values_is_refused_with_its_request_id(mode: Mode) {
+    let mut server = mode.ready();
+    let objects = vec![r#"{"":0}"#; 600_000].join(",");
+    let line = format!(r#"{{"jsonrpc":"2.0","id":52,"method":"tools/list","params":{{"x":[{objects}]}}}}"#);
+    server.send_raw(format!("{line}\n").as_bytes());
+    let answer = server.receive().unwrap();
+    assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32600), &json!(52)), "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("1000000 JSON values"), "{answer}");
+    server.assert_works();
+}
+
 /// The id is in the part that the lost image reads or in the part that the next image reads; other requests wait
 /// meanwhile.
 #[test]

@@ -481,7 +481,7 @@ fn long_names_and_lists_are_refused_at_once_with_their_limits(mode: Mode) {
         ("run-tests", json!({"name": name}), "a string of at most 4096 bytes"),
         ("run-tests", json!({"system": list}), "an array of at most 1000 strings"),
         ("trace-calls", json!({"code": "1", "functions": list}), "an array of at most 1000 strings"),
-        ("trace-calls", json!({"code": "1", "functions": vec!["a"; 1 << 20]}), "an array of at most 1000 strings"),
+        ("trace-calls", json!({"code": "1", "functions": vec!["a"; 1 << 19]}), "an array of at most 1000 strings"),
         ("evaluate-lisp", Value::Object(keys), "at most 100 arguments"),
     ] {
         let call = client.post_call(tool, arguments);
@@ -621,6 +621,27 @@ fn large_requests_that_wait_when_the_image_is_lost_delay_no_other_client() {
     });
     pings.assert_fast();
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
+/// The supervisor must learn whether these lines require an answer, and whether they cancel a request.
+#[test]
+fn large_notifications_that_mention_ids_and_cancellations_delay_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 2].map(|()| runtime.attach(&server));
+    let objects = vec![r#"{"":0}"#; 140_000].join(",");
+    let params = format!(r#"{{"id":[{objects}],"reason":"cancelled"}}"#);
+    let line = format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":{params}}}"#);
+    assert!(line.len() < 1 << 20, "the supervisor does not parse longer lines");
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        for client in &mut clients {
+            (0..50).for_each(|_| client.send_line(&line));
+        }
+        // The calls are answered after all notifications before them have been handled.
+        clients.iter_mut().for_each(|client| drop(client.evaluate("1")));
+    });
+    pings.assert_fast();
+    server.assert_works();
 }
 
 #[rstest::rstest]

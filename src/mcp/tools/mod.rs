@@ -126,6 +126,14 @@ impl ToolContext {
         }
     }
 
+    /// Records that the decoding of a slow line begins or has ended. If the image is lost in between, the line may be
+    /// the cause.
+    pub(super) fn record_decoding(&self, call: u64, begins: bool) {
+        if let Some(recovery) = &self.recovery {
+            recovery.record_decoding(call, begins);
+        }
+    }
+
     /// Returns true once a call has requested another image.
     pub(super) fn is_being_replaced(&self) -> bool {
         self.recovery.as_ref().is_some_and(RecoveryContext::is_being_replaced)
