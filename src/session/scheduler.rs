@@ -469,7 +469,9 @@ impl SchedulerState {
     /// Adds a request at the end of its lane's queue.
     pub(super) fn push(&mut self, lane: Lane, request: Request) {
         self.waiting[lane as usize].push(request);
-        self.changed[lane as usize] = true;
+        // `reschedule` wakes the evaluating threads if there is work for them. While the foreground is busy, there usually
+        // is none, and the threads of all held evaluations would wake in vain.
+        self.changed[lane as usize] |= lane != Lane::Evaluation;
     }
 
     /// Returns true if a request waits for this lane.
@@ -1015,6 +1017,8 @@ impl SchedulerState {
             running.placement = Placement::Background;
             let thread = running.thread;
             self.threads.clear_home(thread);
+            // No job is in the foreground now, so the holding threads must check their time limits again.
+            self.changed[Lane::Evaluation as usize] |= !self.holds.is_empty();
         } else {
             return false;
         }
@@ -1108,6 +1112,53 @@ mod tests {
         hold(&mut scheduler, 4);
         scheduler.take_running(3).unwrap();
         run(&mut scheduler, 1, Some(4), 5);
+    }
+
+    /// Each thread that holds an evaluation would take the scheduler's lock in vain.
+    #[test]
+    fn a_request_that_waits_for_the_foreground_wakes_no_evaluating_thread() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let connection = Connection::new(1);
+        let push = |scheduler: &mut SchedulerState, id| {
+            let request = test_requests::request(&connection, id, test_requests::evaluation_kind(true));
+            scheduler.push(Lane::Evaluation, request);
+            scheduler.reschedule(now);
+            scheduler.take_changed_lanes()[Lane::Evaluation as usize]
+        };
+        assert!(push(&mut scheduler, 1));
+        let next = scheduler.next(Lane::Evaluation, 1, None, now);
+        assert!(matches!(next, Instruction::Run(Job { id: 1, .. })));
+        scheduler.take_changed_lanes();
+        assert!(!push(&mut scheduler, 2));
+        assert!(scheduler.move_to_background(1));
+        scheduler.reschedule(now);
+        assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
+    }
+
+    /// A thread does not release its hold while a job is in the foreground, and does not wake at the hold's time limit.
+    #[test]
+    fn holding_threads_wake_when_the_foreground_evaluation_moves_to_the_background() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let (holder, other) = (Connection::new(1), Connection::new(2));
+        let next = |scheduler: &mut SchedulerState, thread, held| scheduler.next(Lane::Evaluation, thread, held, now);
+        for (id, connection, detached) in [(1, &holder, false), (2, &other, true)] {
+            let request = test_requests::request(connection, id, test_requests::evaluation_kind(detached));
+            scheduler.push(Lane::Evaluation, request);
+        }
+        assert!(matches!(next(&mut scheduler, 1, None), Instruction::Run(Job { id: 1, .. })));
+        let mut running = scheduler.take_running(1).unwrap();
+        let Activity::Evaluate(evaluate) = &mut running.activity else { unreachable!("it evaluates") };
+        evaluate.held = true;
+        scheduler.holds.push(running.take_hold(Some(now)).unwrap());
+        assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 2, .. })));
+        assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Wait(None)));
+        scheduler.take_changed_lanes();
+        assert!(scheduler.move_to_background(2));
+        scheduler.reschedule(now);
+        assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
+        assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Release(_, HoldEnd::TimedOut)));
     }
 
     /// A query that needs an idle session may be submitted before an evaluation moves to the background or is held.
