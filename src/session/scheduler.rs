@@ -10,7 +10,8 @@
 //! variables runs on that thread without waiting for the foreground. A thread that neither is the home nor holds an
 //! evaluation ends when there is no work for it.
 
-use std::collections::VecDeque;
+mod waiting_requests;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ use crate::image::interruption::{Interruption, REACTION_TIME, StuckReason};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 use crate::outcome::{ErrorRecord, Outcome};
+use waiting_requests::{Position, RequestClass, WaitingRequests};
 
 /// The maximum number of evaluations in the background. Each such evaluation takes a thread with a control stack of its
 /// own.
@@ -434,9 +436,9 @@ impl Threads {
 /// The scheduler state: the jobs that wait and the jobs that run.
 #[derive(Default)]
 pub(super) struct SchedulerState {
-    waiting: [VecDeque<Request>; Lane::COUNT],
+    waiting: [WaitingRequests; Lane::COUNT],
     /// Background requests whose turn has come, and that wait for a thread.
-    ready: VecDeque<Request>,
+    ready: WaitingRequests,
     /// The lowest number of the connections whose turn to inspect comes next.
     next_inspector: u64,
     pub(super) running: Vec<RunningJob>,
@@ -466,8 +468,10 @@ pub(super) struct SchedulerState {
 impl SchedulerState {
     /// Adds a request at the end of its lane's queue.
     pub(super) fn push(&mut self, lane: Lane, request: Request) {
-        self.waiting[lane as usize].push_back(request);
-        self.changed[lane as usize] = true;
+        self.waiting[lane as usize].push(request);
+        // `reschedule` wakes the evaluating threads if there is work for them. While the foreground is busy, there usually
+        // is none, and the threads of all held evaluations would wake in vain.
+        self.changed[lane as usize] |= lane != Lane::Evaluation;
     }
 
     /// Returns true if a request waits for this lane.
@@ -525,7 +529,7 @@ impl SchedulerState {
             Lane::Inspection | Lane::Control => {
                 let request = match lane {
                     Lane::Inspection => self.take_next_inspection(),
-                    _ => self.waiting[lane as usize].pop_front(),
+                    _ => self.waiting[lane as usize].take_first(),
                 };
                 match request {
                     Some(request) => Instruction::Run(self.begin(lane, 0, request, None, now)),
@@ -538,10 +542,7 @@ impl SchedulerState {
     /// Takes the next inspection. The connections take turns, so that a connection's slow inspections do not all come before
     /// an inspection of another connection.
     fn take_next_inspection(&mut self) -> Option<Request> {
-        let waiting = &mut self.waiting[Lane::Inspection as usize];
-        let turn = |request: &Request| request.connection.id.wrapping_sub(self.next_inspector);
-        let (next, _) = waiting.iter().enumerate().min_by_key(|(_, request)| turn(request))?;
-        let mut request = waiting.remove(next)?;
+        let mut request = self.waiting[Lane::Inspection as usize].take_in_turn(self.next_inspector)?;
         self.next_inspector = request.connection.id.wrapping_add(1);
         // Lisp has forgotten the variables of a connection that has ended, and would create them again.
         if request.connection.has_ended() {
@@ -557,19 +558,18 @@ impl SchedulerState {
         let mut turn = self.turn(now);
         while let Turn::Begin = turn
             && self.background_count() < MAX_BACKGROUND
-            && let Some(first) = self.next_request_index()
-            && self.waiting[Lane::Evaluation as usize][first].background
+            && self.next_request().is_some_and(|first| first.background)
         {
             let request = self.take_next_request();
-            self.ready.push_back(request);
+            self.ready.push(request);
             turn = self.turn(now);
         }
         self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait)
             || !self.ready.is_empty()
-            || self.holds.iter().any(|hold| self.reading_request_index(hold).is_some());
+            || self.holds.iter().any(|hold| self.find_reading_request(hold).is_some());
         let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
         let needed = self.ready.len() + usize::from(needs_home);
-        while let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
+        while let Some(first) = self.waiting[Lane::Evaluation as usize].first().or_else(|| self.ready.first())
             && self.threads.supply.claim_start(needed, now)
         {
             let start = Request::start_thread(&first.connection);
@@ -582,9 +582,7 @@ impl SchedulerState {
         if self.foreground().is_some() {
             return Turn::Wait;
         }
-        let Some(first) = self.next_request_index().map(|first| &self.waiting[Lane::Evaluation as usize][first]) else {
-            return Turn::Wait;
-        };
+        let Some(first) = self.next_request() else { return Turn::Wait };
         let (kind, background) = (first.job.kind, first.background);
         if first.needs_idle && self.check_idle().is_err() {
             return Turn::Refuse;
@@ -634,12 +632,12 @@ impl SchedulerState {
         })
     }
 
-    /// Returns the index of the first waiting request of the hold's connection, if this request reads the held
+    /// Returns the position of the first waiting request of the hold's connection, if this request reads the held
     /// evaluation's variables.
-    fn reading_request_index(&self, hold: &Hold) -> Option<usize> {
+    fn find_reading_request(&self, hold: &Hold) -> Option<Position> {
         let waiting = &self.waiting[Lane::Evaluation as usize];
-        let first = waiting.iter().position(|request| request.connection.id == hold.connection.id)?;
-        matches!(waiting[first].job.kind, JobKind::FrameLocals { .. }).then_some(first)
+        let first = waiting.find_first_of(hold.connection.id, &RequestClass::ALL)?;
+        matches!(waiting.get(first).job.kind, JobKind::FrameLocals { .. }).then_some(first)
     }
 
     /// Returns the next instruction for a thread that holds an evaluation. `job` is the number of the thread's last
@@ -647,16 +645,15 @@ impl SchedulerState {
     fn next_held(&mut self, job: u64, now: Instant) -> Instruction {
         let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Instruction::Wait(None) };
         let until = self.holds[own].until;
-        if let Some(index) = self.reading_request_index(&self.holds[own]) {
-            let request = self.waiting[Lane::Evaluation as usize].remove(index).expect("the index was just found");
+        if let Some(position) = self.find_reading_request(&self.holds[own]) {
+            let request = self.waiting[Lane::Evaluation as usize].take(position);
             let hold = Box::new(self.holds.swap_remove(own));
             return Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
         }
         match self.turn(now) {
             Turn::Refuse => Instruction::Refuse(Box::new(self.take_next_request())),
             Turn::Held(target) if target == own => {
-                let first = self.next_request_index().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
-                if !first.is_some_and(|first| first.job.kind.is_for_held_evaluation()) {
+                if !self.next_request().is_some_and(|first| first.job.kind.is_for_held_evaluation()) {
                     return Instruction::Release(Box::new(self.holds.swap_remove(own)), HoldEnd::Released);
                 }
                 let mut request = self.take_next_request();
@@ -712,7 +709,7 @@ impl SchedulerState {
         if *self.threads.home.get_or_insert(thread) == thread {
             return Instruction::Wait(until);
         }
-        match self.ready.pop_front() {
+        match self.ready.take_first() {
             Some(request) => Instruction::Run(self.begin(Lane::Evaluation, thread, request, None, now)),
             None => Instruction::End,
         }
@@ -729,7 +726,7 @@ impl SchedulerState {
     /// as an error: the foreground request waits until then, or until the home thread is free.
     pub(super) fn record_thread_refusal(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
         if self.ready.len() >= self.threads.supply.starting()
-            && let Some(request) = self.ready.pop_back()
+            && let Some(request) = self.ready.take_last()
         {
             self.threads.supply.record_started();
             return Ok(request);
@@ -740,20 +737,30 @@ impl SchedulerState {
         Err(self.threads.supply.record_failure(now))
     }
 
-    /// Returns the index of the first waiting request on the evaluation lane that may be served now.
-    fn next_request_index(&self) -> Option<usize> {
-        let asks = |request: &Request| self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some());
-        let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
-        waiting.position(|request| match request.job.kind {
-            JobKind::Reset => true,
-            _ if self.is_inspecting(Some(request.connection.id)) => false,
-            kind => kind.is_for_held_evaluation() || !asks(request),
-        })
+    /// Returns the classes of the connection's requests on the evaluation lane that may be served now.
+    fn served_classes(&self, connection: u64) -> &'static [RequestClass] {
+        if self.is_inspecting(Some(connection)) {
+            &[RequestClass::Reset]
+        } else if self.hold_of(connection).is_some_and(|hold| hold.question.is_some()) {
+            &[RequestClass::Reset, RequestClass::Held]
+        } else {
+            &RequestClass::ALL
+        }
+    }
+
+    /// Returns the position of the first waiting request on the evaluation lane that may be served now.
+    fn find_next_request(&self) -> Option<Position> {
+        self.waiting[Lane::Evaluation as usize].find_first(|connection| self.served_classes(connection))
+    }
+
+    /// Returns the first waiting request on the evaluation lane that may be served now.
+    fn next_request(&self) -> Option<&Request> {
+        Some(self.waiting[Lane::Evaluation as usize].get(self.find_next_request()?))
     }
 
     fn take_next_request(&mut self) -> Request {
-        let first = self.next_request_index().expect("the caller found a first evaluation");
-        self.waiting[Lane::Evaluation as usize].remove(first).expect("the index was just found")
+        let first = self.find_next_request().expect("the caller found a first evaluation");
+        self.waiting[Lane::Evaluation as usize].take(first)
     }
 
     /// Returns the hold of a connection, if no job works on it.
@@ -764,7 +771,7 @@ impl SchedulerState {
     /// Returns true if an evaluation that the connection submits now will release the connection's hold.
     pub(super) fn releases_held(&self, connection: u64) -> bool {
         self.hold_of(connection).is_some_and(|hold| hold.question.is_none())
-            && self.waiting[Lane::Evaluation as usize].iter().all(|request| request.connection.id != connection)
+            && self.waiting[Lane::Evaluation as usize].find_first_of(connection, &RequestClass::ALL).is_none()
     }
 
     /// Returns all holds, including those that a job works on.
@@ -838,11 +845,10 @@ impl SchedulerState {
         let may_hold = |running: &RunningJob| {
             running.evaluates() && !running.is_background() && !matches!(running.activity, Activity::Inspect(_))
         };
-        let counts = |request: &Request| !matches!(request.body, RequestBody::Inspect(_));
-        let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
+        let counted = [RequestClass::Held, RequestClass::Evaluation];
         self.holds.iter().all(|hold| hold.connection.id != connection)
             && !self.running.iter().any(|running| running.connection.id == connection && may_hold(running))
-            && !waiting.any(|request| request.connection.id == connection && counts(request))
+            && self.waiting[Lane::Evaluation as usize].find_first_of(connection, &counted).is_none()
     }
 
     /// Begins a request on this thread; `hold` is the held evaluation that the request is about. Returns the job for
@@ -893,20 +899,14 @@ impl SchedulerState {
 
     /// Removes and returns a client's waiting request by its job number, with its lane.
     pub(super) fn take_waiting(&mut self, job: u64) -> Option<(Lane, Request)> {
-        self.queues().into_iter().find_map(|(lane, queue)| {
-            let index = queue.iter().position(|request| request.job.id == job)?;
-            Some((lane, queue.remove(index)?))
-        })
+        self.queues().into_iter().find_map(|(lane, queue)| Some((lane, queue.take_job(job)?)))
     }
 
     /// Removes and returns all waiting requests of a connection, with their lanes.
     pub(super) fn take_waiting_of_connection(&mut self, connection: u64) -> Vec<(Lane, Request)> {
         let mut taken = Vec::new();
         for (lane, queue) in self.queues() {
-            let (of_it, others): (VecDeque<_>, _) =
-                std::mem::take(queue).into_iter().partition(|request| request.connection.id == connection);
-            *queue = others;
-            taken.extend(of_it.into_iter().map(|request| (lane, request)));
+            taken.extend(queue.take_all_of(connection).into_iter().map(|request| (lane, request)));
         }
         taken
     }
@@ -914,11 +914,11 @@ impl SchedulerState {
     /// Removes and returns all waiting requests of clients, with their lanes.
     pub(super) fn take_all_waiting(&mut self) -> Vec<(Lane, Request)> {
         let queues = self.queues().into_iter();
-        queues.flat_map(|(lane, queue)| std::mem::take(queue).into_iter().map(move |request| (lane, request))).collect()
+        queues.flat_map(|(lane, queue)| queue.take_all().map(move |request| (lane, request))).collect()
     }
 
     /// Returns the queues in which clients' requests wait, with their lanes.
-    fn queues(&mut self) -> [(Lane, &mut VecDeque<Request>); 3] {
+    fn queues(&mut self) -> [(Lane, &mut WaitingRequests); 3] {
         let [evaluations, inspections, ..] = &mut self.waiting;
         [(Lane::Evaluation, evaluations), (Lane::Evaluation, &mut self.ready), (Lane::Inspection, inspections)]
     }
@@ -936,18 +936,7 @@ impl SchedulerState {
 
     /// Returns the number of evaluations that are in the background or wait to begin there.
     pub(super) fn background_and_waiting_count(&self) -> usize {
-        self.background_count()
-            + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
-    }
-
-    /// Returns true if there is no room for another evaluation in the background. Does not search the queue further than
-    /// necessary.
-    fn is_background_full(&self) -> bool {
-        let mut waiting = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);
-        match MAX_BACKGROUND.saturating_sub(self.background_count()) {
-            0 => true,
-            room => waiting.nth(room - 1).is_some(),
-        }
+        self.background_count() + self.waiting[Lane::Evaluation as usize].background_count()
     }
 
     /// Returns true if the thread of `job`, which is in the background, must not wait for an evaluation that is
@@ -955,16 +944,15 @@ impl SchedulerState {
     /// or end. `in_background` is true if the submitted evaluation is for the background.
     pub(super) fn would_deadlock(&self, job: u64, in_background: bool) -> bool {
         let waiting = &self.waiting[Lane::Evaluation as usize];
-        // The position of the first waiting request for the background. Neither this request nor a later request begins
-        // before a background evaluation ends.
-        let blocked = waiting.iter().position(|request| request.background);
-        let Some(blocked) = blocked.or(in_background.then_some(waiting.len())) else { return false };
+        // Neither this request nor a later request begins before a background evaluation ends.
+        let blocked = waiting.find_first_for_background();
         let background = || self.running.iter().filter(|running| running.is_background());
         let never_begins = |awaited| {
-            waiting.iter().skip(blocked).any(|request| request.job.id == awaited)
-                || background().any(|running| running.id == awaited)
+            let is_blocked = |position: Position| blocked.is_some_and(|blocked| blocked <= position);
+            waiting.find_job(awaited).is_some_and(is_blocked) || background().any(|running| running.id == awaited)
         };
-        background().count() >= MAX_BACKGROUND
+        (blocked.is_some() || in_background)
+            && background().count() >= MAX_BACKGROUND
             && background().all(|running| {
                 running.id == job || running.awaited.as_ref().is_some_and(|awaited| never_begins(awaited.job))
             })
@@ -1001,8 +989,8 @@ impl SchedulerState {
 
     /// Returns the numbers of the evaluations in the background, including those that have not begun.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
-        let behind = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);
-        let waiting = self.ready.iter().chain(behind);
+        let behind = self.waiting[Lane::Evaluation as usize].for_background();
+        let waiting = self.ready.for_background().chain(behind);
         let waiting = waiting.map(|request| request.job.evaluation);
         let running = self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation);
         let finishing = self.finishing.iter().filter(|finishing| finishing.background);
@@ -1014,11 +1002,13 @@ impl SchedulerState {
     /// limit. Returns false if the limit of background evaluations is reached, or the evaluation has ended or is not
     /// detachable.
     pub(super) fn move_to_background(&mut self, job: u64) -> bool {
-        let full = self.is_background_full();
+        let full = self.background_and_waiting_count() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
-        let is_detachable = |it: &Request| matches!(it.job.kind, JobKind::Evaluate { detached: true, .. });
-        if !full && let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && is_detachable(it)) {
-            request.background = true;
+        if !full
+            && let Some(position) = waiting.find_job(job)
+            && matches!(waiting.get(position).job.kind, JobKind::Evaluate { detached: true, .. })
+        {
+            waiting.move_to_background(position);
         } else if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
             finishing.background = true;
         } else if let Some(running) =
@@ -1027,6 +1017,8 @@ impl SchedulerState {
             running.placement = Placement::Background;
             let thread = running.thread;
             self.threads.clear_home(thread);
+            // No job is in the foreground now, so the holding threads must check their time limits again.
+            self.changed[Lane::Evaluation as usize] |= !self.holds.is_empty();
         } else {
             return false;
         }
@@ -1120,6 +1112,53 @@ mod tests {
         hold(&mut scheduler, 4);
         scheduler.take_running(3).unwrap();
         run(&mut scheduler, 1, Some(4), 5);
+    }
+
+    /// Each thread that holds an evaluation would take the scheduler's lock in vain.
+    #[test]
+    fn a_request_that_waits_for_the_foreground_wakes_no_evaluating_thread() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let connection = Connection::new(1);
+        let push = |scheduler: &mut SchedulerState, id| {
+            let request = test_requests::request(&connection, id, test_requests::evaluation_kind(true));
+            scheduler.push(Lane::Evaluation, request);
+            scheduler.reschedule(now);
+            scheduler.take_changed_lanes()[Lane::Evaluation as usize]
+        };
+        assert!(push(&mut scheduler, 1));
+        let next = scheduler.next(Lane::Evaluation, 1, None, now);
+        assert!(matches!(next, Instruction::Run(Job { id: 1, .. })));
+        scheduler.take_changed_lanes();
+        assert!(!push(&mut scheduler, 2));
+        assert!(scheduler.move_to_background(1));
+        scheduler.reschedule(now);
+        assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
+    }
+
+    /// A thread does not release its hold while a job is in the foreground, and does not wake at the hold's time limit.
+    #[test]
+    fn holding_threads_wake_when_the_foreground_evaluation_moves_to_the_background() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let (holder, other) = (Connection::new(1), Connection::new(2));
+        let next = |scheduler: &mut SchedulerState, thread, held| scheduler.next(Lane::Evaluation, thread, held, now);
+        for (id, connection, detached) in [(1, &holder, false), (2, &other, true)] {
+            let request = test_requests::request(connection, id, test_requests::evaluation_kind(detached));
+            scheduler.push(Lane::Evaluation, request);
+        }
+        assert!(matches!(next(&mut scheduler, 1, None), Instruction::Run(Job { id: 1, .. })));
+        let mut running = scheduler.take_running(1).unwrap();
+        let Activity::Evaluate(evaluate) = &mut running.activity else { unreachable!("it evaluates") };
+        evaluate.held = true;
+        scheduler.holds.push(running.take_hold(Some(now)).unwrap());
+        assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 2, .. })));
+        assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Wait(None)));
+        scheduler.take_changed_lanes();
+        assert!(scheduler.move_to_background(2));
+        scheduler.reschedule(now);
+        assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
+        assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Release(_, HoldEnd::TimedOut)));
     }
 
     /// A query that needs an idle session may be submitted before an evaluation moves to the background or is held.

@@ -723,6 +723,40 @@ fn clients_that_leave_many_waiting_calls_delay_no_other_client() {
     pings.assert_within(IDLE_LIMIT);
 }
 
+/// The threads that hold evaluations look for requests of their clients, and each call is one more request to search.
+#[test]
+fn waiting_calls_beside_held_evaluations_delay_no_other_client() {
+    const CALLS: usize = 5_000;
+    const CALLS_PER_LINE: usize = 16;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let server = runtime.server(&[]);
+    let mut holders = [(); 7].map(|()| runtime.attach(&server));
+    for holder in &mut holders {
+        holder.call_err("evaluate-lisp", json!({"code": "(error \"held\")", "on-error": "debug"}));
+    }
+    let _busy = busy_client(&runtime, &server, 60);
+    let mut clients = [(); 7].map(|()| runtime.attach(&server));
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "1"}});
+    let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+    // The client's other requests have lower numbers.
+    let lines = (1_000_000..1_000_000 + CALLS).step_by(CALLS_PER_LINE);
+    let batches: Vec<Value> = lines.map(|first| (first..first + CALLS_PER_LINE).map(call).collect()).collect();
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        std::thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| {
+                    for batch in &batches {
+                        client.send(batch);
+                    }
+                    // This call is answered once all calls before it wait.
+                    client.call_ok("configure-limits", json!({}));
+                });
+            }
+        });
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
 /// Each request is a line of 60 bytes, and each answer takes 30 KB.
 #[apply(both_modes)]
 fn many_small_requests_with_large_answers_delay_no_other_client(mode: Mode) {

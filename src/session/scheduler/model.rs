@@ -137,8 +137,8 @@ impl ModelState {
         let holders: HashSet<_> = self.scheduler.holds.iter().map(|hold| hold.connection.id).collect();
         assert_eq!(holders.len(), self.scheduler.holds.len(), "a connection has more than one held evaluation");
         for (job, has_ended) in &self.jobs {
-            let waits =
-                self.scheduler.waiting.iter().flatten().chain(&self.scheduler.ready).any(|it| it.job.id == *job);
+            let mut queues = self.scheduler.waiting.iter().chain([&self.scheduler.ready]);
+            let waits = queues.any(|queue| queue.find_job(*job).is_some());
             let runs = self.scheduler.running.iter().any(|running| running.id == *job);
             assert_eq!(usize::from(waits) + usize::from(runs) + usize::from(*has_ended), 1, "where is job {job}?");
         }
