@@ -165,6 +165,10 @@ impl Conversation {
                 let batch = Inflight::new_batch(number);
                 let bytes = bytes / messages.len();
                 for (part, message) in messages.into_iter().enumerate() {
+                    if self.tools.is_being_replaced() {
+                        // The next image handles the whole batch.
+                        return;
+                    }
                     self.handle_message(message, MessagePosition { call: number, part, bytes, batch: Some(&batch) });
                 }
                 self.inflight().mark_batch_read(&batch);

@@ -149,7 +149,7 @@ pub(crate) fn serve(
         // The replay is abandoned rather than failed, so the form being replayed and all later forms stay in the recovery
         // state.
         recovery.replay.abandon(|| ());
-        session.cancel_and_answer_all();
+        session.cancel_and_answer_all(|| ());
         session.wait_until_unwound(deadline);
     } else {
         session.unwind_all(deadline);

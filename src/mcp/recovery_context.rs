@@ -183,7 +183,7 @@ impl RecoveryContext {
     }
 
     /// Abandons the replay, because a reset replaces the image, and adds a notice to `session`.
-    pub(super) fn abandon_replay(&self, session: &Session) {
+    fn abandon_replay(&self, session: &Session) {
         self.replay.abandon(|| {
             session.discard_pending_messages();
             session.add_notice("The reset ended the unfinished restore of the session's definitions.".to_owned());
@@ -288,38 +288,44 @@ impl RecoveryContext {
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
     /// that `session` has not seen yet.
     pub(super) fn request_restore(&self, job: u64, checkpoint: Checkpoint, session: &Session) {
-        self.request_image(session, move |notices| WorkerEvent::restore_requested(job, checkpoint, notices));
+        self.request_image(session, || (), move |notices| WorkerEvent::restore_requested(job, checkpoint, notices));
     }
 
-    /// Asks the supervisor for a reset, for the call whose jobs begin at `job`. The new image gets the notices that
-    /// `session` has not seen yet.
+    /// Abandons the replay and asks the supervisor for a reset, for the call whose jobs begin at `job`. The new image
+    /// gets the notices that `session` has not seen yet.
     pub(super) fn request_reset(&self, job: u64, session: &Session) {
-        self.request_image(session, move |notices| WorkerEvent::reset_requested(job, notices));
+        let (context, own) = (self.clone(), session.clone());
+        let abandon_replay = move || context.abandon_replay(&own);
+        self.request_image(session, abandon_replay, move |notices| WorkerEvent::reset_requested(job, notices));
     }
 
-    /// Cancels and answers all requests. Then requests another image once interrupted evaluations have unwound, or after
-    /// [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session` has not seen yet.
+    /// Calls `prepare`, and cancels and answers all requests. Then requests another image once interrupted evaluations
+    /// have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session`
+    /// has not seen yet. Unless the session is idle, another thread does all this: thousands of answers would delay
+    /// other clients, and an unwinding evaluation may need this thread.
     fn request_image(
         &self,
         session: &Session,
+        prepare: impl FnOnce() + Clone + Send + 'static,
         request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
     ) {
-        self.event_loop.begin_replacement();
-        session.cancel_and_answer_all();
-        let is_unwinding = session.is_unwinding();
-        let (reporter, session, deadline) =
-            (self.reporter.clone(), session.clone(), Instant::now() + UNWINDING_GRACE_PERIOD);
+        if !self.event_loop.begin_replacement() {
+            // The image that replaces this one performs the call.
+            return;
+        }
+        let is_idle = !self.is_restoring() && !session.has_work();
+        let (reporter, event_loop, session) = (self.reporter.clone(), self.event_loop.clone(), session.clone());
         let send_request = move || {
+            prepare();
+            session.cancel_and_answer_all(|| event_loop.drain_excess(UNWINDING_GRACE_PERIOD));
+            let deadline = Instant::now() + UNWINDING_GRACE_PERIOD;
             session.wait_until_unwound(deadline);
             // The helper threads render the answers of the cancelled evaluations.
             helper_threads::wait_until_idle(deadline);
             reporter.report(&request(&session.take_notices()));
         };
-        if !is_unwinding {
-            return send_request();
-        }
-        // An unwinding evaluation may need this thread, so another thread waits for the evaluation.
-        if std::thread::Builder::new().name("sbcl-mcp-leave".to_owned()).spawn(send_request.clone()).is_err() {
+        let leave = std::thread::Builder::new().name("sbcl-mcp-leave".to_owned());
+        if is_idle || leave.spawn(send_request.clone()).is_err() {
             send_request();
         }
     }

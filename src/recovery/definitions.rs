@@ -8,7 +8,7 @@ use crate::outcome::{Changes, DefiningForm, FormRole, json_size};
 
 /// The number of forms up to which all forms are kept, even repetitions.
 const MAX_UNCOMPACTED_FORMS: usize = 2_000;
-/// Maximum size of all forms together, in bytes of JSON.
+/// Maximum [size](Definition::size) of all forms together.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum size of one form, in bytes of JSON. The event that reports a form must fit into one frame, so the maximum is the
 /// capacity of a frame minus room for the rest of the event, of which the names that the form defines take up to 300 KB.
@@ -27,6 +27,9 @@ const DROPPED_REASON: &str = "the form was dropped to save space";
 const MAX_LISTED_NAMES: usize = 3;
 /// Upper bound of the size of a form's JSON without its strings, in bytes: field names and numbers.
 const JSON_OVERHEAD: usize = 256;
+/// The number of bytes that a name counts in addition to its JSON. Thus, [`MAX_BYTES`] bounds the number of names, and
+/// so the time of a compaction, during which the supervisor does nothing else.
+const NAME_OVERHEAD: usize = 64;
 /// The beginning of a package's name in [`Changes`].
 const PACKAGE_KIND: &str = "PACKAGE ";
 
@@ -108,10 +111,10 @@ impl Definition {
         defined.iter().chain(removed).filter(|name| name.starts_with(PACKAGE_KIND))
     }
 
-    /// Returns an upper bound of the definition's size, in bytes of JSON.
+    /// Returns an upper bound of the definition's size in bytes of JSON, plus [`NAME_OVERHEAD`] for each name.
     fn size(&self) -> usize {
         let changes = self.changes.made().chain(&self.changes.removed).chain(&self.changes.modules);
-        let changes: usize = changes.map(|name| json_size(name) + 3).sum();
+        let changes: usize = changes.map(|name| json_size(name) + 3 + NAME_OVERHEAD).sum();
         JSON_OVERHEAD + json_size(&self.form.code) + json_size(&self.form.package) + changes
     }
 }
@@ -140,7 +143,9 @@ impl UnrestoredForm {
         if definition.form.code.len() > MAX_DROPPED_FORM {
             definition.form.code = definition.form.code.chars().take(EXCERPT_CHARS).collect();
         }
-        Self { missing: definition.changes.made().cloned().collect(), form: definition.form, reason }
+        let Changes { mut defined, methods, .. } = definition.changes;
+        defined.extend(methods);
+        Self { missing: defined, form: definition.form, reason }
     }
 
     /// Returns an upper bound of the size, in bytes of JSON.
@@ -149,13 +154,29 @@ impl UnrestoredForm {
         JSON_OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
     }
 
-    /// Records that `form` was evaluated with these changes. Returns true when nothing is missing any more: `form` is
-    /// the unrestored form and did not fail, or every missing name has been defined or removed since. Further methods of a
-    /// generic function do not count.
-    pub(crate) fn try_resolve(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
+    /// Records an evaluation. Returns true when nothing is missing any more: the evaluated form is the unrestored form
+    /// and did not fail, or every missing name has been defined or removed since. Further methods of a generic function
+    /// do not count.
+    pub(crate) fn try_resolve(&mut self, evaluated: &EvaluatedForm<'_>) -> bool {
+        let EvaluatedForm { form, role, names } = evaluated;
         let had_names = !self.missing.is_empty();
-        self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
-        self.form == *form && changes.role != FormRole::Failed || had_names && self.missing.is_empty()
+        self.missing.retain(|name| !names.contains(name));
+        self.form == **form && *role != FormRole::Failed || had_names && self.missing.is_empty()
+    }
+}
+
+/// A form that was evaluated, which may resolve [unrestored forms](UnrestoredForm).
+pub(crate) struct EvaluatedForm<'a> {
+    form: &'a DefiningForm,
+    role: FormRole,
+    /// The names that the form defined or removed.
+    names: HashSet<&'a String>,
+}
+
+impl<'a> EvaluatedForm<'a> {
+    /// Creates the record of a form that made these changes.
+    pub(crate) fn new(form: &'a DefiningForm, changes: &'a Changes) -> Self {
+        Self { form, role: changes.role, names: changes.defined.iter().chain(&changes.removed).collect() }
     }
 }
 
@@ -172,7 +193,7 @@ pub(crate) struct Definitions {
     dropped_forms: Vec<(u64, UnrestoredForm)>,
     /// The number of dropped definitions for which `dropped_forms` had no room, so that they are only counted.
     dropped: usize,
-    /// The size of all entries together, in bytes of JSON.
+    /// The [size](Definition::size) of all entries together.
     #[serde(skip)]
     bytes: usize,
     /// The number of entries above which repetitions are removed again.
@@ -218,7 +239,8 @@ impl Definitions {
     /// Adds a definition. If definitions are dropped to make room, returns the positions of the dropped definitions that
     /// are only counted from now on.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
-        self.dropped_forms.retain_mut(|(_, form)| !form.try_resolve(&definition.form, &definition.changes));
+        let evaluated = EvaluatedForm::new(&definition.form, &definition.changes);
+        self.dropped_forms.retain_mut(|(_, form)| !form.try_resolve(&evaluated));
         // If the last entry records that this form failed in the same evaluation, the form was resumed: replace the entry.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
             self.bytes -= failed.size();
@@ -245,17 +267,15 @@ impl Definitions {
     /// much room, drops forms by their [`DropRank`], the oldest first. Returns the positions of the dropped definitions that
     /// are only counted from now on.
     fn compact(&mut self) -> Vec<u64> {
-        let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
+        let mut occurrences: HashMap<(&DefiningForm, bool), (usize, usize)> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
-            last.insert(definition.key(), index);
+            occurrences.entry(definition.key()).or_insert((index, index)).1 = index;
         }
-        let mut seen: HashSet<(&DefiningForm, bool)> = HashSet::new();
-        let mut keep: Vec<bool> = self
-            .entries
-            .iter()
-            .enumerate()
-            .map(|(index, (_, entry))| seen.insert(entry.key()) || last[&entry.key()] == index)
-            .collect();
+        let mut keep = vec![false; self.entries.len()];
+        for (first, last) in occurrences.into_values() {
+            keep[first] = true;
+            keep[last] = true;
+        }
         self.keep_package_states(&mut keep);
         let mut keep = keep.into_iter();
         let bytes = &mut self.bytes;
@@ -338,40 +358,54 @@ impl Definitions {
 
     /// Returns the rank of each definition.
     fn ranks(&self) -> Vec<DropRank> {
-        let mut names: HashSet<&String> = HashSet::new();
-        let is_intermediate: Vec<bool> = self
-            .entries
-            .iter()
-            .map(|(_, Definition { changes, .. })| {
-                let are_known = changes.defined.iter().all(|name| names.contains(name));
-                names.extend(&changes.defined);
-                are_known
-            })
-            .collect();
-        names.clear();
-        let mut ranks = Vec::with_capacity(self.entries.len());
-        for ((_, definition), is_intermediate) in self.entries.iter().zip(is_intermediate).rev() {
-            let Changes { defined, methods, removed, role, .. } = &definition.changes;
+        // The index of each defined name in `first` and `last`. The table has room for all names: growth takes time.
+        let count = self.entries.iter().map(|(_, definition)| definition.changes.defined.len()).sum();
+        let mut indices: HashMap<&String, usize> = HashMap::with_capacity(count);
+        // For each name, the first form that defines it, and the last form that replaces its earlier definitions.
+        let (mut first, mut last): (Vec<usize>, Vec<Option<usize>>) = Default::default();
+        // For each form, the indices of the names that it defines.
+        let mut defined_names: Vec<Vec<usize>> = Vec::with_capacity(self.entries.len());
+        for (form, (_, definition)) in self.entries.iter().enumerate() {
+            let Changes { defined, removed, role, .. } = &definition.changes;
+            // A redefined generic function keeps the methods of other forms.
+            let replaces = *role != FormRole::GenericFunction && definition.replay_obstacle().is_none();
+            let mut names = Vec::with_capacity(defined.len());
+            for name in defined {
+                let index = *indices.entry(name).or_insert(first.len());
+                if index == first.len() {
+                    first.push(form);
+                    last.push(None);
+                }
+                if replaces {
+                    last[index] = Some(form);
+                }
+                names.push(index);
+            }
+            if replaces {
+                removed.iter().filter_map(|name| indices.get(name)).for_each(|index| last[*index] = Some(form));
+            }
+            defined_names.push(names);
+        }
+        let rank = |form: usize| {
+            let definition = &self.entries[form].1;
+            let Changes { methods, role, .. } = &definition.changes;
+            let names = &defined_names[form];
             // A redefined generic function keeps the methods of other forms, and a method replaces no other method.
-            let is_generic = *role == FormRole::GenericFunction;
-            let is_replaced = !is_generic
+            let is_replaced = *role != FormRole::GenericFunction
                 && methods.is_empty()
-                && !defined.is_empty()
-                && definition.packages().next().is_none()
-                && defined.iter().all(|name| names.contains(name));
-            ranks.push(match role {
+                && !names.is_empty()
+                && names.iter().all(|name| last[*name] > Some(form))
+                && definition.packages().next().is_none();
+            let is_intermediate = || names.iter().all(|name| first[*name] < form);
+            match role {
                 _ if !is_replaced => DropRank::Live,
                 // A form that failed is not replayed, so dropping the form loses no side effects.
-                FormRole::Function | FormRole::Failed if is_intermediate => DropRank::Intermediate,
+                FormRole::Function | FormRole::Failed if is_intermediate() => DropRank::Intermediate,
                 FormRole::Function | FormRole::Failed => DropRank::Replaced,
                 _ => DropRank::SideEffecting,
-            });
-            if !is_generic && definition.replay_obstacle().is_none() {
-                names.extend(defined.iter().chain(removed));
             }
-        }
-        ranks.reverse();
-        ranks
+        };
+        (0..self.entries.len()).map(rank).collect()
     }
 
     /// Records that `count` more definitions were dropped and are only counted.
@@ -649,6 +683,20 @@ mod tests {
         assert_eq!(definitions.dropped_count() + MAX_DROPPED + definitions.entries.len(), 200_041);
     }
 
+    /// Each name takes less than 20 bytes of JSON, so all names together would take 5 MB.
+    #[test]
+    fn the_number_of_short_names_is_bounded() {
+        let mut definitions = Definitions::default();
+        for form in 0..5_000 {
+            let names = (0..50).map(|name| format!("VARIABLE V{}", form * 50 + name)).collect();
+            let changes = Changes { defined: names, ..Changes::default() };
+            definitions.add(Definition { changes, ..definition(format!("(define {form})")) });
+        }
+        assert!(definitions.bytes <= MAX_BYTES);
+        let names: usize = definitions.iter_from(0).map(|definition| definition.changes.defined.len()).sum();
+        assert!((100_000..MAX_BYTES / NAME_OVERHEAD * 4 / 5).contains(&names), "{names} names");
+    }
+
     #[test]
     fn replaced_definitions_are_dropped_before_live_ones() {
         let mut definitions = Definitions::default();
@@ -716,22 +764,25 @@ mod tests {
     #[test]
     fn an_unrestored_form_is_resolved_once_all_its_names_are_defined_or_removed() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let form = |code: &str| DefiningForm { code: code.to_owned(), package: "APP".to_owned() };
+        let resolves = |unrestored: &mut UnrestoredForm, code: &str, changes: &Changes| {
+            let form = DefiningForm { code: code.to_owned(), package: "APP".to_owned() };
+            unrestored.try_resolve(&EvaluatedForm::new(&form, changes))
+        };
         let defining = |defined: &[&str]| Changes { defined: names(defined), ..Changes::default() };
         let missing = |defined: &[&str]| {
             let changes = defining(defined);
             UnrestoredForm::new(&Definition { changes, ..definition("(define-both)".to_owned()) }, "it failed")
         };
         let mut both = missing(&["FUNCTION APP::F", "VARIABLE APP::F"]);
-        assert!(!both.try_resolve(&form("(defun f ())"), &defining(&["FUNCTION APP::F"])));
-        assert!(!both.try_resolve(&form("(defun g ())"), &defining(&["FUNCTION APP::G"])));
+        assert!(!resolves(&mut both, "(defun f ())", &defining(&["FUNCTION APP::F"])));
+        assert!(!resolves(&mut both, "(defun g ())", &defining(&["FUNCTION APP::G"])));
         let removing = Changes { removed: names(&["VARIABLE APP::F"]), ..Changes::default() };
-        assert!(both.try_resolve(&form("(unintern 'f)"), &removing));
+        assert!(resolves(&mut both, "(unintern 'f)", &removing));
         // An unrestored form without names is resolved only by an equal form.
         let mut load = missing(&[]);
-        assert!(!load.try_resolve(&form("(load \"a\")"), &defining(&["FUNCTION APP::F"])));
-        let same = definition("(define-both)".to_owned()).form;
-        assert!(load.try_resolve(&same, &Changes::default()));
+        assert!(!resolves(&mut load, "(load \"a\")", &defining(&["FUNCTION APP::F"])));
+        let same = definition("(define-both)".to_owned());
+        assert!(load.try_resolve(&EvaluatedForm::new(&same.form, &same.changes)));
     }
 
     #[test]
@@ -742,14 +793,16 @@ mod tests {
             let changes = changes("=defmethod\n+FUNCTION M\n*METHOD M");
             UnrestoredForm::new(&Definition { changes, ..definition(method.to_owned()) }, "it failed")
         };
-        let form = |code: &str| definition(code.to_owned()).form;
+        let resolves = |unrestored: &mut UnrestoredForm, code: &str, changes: &Changes| {
+            let form = definition(code.to_owned()).form;
+            unrestored.try_resolve(&EvaluatedForm::new(&form, changes))
+        };
         let mut lost = unrestored();
         for further in ["=defmethod\n+FUNCTION M\n*METHOD M", "=defmethod\n*METHOD M", "=defmethod\n+FUNCTION M"] {
-            assert!(!lost.try_resolve(&form("(further)"), &changes(further)), "{further}");
+            assert!(!resolves(&mut lost, "(further)", &changes(further)), "{further}");
         }
-        assert!(lost.try_resolve(&form(method), &changes("=defmethod\n*METHOD M")));
-        assert!(
-            unrestored().try_resolve(&form("(fmakunbound 'm)"), &changes("=other\n-FUNCTION M\n-MACRO M\n-METHOD M"))
-        );
+        assert!(resolves(&mut lost, method, &changes("=defmethod\n*METHOD M")));
+        let removal = changes("=other\n-FUNCTION M\n-MACRO M\n-METHOD M");
+        assert!(resolves(&mut unrestored(), "(fmakunbound 'm)", &removal));
     }
 }

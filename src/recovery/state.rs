@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::store::Checkpoint;
-use super::definitions::{Definition, Definitions, UnrestoredForm};
+use super::definitions::{Definition, Definitions, EvaluatedForm, UnrestoredForm};
 use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use super::replay_policy::{ReplayDecision, ReplayPolicy};
 use crate::Limits;
@@ -327,7 +327,8 @@ impl RecoveryState {
                 }
             }
             SessionEvent::Defined(definition) => {
-                self.unrestored.retain_mut(|form| !form.try_resolve(&definition.form, &definition.changes));
+                let evaluated = EvaluatedForm::new(&definition.form, &definition.changes);
+                self.unrestored.retain_mut(|form| !form.try_resolve(&evaluated));
                 self.evaluations = self.evaluations.max(definition.evaluation);
                 if let Some(definitions) = &mut self.definitions {
                     for position in definitions.add(definition) {

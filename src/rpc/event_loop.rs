@@ -156,9 +156,10 @@ impl EventLoop {
     }
 
     /// Records that another process will replace this process and handle the lines that the service leaves unanswered. The
-    /// loop continues to read lines, since clients may wait for answers that need no Lisp.
-    pub(crate) fn begin_replacement(&self) {
-        self.state.lock().is_being_replaced = true;
+    /// loop continues to read lines, since clients may wait for answers that need no Lisp. Returns false if this was
+    /// recorded before.
+    pub(crate) fn begin_replacement(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().is_being_replaced, true)
     }
 
     /// Returns true after [`begin_replacement`](Self::begin_replacement).
@@ -298,6 +299,13 @@ impl EventLoop {
                     self.handle_end_of_input();
                 }
             }
+        }
+    }
+
+    /// If the backlog is so large that the loop reads nothing, writes the backlog as [`drain`](Self::drain) does.
+    pub(crate) fn drain_excess(&self, time: Duration) {
+        if !self.output.accepts_requests() {
+            self.drain(time);
         }
     }
 

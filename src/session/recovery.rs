@@ -192,16 +192,15 @@ impl Session {
         {}
     }
 
-    /// Returns true while jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended still unwind, or
-    /// another evaluation runs or is held.
-    pub(crate) fn is_unwinding(&self) -> bool {
+    /// Returns true while an evaluation runs or is held, or a request waits.
+    pub(crate) fn has_work(&self) -> bool {
         let scheduler = self.inner.scheduler.lock();
-        !scheduler.unwinding.is_empty() || scheduler.is_busy()
+        scheduler.is_busy() || scheduler.has_waiting(Lane::Evaluation) || scheduler.has_waiting(Lane::Inspection)
     }
 
     /// Answers all waiting and running requests with a cancellation, in an image that will be replaced. The running
-    /// and held evaluations then unwind.
-    pub(crate) fn cancel_and_answer_all(&self) {
+    /// and held evaluations then unwind. Calls `before_answer` before each answer.
+    pub(crate) fn cancel_and_answer_all(&self, before_answer: impl Fn()) {
         let mut scheduler = self.inner.scheduler.lock();
         let notices = describe_cancelled(&scheduler);
         let mut answers = Vec::new();
@@ -232,7 +231,7 @@ impl Session {
         }
         self.inner.release_all(&mut scheduler);
         self.inner.unlock_and_notify(scheduler);
-        self.inner.deliver(answers);
+        self.inner.deliver(answers.into_iter().inspect(|_| before_answer()));
     }
 
     /// Restores the errors of another image.

@@ -757,6 +757,37 @@ fn waiting_calls_beside_held_evaluations_delay_no_other_client() {
     pings.assert_within(IDLE_LIMIT);
 }
 
+#[rstest::rstest]
+#[case::during_an_evaluation(false)]
+#[case::during_a_restore(true)]
+fn reset_that_ends_many_waiting_calls_delays_no_other_client(#[case] is_restoring: bool) {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let [unwinding, defined] = ["unwinding", "defined"].map(|name| runtime.directory.join(name));
+    // The image is not replaced until the cleanup form has had 700 ms.
+    let run = format!("(unwind-protect (sleep 60) (with-open-file (s {unwinding:?} :direction :output)) (sleep 5))");
+    if is_restoring {
+        let define = format!("(close (open {defined:?} :direction :output))");
+        server.evaluate(&format!("(defvar *slow* (if (probe-file {defined:?}) {run} {define}))"));
+        kill_worker(&server);
+    } else {
+        server.post_running("", &run, 60.0);
+    }
+    let mut clients = clients_with_waiting_calls(&runtime, &server, &json!({}));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        clients[0].post_call("reset-session", json!({}));
+        wait_until("the evaluation unwinds", || unwinding.exists());
+        clients[1].request("ping", &json!({}));
+    });
+    pings.assert_within(IDLE_LIMIT);
+    // The reset is answered after the calls that it has ended.
+    let ended = clients[0].read().expect("the answers to the batch");
+    assert_eq!(ended.as_array().map(Vec::len), Some(9_900));
+    let reset = clients[0].read().expect("the answer to the reset");
+    assert!(outcome(&reset).0.contains("Session reset."), "{reset}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
 /// Each request is a line of 60 bytes, and each answer takes 30 KB.
 #[apply(both_modes)]
 fn many_small_requests_with_large_answers_delay_no_other_client(mode: Mode) {

@@ -48,7 +48,6 @@ impl ToolSpec for ResetSession {
                 if !call.leave_unanswered() {
                     return;
                 }
-                recovery.abandon_replay(&session);
                 return recovery.request_reset(job, &session);
             }
             let ended = session.cancel_all();
