@@ -760,8 +760,11 @@ fn interrupted_timed_out_or_dropped_call_in_the_queue_never_starts() {
     let (sender, receiver) = mpsc::channel();
     lisp.define("host:tell", "Tell of N.", move |n: i64| sender.send(n).expect("it is heard")).expect("it is defined");
     let (busy, waiting) = (lisp.separate(), lisp.separate());
-    let running = busy.eval_async::<()>("(host:tell 1) (loop)");
-    assert_eq!(receiver.recv(), Ok(1));
+    let begun = std::env::temp_dir().join(format!("sbcl-busy-{}", std::process::id()));
+    let running = busy.eval_async::<()>(&format!("(close (open {begun:?} :direction :output)) (loop)"));
+    while std::fs::remove_file(&begun).is_err() {
+        std::thread::yield_now();
+    }
     // The only thread is busy in Lisp, which starts no spare thread, so other calls stay in the queue.
     let interrupted = waiting.eval_async::<()>("(host:tell 2)");
     waiting.interrupt_handle().interrupt();

@@ -91,7 +91,7 @@ fn identity_of_a_named_directory_depends_on_its_contents() {
     let directory = Scratch::new("identity");
     let mut settings = Settings::from_environment(Path::new("/nowhere"));
     let identity = |settings: &Settings| identity(settings, &Progress::silent());
-    settings.source = None;
+    (settings.source, settings.next) = (None, None);
     assert_eq!(identity(&settings).unwrap(), "pinned");
     settings.source = Some(directory.to_path_buf());
     assert!(matches!(identity(&settings), Err(Error::SourceRefused { .. })));
