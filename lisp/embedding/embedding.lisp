@@ -590,11 +590,16 @@ would compare forever, are the same when all their elements are the same."
 
 (defun print-for-program (object limit escape)
   "Return OBJECT printed as by PRIN1 if ESCAPE is true, else as by PRINC, and cut at LIMIT characters."
-  (if escape
-      (with-server-syntax (:length nil :level nil) (bounded-prin1-text object limit))
-      (with-server-syntax (:length nil :level nil)
-        (let ((*print-escape* nil))
-          (values (bounded-text limit (lambda (stream) (princ object stream))))))))
+  (with-server-syntax (:length nil :level nil)
+    (multiple-value-bind (text result)
+        (if escape
+            (bounded-prin1-text object limit)
+            (let ((*print-escape* nil))
+              (bounded-text limit (lambda (stream) (princ object stream)))))
+      ;; Otherwise the next garbage collection could find the heap nearly full and end the program's call.
+      (when (typep result 'heap-nearly-exhausted)
+        (collect-after-call))
+      text)))
 
 (defun type-of-object (object)
   "Return the type of OBJECT as source text in lower case."
