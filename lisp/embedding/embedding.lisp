@@ -694,8 +694,9 @@ with the names of the slots."
 
 (defun element-of-object (object key)
   "Return the element of OBJECT under KEY and true, or NIL and NIL if there is no such element. If OBJECT is a vector, KEY
-is an index. If OBJECT is a list, KEY is an index, a key of an association list, or an indicator of a property list. OBJECT
-can also be a hash table. Signal an error for any other object."
+is an index. If OBJECT is a list, KEY is an index, a key of an association list, or an indicator of a property list: the
+first element other than NIL is a cons in an association list. OBJECT can also be a hash table. Signal an error for any
+other object."
   (typecase object
     (hash-table
      (when (member (hash-table-test object) '(equal equalp))
@@ -716,7 +717,7 @@ can also be a hash table. Signal an error for any other object."
              ;; An integer is never a key.
              ((integerp key)
               (values nil nil))
-             ((consp (first object))
+             ((consp (find-if-not #'null object))
               (check-key key)
               (let ((entry (assoc key object :test #'equal)))
                 (values (cdr entry) (and entry t))))
