@@ -1571,6 +1571,13 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         let nowhere = lisp.save(core.with_file_name("no").join("such")).expect_err("there is no such directory");
         assert!(matches!(&nowhere, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound), "{nowhere:?}");
         assert!(nowhere.to_string().contains("no/such"), "{nowhere}");
+        for place in ["no/", "no/."] {
+            let unnamed = lisp.save(core.parent().expect("one").join(place)).expect_err("it names a directory");
+            assert!(
+                matches!(&unnamed, Error::Io(error) if error.kind() == std::io::ErrorKind::InvalidFilename),
+                "{unnamed:?}"
+            );
+        }
         // A path that is not a regular file is left alone.
         let link = core.with_file_name("link");
         std::os::unix::fs::symlink("/dev/null", &link).expect("it is made");
