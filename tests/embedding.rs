@@ -915,6 +915,26 @@ fn heap_exhaustion_by_lists_from_a_host_function_is_a_storage_condition() {
     }
 }
 
+#[test]
+fn printing_a_circular_list_without_a_limit_does_not_fill_the_heap() {
+    let name = "printing_a_circular_list_without_a_limit_does_not_fill_the_heap";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(256 << 20).threads(1).boot().expect("SBCL boots");
+    let list: Value = lisp.eval("'#1=(1 2 . #1#)").expect("a list");
+    assert_eq!(list.print(usize::MAX).expect("a substitute"), "#<unprintable CONS>");
+    // The text is garbage at once, so that the next collection does not end the call.
+    let text = lisp.enter(|cx| {
+        let text = cx.print(&list, usize::MAX)?;
+        cx.eval::<()>("(gc)")?;
+        Ok(text)
+    });
+    assert_eq!(text.expect("a substitute"), "#<unprintable CONS>");
+    assert_eq!(list.print(10).expect("its beginning"), "(1 2 1 2 1…");
+}
+
 /// A log writer that collects its text in memory.
 #[cfg(feature = "mcp")]
 #[derive(Clone, Default)]
@@ -1554,6 +1574,13 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         let nowhere = lisp.save(core.with_file_name("no").join("such")).expect_err("there is no such directory");
         assert!(matches!(&nowhere, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound), "{nowhere:?}");
         assert!(nowhere.to_string().contains("no/such"), "{nowhere}");
+        for place in ["no/", "no/."] {
+            let unnamed = lisp.save(core.parent().expect("one").join(place)).expect_err("it names a directory");
+            assert!(
+                matches!(&unnamed, Error::Io(error) if error.kind() == std::io::ErrorKind::InvalidFilename),
+                "{unnamed:?}"
+            );
+        }
         // A path that is not a regular file is left alone.
         let link = core.with_file_name("link");
         std::os::unix::fs::symlink("/dev/null", &link).expect("it is made");

@@ -215,6 +215,17 @@ fn get_on_a_circular_list_finds_an_element_or_fails() {
 }
 
 #[test]
+fn get_ignores_nil_in_an_association_list() {
+    let lisp = lisp();
+    let list: Value = lisp.eval("'(nil (\"a\" . 1) nil (\"b\" . 2))").expect("a list");
+    assert_eq!(list.get::<i64>("a").expect("it is searched"), Some(1));
+    assert_eq!(list.get::<i64>("b").expect("it is searched"), Some(2));
+    assert_eq!(list.get::<i64>("c").expect("it is searched"), None);
+    let list: Value = lisp.eval("'(nil 1 :b 2)").expect("a list");
+    assert_eq!(list.get::<i64>(keyword("b")).expect("it is searched"), Some(2));
+}
+
+#[test]
 fn get_with_a_circular_key_fails_if_the_key_would_be_compared_by_its_elements() {
     let lisp = lisp();
     let circular = "(let ((key (list 1 2))) (setf (cddr key) key))";

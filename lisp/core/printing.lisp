@@ -105,7 +105,8 @@ stopped because the host wants no more text."
 
 (defun bounded-text (limit function)
   "Call FUNCTION with a stream. Return the text that FUNCTION prints to the stream, at most LIMIT characters; and the value
-of PUSH-TEXT, which is :ENOUGH when FUNCTION printed more."
+of PUSH-TEXT, which is :ENOUGH when FUNCTION printed more. If the heap or the stack is exhausted, return only the first part
+of the text."
   (declare (type function function))
   (let* ((parts '())
          (left limit)
@@ -115,6 +116,9 @@ of PUSH-TEXT, which is :ENOUGH when FUNCTION printed more."
                                         (push (subseq string start (+ start kept)) parts)
                                         (< kept (- end start))))))
                    (push-text 0 function))))
+    ;; The parts may fill the heap, which then has no room to join them.
+    (when (typep result 'storage-condition)
+      (setf parts (last parts)))
     (values (if (and parts (null (rest parts)))
                 (first parts)
                 ;; There may be more parts than the stack has room for as arguments of CONCATENATE.
@@ -133,7 +137,8 @@ the square of the number of bits: for as many, it is some 10 ms.")
 
 (defun bounded-prin1-text (object limit)
   "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
-more; or a substitute when OBJECT cannot be printed, or is a huge integer with more than LIMIT digits."
+more; or a substitute when OBJECT cannot be printed, or is a huge integer with more than LIMIT digits. If printing OBJECT
+signalled a condition, return the condition as the second value."
   (if (and (integerp object)
            ;; A decimal digit has less than four bits.
            (> (integer-length object) (max +max-cut-integer-bits+ (* 4 limit))))
@@ -141,7 +146,7 @@ more; or a substitute when OBJECT cannot be printed, or is a huge integer with m
       (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
         (cond ((null result) text)
               ((eq result :enough) (concatenate 'string text "…"))
-              (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))))
+              (t (values (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))) result))))))
 
 (defun push-unprintable (kind object)
   "Push, as an event of KIND, a text that stands for OBJECT, which cannot be printed."

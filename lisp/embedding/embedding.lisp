@@ -590,11 +590,16 @@ would compare forever, are the same when all their elements are the same."
 
 (defun print-for-program (object limit escape)
   "Return OBJECT printed as by PRIN1 if ESCAPE is true, else as by PRINC, and cut at LIMIT characters."
-  (if escape
-      (with-server-syntax (:length nil :level nil) (bounded-prin1-text object limit))
-      (with-server-syntax (:length nil :level nil)
-        (let ((*print-escape* nil))
-          (values (bounded-text limit (lambda (stream) (princ object stream))))))))
+  (with-server-syntax (:length nil :level nil)
+    (multiple-value-bind (text result)
+        (if escape
+            (bounded-prin1-text object limit)
+            (let ((*print-escape* nil))
+              (bounded-text limit (lambda (stream) (princ object stream)))))
+      ;; Otherwise the next garbage collection could find the heap nearly full and end the program's call.
+      (when (typep result 'heap-nearly-exhausted)
+        (collect-after-call))
+      text)))
 
 (defun type-of-object (object)
   "Return the type of OBJECT as source text in lower case."
@@ -689,8 +694,9 @@ with the names of the slots."
 
 (defun element-of-object (object key)
   "Return the element of OBJECT under KEY and true, or NIL and NIL if there is no such element. If OBJECT is a vector, KEY
-is an index. If OBJECT is a list, KEY is an index, a key of an association list, or an indicator of a property list. OBJECT
-can also be a hash table. Signal an error for any other object."
+is an index. If OBJECT is a list, KEY is an index, a key of an association list, or an indicator of a property list: the
+first element other than NIL is a cons in an association list. OBJECT can also be a hash table. Signal an error for any
+other object."
   (typecase object
     (hash-table
      (when (member (hash-table-test object) '(equal equalp))
@@ -711,7 +717,7 @@ can also be a hash table. Signal an error for any other object."
              ;; An integer is never a key.
              ((integerp key)
               (values nil nil))
-             ((consp (first object))
+             ((consp (find-if-not #'null object))
               (check-key key)
               (let ((entry (assoc key object :test #'equal)))
                 (values (cdr entry) (and entry t))))

@@ -359,25 +359,52 @@ pub(super) fn read_input(must_return: &dyn Fn() -> bool) -> Option<String> {
     }
 }
 
+/// Reads the next chunk of input. Returns `None` if the input has ended or failed.
 fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
     let mut octets = Vec::new();
     let mut buffer = [0; 4096];
-    loop {
-        let room = if octets.is_empty() { buffer.len() } else { 1 };
-        let count = match stdin.read(&mut buffer[..room]) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            count => count.ok()?,
+    // If the first read ends within a character, up to three further octets complete the character.
+    for room in [buffer.len(), 1, 1, 1] {
+        let count = loop {
+            match stdin.read(&mut buffer[..room]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                count => break count.ok()?,
+            }
         };
         octets.extend_from_slice(&buffer[..count]);
-        if count > 0 && ends_within_character(&octets) {
-            continue;
+        if count == 0 || !ends_within_character(&octets) {
+            break;
         }
-        return (!octets.is_empty()).then(|| String::from_utf8_lossy(&octets).into_owned());
     }
+    (!octets.is_empty()).then(|| String::from_utf8_lossy(&octets).into_owned())
 }
 
 /// Returns true if `octets` end in the middle of a UTF-8 character.
 fn ends_within_character(octets: &[u8]) -> bool {
-    let last = octets.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    // An incomplete character has at most three octets.
+    let end = &octets[octets.len().saturating_sub(3)..];
+    let last = end.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_each_begin_a_character_are_delivered_in_chunks() {
+        for byte in [0xC3, 0xE9, 0xF0] {
+            let mut input = io::repeat(byte).take(10_000);
+            let chunks: Vec<_> = std::iter::from_fn(|| read_chunk(&mut input)).collect();
+            assert!(chunks.len() > 1 && chunks.concat() == "\u{fffd}".repeat(10_000), "{byte:#x}: {}", chunks.len());
+        }
+    }
+
+    #[test]
+    fn character_that_arrives_in_several_reads_is_delivered_whole() {
+        let mut input = (&b"x\xf0"[..]).chain(&b"\x9f"[..]).chain(&b"\x98\x80y"[..]);
+        assert_eq!(read_chunk(&mut input).as_deref(), Some("x\u{1f600}"));
+        assert_eq!(read_chunk(&mut input).as_deref(), Some("y"));
+        assert_eq!(read_chunk(&mut input), None);
+    }
 }

@@ -3,6 +3,7 @@
 //! A saved core is the file that SBCL writes, followed by a [`CoreTrailer`]. The trailer is written last, once the rest
 //! is on the disk: a file with a trailer is complete.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -117,7 +118,11 @@ struct CoreDraft<'path> {
 impl<'path> CoreDraft<'path> {
     fn new(target: &'path Path) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        // For `app/` and `app/.` too, `file_name` returns `app`.
+        let is_last = |name: &&OsStr| target.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+        let name = target.file_name().filter(is_last).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidFilename, "the path does not end with the name of a file")
+        })?;
         // The final rename could not replace a directory, and must not replace a device.
         if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
             return Err(io::Error::new(

@@ -206,7 +206,8 @@ impl Value {
     ///
     /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a
     /// Rust string is never found in a property list: use a [`keyword`](crate::keyword) or another
-    /// [`Symbol`](crate::Symbol). In any list, even an association or property list, a non-negative integer is an index
+    /// [`Symbol`](crate::Symbol). A list whose first element other than `nil` is a cons is searched as an association
+    /// list, and any other list as a property list. In any list, even an association or property list, a non-negative integer is an index
     /// and never a key. Like [`equalp`](Self::equalp), a search in a hash table with this test never returns for equal
     /// arrays, structures or hash tables that contain circular lists.
     ///
