@@ -117,10 +117,10 @@ pub mod host_functions {
     //! ```
     //!
     //! Lisp may call a host function on any Lisp thread, and on multiple threads at once, so the function must be
-    //! `Send + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread only if
-    //! that other thread needs a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as) accepts a
-    //! lambda list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A closure
-    //! that cannot be sent to other threads can be a [local function](crate::Cx::local_function).
+    //! `Send + Sync`. A host function that blocks does not delay garbage collections, and delays another Lisp thread
+    //! only if that other thread needs a lock that the calling Lisp code holds. [`define_as`](crate::Lisp::define_as)
+    //! accepts a lambda list with optional and keyword parameters; [`Values`](crate::Values) returns multiple values. A
+    //! closure that cannot be sent to other threads can be a [local function](crate::Cx::local_function).
     //!
     //! The foreground evaluations of a session run one after another, so a host function that such an evaluation calls
     //! cannot wait for another foreground evaluation: in this function, [`Session::evaluate`](crate::Session::evaluate)
@@ -471,10 +471,10 @@ pub mod mistakes {
     //! another thread that takes this lock: a deadlock. Copy the data that the call needs, release the lock, then make
     //! the call.
     //!
-    //! **A handler that waits for another thread.** The closure of [`with_handler`](crate::Lisp::with_handler) runs where
-    //! the error is signalled. SBCL may hold a lock of its own there, for example while it interns a symbol or defines a
-    //! class, and a thread that needs the lock waits until the closure has returned. Call Lisp on the closure's own
-    //! thread.
+    //! **A handler that waits for another thread.** The closure of [`with_handler`](crate::Lisp::with_handler) runs
+    //! where the error is signalled. SBCL may hold a lock of its own there, for example while it interns a symbol or
+    //! defines a class, and a thread that needs the lock waits until the closure has returned. Call Lisp on the
+    //! closure's own thread.
     //!
     //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function
     //! that Lisp has called is not interrupted: the call ends only after this function has returned.

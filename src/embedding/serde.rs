@@ -123,8 +123,8 @@ fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
     name.map_or_else(|| lisp.to_lowercase().replace('-', "_"), str::to_owned)
 }
 
-/// Returns the variant with the Lisp name `lisp`, as [`rust_name`] does. If two variants have the name, returns an
-/// error.
+/// Returns the first element of `variants` whose Lisp spelling is `lisp`, or else `lisp` in Rust's spelling, as
+/// [`rust_name`] does. Returns an error if two variants have this Lisp spelling.
 fn variant_name(lisp: &str, variants: &'static [&'static str]) -> Result<String, ConversionError> {
     let mut names = matching_names(lisp, variants);
     if let (Some(one), Some(other)) = (names.next(), names.next()) {

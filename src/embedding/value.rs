@@ -126,8 +126,8 @@ impl Value {
     /// variables other than `*package*` have fixed values, whatever Lisp code or
     /// [`with_bindings`](super::Lisp::with_bindings) has set.
     ///
-    /// The digits of a huge integer take too long to compute if most of them would be cut off. So for an integer of more
-    /// than 100,000 bits and more than four bits for each character of `limit`, the text is its size, such as
+    /// The digits of a huge integer take too long to compute if most of them would be cut off. So for an integer of
+    /// more than 100,000 bits and more than four bits for each character of `limit`, the text is its size, such as
     /// `#<positive integer of 200000 bits>`.
     ///
     /// ```
@@ -207,9 +207,9 @@ impl Value {
     /// A hash table compares keys by its own test, an association list by `equal`, and a property list by `eq`. So a
     /// Rust string is never found in a property list: use a [`keyword`](crate::keyword) or another
     /// [`Symbol`](crate::Symbol). A list whose first element other than `nil` is a cons is searched as an association
-    /// list, and any other list as a property list. In any list, even an association or property list, a non-negative integer is an index
-    /// and never a key. Like [`equalp`](Self::equalp), a search in a hash table with this test never returns for equal
-    /// arrays, structures or hash tables that contain circular lists.
+    /// list, and any other list as a property list. In any list, even an association or property list, a non-negative
+    /// integer is an index and never a key. Like [`equalp`](Self::equalp), a search in a hash table with this test
+    /// never returns for equal arrays, structures or hash tables that contain circular lists.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
