@@ -147,14 +147,12 @@ fn ask_or_answer(call: Call, ask_state: AskState, outcome: Arc<Outcome>) {
 }
 
 /// Continues a repeated call with the user's answer.
-pub(super) fn resume(call: &Call, state: &str, responses: Option<InputResponses>) -> Result<CallHandler, Fault> {
-    let Some(ask_state) = call.ask_state else {
-        return Err(Fault::Refusal(
-            "This tool asks no questions: call it without \
-        requestState."
-                .to_owned(),
-        ));
-    };
+pub(super) fn resume(
+    call: &Call,
+    ask_state: AskState,
+    state: &str,
+    responses: Option<InputResponses>,
+) -> Result<CallHandler, Fault> {
     let known = {
         let mut questions = call.context.questions.lock();
         let number = state.split_once('-').and_then(|(number, _)| number.parse().ok());

@@ -421,12 +421,10 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
     let handler = match find_tool(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
         None => Err(call.context.unknown_tool_fault(&name)),
         Some((tool, definition)) => {
-            if tool.policy.asks_user {
-                call.ask_state = Some(ask::AskState::new(&call.context, &arguments));
-            }
-            match request_state.filter(|_| tool.policy.asks_user) {
+            call.ask_state = tool.policy.asks_user.then(|| ask::AskState::new(&call.context, &arguments));
+            match request_state.zip(call.ask_state) {
                 None => (tool.call)(&call, definition, arguments),
-                Some(state) => ask::resume(&call, &state, input_responses),
+                Some((state, ask_state)) => ask::resume(&call, ask_state, &state, input_responses),
             }
         }
     };
