@@ -45,7 +45,16 @@ REQUESTS = [
             "clientInfo": {"name": "dist", "version": "0"},
         },
     },
-    {"method": "tools/call", "params": {"name": "evaluate-lisp", "arguments": {"code": "(reduce #'* '(6 7))"}}},
+    *(
+        {"method": "tools/call", "params": {"name": name, "arguments": arguments}}
+        for name, arguments in [
+            ("evaluate-lisp", {"code": "(defun total (count) (* count (price)))"}),
+            # The call fails, because there is no function PRICE, and is held. Once the function is defined, it continues.
+            ("evaluate-lisp", {"code": "(total 21)", "on-error": "debug"}),
+            ("eval-in-frame", {"frame": 1, "code": "(defun price () 2)"}),
+            ("invoke-restart", {"restart": "CONTINUE"}),
+        ]
+    ),
 ]
 
 
@@ -86,7 +95,7 @@ def run_program(command, directory, path="", status=0, given=""):
 
 
 def serves(command, directory, path=""):
-    """Checks that the command serves MCP and evaluates code."""
+    """Checks that the command serves MCP, and that a failed call can be repaired and continued."""
     lines = [json.dumps({"jsonrpc": "2.0", "id": number, **request}) for number, request in enumerate(REQUESTS)]
     answers = run_program(command, directory, path, given="\n".join(lines) + "\n").splitlines()
     texts = [json.loads(line).get("result", {}) for line in answers if line.startswith("{")]
