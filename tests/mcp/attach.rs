@@ -759,6 +759,26 @@ fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
     );
 }
 
+/// Evaluations and inspections write their texts at the same time.
+#[apply(both_modes)]
+fn texts_of_two_clients_do_not_mix(mode: Mode) {
+    const CALLS: usize = 1_000;
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..CALLS {
+                let text = client.call_ok("describe-symbol", json!({"name": "car"}));
+                assert!(text.starts_with("COMMON-LISP:CAR [FUNCTION]\n  Arglist: (LIST)\n"), "{text}");
+            }
+        });
+        for _ in 0..CALLS {
+            let text = evaluate_err(&mut server, "(error \"this client's own message\")");
+            assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nthis client's own message\n"), "{text}");
+            assert!(text.contains("(EVAL (ERROR \"this client's own message\"))"), "{text}");
+        }
+    });
+}
+
 /// The supervisor keeps the effect of each client's last evaluation on its error state across repeated image losses.
 #[test]
 fn reader_settings_of_one_connection_do_not_affect_the_replay_of_another() {
