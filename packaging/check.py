@@ -85,22 +85,39 @@ mount --rbind "$1" "$0$1" && shift && exec chroot "$0" "$@"
 """
 
 
-def run_program(command, directory, path="", status=0, given=""):
-    """Runs a command as `run` does. With DEBIAN, the command runs there, with all programs of this Debian on the PATH."""
+def placed(command, directory, path):
+    """Returns the command to run and its environment variables. With DEBIAN, the command runs there, with all programs of
+    this Debian on the PATH."""
     if not DEBIAN:
-        return run(command, directory, path, status, given)
+        return command, {"PATH": path}
     inside = ["env", "-i", "-C", directory, f"HOME={directory}", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *command]
     emulate = [ROOT / "sbcl-core/src/emulate.sh", "unshare", "--mount", "sh", "-c", IN_DEBIAN, DEBIAN, SCRATCH, *inside]
-    return run(emulate, directory, os.environ["PATH"], status, given, SBCL_MCP_SYSROOT=str(DEBIAN))
+    return emulate, {"PATH": os.environ["PATH"], "SBCL_MCP_SYSROOT": str(DEBIAN)}
+
+
+def run_program(command, directory, path="", status=0):
+    """Runs a command as `run` does, in DEBIAN if there is one."""
+    command, variables = placed(command, directory, path)
+    return run(command, directory, variables.pop("PATH"), status, **variables)
 
 
 def serves(command, directory, path=""):
     """Checks that the command serves MCP, and that a failed call can be repaired and continued."""
-    lines = [json.dumps({"jsonrpc": "2.0", "id": number, **request}) for number, request in enumerate(REQUESTS)]
-    answers = run_program(command, directory, path, given="\n".join(lines) + "\n").splitlines()
-    texts = [json.loads(line).get("result", {}) for line in answers if line.startswith("{")]
-    if not any(text.get("content") == [{"type": "text", "text": "=> 42"}] for text in texts):
-        fail(f"{command}: {answers}")
+    words, variables = placed(command, directory, path)
+    server = subprocess.Popen(
+        [shutil.which("timeout"), "300", *map(str, words)],
+        cwd=directory,
+        env={"HOME": str(directory), **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        for number, request in enumerate(REQUESTS):
+            print(json.dumps({"jsonrpc": "2.0", "id": number, **request}), file=server.stdin, flush=True)
+            answer = server.stdout.readline()
+    if server.returncode != 0 or json.loads(answer)["result"]["content"] != [{"type": "text", "text": "=> 42"}]:
+        fail(f"{command}: status {server.returncode}, {answer}")
 
 
 def only(pattern):
@@ -207,7 +224,8 @@ def npm(empty):
     path = directory_of("node", "npm", "npx", "sh")
     (empty / "package.json").write_text("{}")
     packages = sorted(OUTPUT.glob("*.tgz"))
-    machine = ["--os=linux", "--cpu=arm64", "--libc=glibc"] if DEBIAN else []
+    # With --force, npm only warns that a package is for another machine.
+    machine = ["--force", "--os=linux", "--cpu=arm64", "--libc=glibc"] if DEBIAN else []
     run(["npm", "install", "--offline", "--no-audit", "--no-fund", *machine, *packages], empty, path)
     # Debian's nodejs package does not contain npm.
     launcher = [empty / "node_modules/.bin/sbcl-mcp"] if DEBIAN else ["npx", "--no-install", "sbcl-mcp"]

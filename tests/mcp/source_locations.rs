@@ -491,12 +491,16 @@ fn frames_of_signal_handling_are_folded(mode: Mode) {
                             (sb-thread:interrupt-thread thread (lambda () (error \"in it\")))))
                          (setf ready t)
                          (loop))";
-    for (code, own) in [
+    let mut cases = vec![
         (interrupted.to_owned(), "(LAMBDA ())"),
         ("(sb-ext:with-timeout 0.5 (loop))".to_owned(), "TIMEOUT-BODY"),
-        (format!("{within} (sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0))"), "(LAMBDA ())"),
-        (format!("{within} (/ 1d0 (eval 0d0)))"), "TWO-ARG-/"),
-    ] {
+    ];
+    // On aarch64, the handler of a memory fault has too few frames to fold, and a division by zero need not trap.
+    if server_arch() == "x86_64" {
+        cases.push((format!("{within} (sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0))"), "(LAMBDA ())"));
+        cases.push((format!("{within} (/ 1d0 (eval 0d0)))"), "TWO-ARG-/"));
+    }
+    for (code, own) in cases {
         let text = evaluate_err(&mut server, &code);
         assert_eq!(text.matches(" frames of signal handling\n").count(), 1, "{text}");
         // Two internal frames are shown; the frames of the interrupted code follow, up to the last one.

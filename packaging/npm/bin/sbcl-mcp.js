@@ -2,8 +2,8 @@
 // Starts the program from the package for this platform, and passes on its streams, signals and exit status.
 "use strict";
 
-const { spawn } = require("node:child_process");
-const os = require("node:os");
+const { spawn } = require("child_process");
+const os = require("os");
 
 const name = `sbcl-mcp-${process.platform}-${process.arch}`;
 let program;
