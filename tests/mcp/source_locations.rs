@@ -491,10 +491,8 @@ fn frames_of_signal_handling_are_folded(mode: Mode) {
                             (sb-thread:interrupt-thread thread (lambda () (error \"in it\")))))
                          (setf ready t)
                          (loop))";
-    let mut cases = vec![
-        (interrupted.to_owned(), "(LAMBDA ())"),
-        ("(sb-ext:with-timeout 0.5 (loop))".to_owned(), "TIMEOUT-BODY"),
-    ];
+    let mut cases =
+        vec![(interrupted.to_owned(), "(LAMBDA ())"), ("(sb-ext:with-timeout 0.5 (loop))".to_owned(), "TIMEOUT-BODY")];
     // On aarch64, the handler of a memory fault has too few frames to fold, and a division by zero need not trap.
     if server_arch() == "x86_64" {
         cases.push((format!("{within} (sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0))"), "(LAMBDA ())"));
