@@ -612,9 +612,9 @@ impl Lisp {
     /// of other handles within a call of this handle are not passed to `handler`, either. An error in the fourth nested
     /// call of a handler is passed to no handler.
     ///
-    /// Where the error is signalled, SBCL may hold a lock of its own, such as the lock of all packages in `intern`, or
-    /// of all classes in `defclass`. Calls of Lisp on this thread work even then. But a `handler` that waits for another
-    /// thread may wait forever, because calls on that thread may need the lock.
+    /// SBCL may hold a lock of its own while `handler` runs, such as the lock of all packages in `intern`, or of all
+    /// classes in `defclass`. Calls of Lisp on this thread work even then. But a `handler` that waits for another thread
+    /// may wait forever, because calls on that thread may need the lock.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

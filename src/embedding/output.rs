@@ -349,8 +349,8 @@ impl InputRequests {
     }
 }
 
-/// Returns the next chunk of input, or `None` if there is no source of input, or the input has ended or failed. Returns
-/// an empty chunk if no chunk has arrived and `must_return` returns true: the caller does not wait for input, or the
+/// Returns the next chunk of input, or `None` if the program has no input, or its input has ended or failed. Returns an
+/// empty chunk if no chunk has arrived and `must_return` returns true: the caller does not wait for input, or the
 /// caller's call is being interrupted. Resumes a panic of the stream.
 pub(super) fn read_input(must_return: &dyn Fn() -> bool) -> Option<String> {
     match STREAM_THREADS.get()?.input.as_ref()?.read(must_return) {

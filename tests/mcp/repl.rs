@@ -167,7 +167,7 @@ fn output_is_shown_while_an_evaluation_runs() {
     assert_eq!(pane.matches("\nfirst").count(), 1);
 }
 
-/// The progress of a load is shown, but is no part of the output.
+/// The REPL shows the progress of a load, which does not belong to the load's output.
 #[test]
 fn output_of_a_load_is_complete_after_progress_was_shown() {
     let terminal = Terminal::start("", &[]);
