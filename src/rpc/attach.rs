@@ -92,6 +92,16 @@ fn check_directory(directory: &Path) -> io::Result<()> {
     Err(io_error(io::ErrorKind::PermissionDenied, reason))
 }
 
+/// Returns an error if another user could create a socket in the directory for sockets, in which clients then look for no
+/// server.
+pub(crate) fn check_socket_directory() -> io::Result<()> {
+    match check_directory(&socket_directory()) {
+        // Without the directory, no server is running.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        checked => checked,
+    }
+}
+
 /// Returns the path of the socket of the server with this name.
 ///
 /// # Errors
@@ -115,12 +125,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 /// Returns a message for the user if the name is not valid, if no such server is running, if no name is given and several
 /// servers are running, if another user could create a socket in the directory, or if the server cannot be reached.
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
-    // Without the directory, no server is running.
-    if let Err(error) = check_directory(&socket_directory())
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(io_error(error.kind(), format!("cannot attach to a server: {error}")));
-    }
+    check_socket_directory().map_err(|error| io_error(error.kind(), format!("cannot attach to a server: {error}")))?;
     let named =
         |running: &[RunningServer]| running.iter().map(|server| server.name.clone()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {
@@ -151,7 +156,8 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     })
 }
 
-/// Returns the running servers, sorted by name. Removes sockets of servers that are gone.
+/// Returns the running servers, sorted by name; none if [`check_socket_directory`] fails. Removes sockets of servers that are
+/// gone.
 pub(crate) fn running_servers() -> Vec<RunningServer> {
     let directory = socket_directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {

@@ -285,6 +285,14 @@ fn socket_without_xdg_runtime_dir_is_in_a_private_temporary_directory(mode: Mode
             let reason = format!("{} must be a directory that belongs to this user", directory.display());
             assert!(output.status.code() == Some(3) && text.contains(&reason), "{attach}: {text}");
         }
+        let mut command = Command::new(binary());
+        command.arg("sessions").env_remove("XDG_RUNTIME_DIR");
+        command.env("TMPDIR", &*temporary.directory).env("XDG_STATE_HOME", &*temporary.directory);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let reason =
+            format!("sbcl-mcp sessions: the running servers cannot be listed: {} must be", directory.display());
+        assert!(output.status.success() && text.contains(&reason), "{text}");
     };
     refused();
     std::fs::remove_dir_all(&directory).unwrap();
