@@ -307,9 +307,8 @@ fn connection_of_another_user_is_refused(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
     let mut server = runtime.server(&[]);
     let socket = runtime.socket(&server);
-    if !is_root() {
+    if !is_root() && std::env::var_os("CI").is_none() {
         println!("skipped: only root can become another user");
-        assert!(std::env::var_os("CI").is_none(), "not skipped in CI");
         return;
     }
     // With open directories, the server still refuses another user by the peer credentials of the socket.
@@ -319,11 +318,13 @@ fn connection_of_another_user_is_refused(mode: Mode) {
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
     let code = "my ($p) = @ARGV; use IO::Socket::UNIX; my $s = IO::Socket::UNIX->new(Peer => $p) or die \"no: $!\"; \
                 print while <$s>;";
-    let output = Command::new("setpriv")
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "perl", "-e", code])
-        .arg(&socket)
-        .output()
-        .unwrap();
+    // In CI, sudo needs no password.
+    let mut command = Command::new(if is_root() { "setpriv" } else { "sudo" });
+    if !is_root() {
+        command.args(["--non-interactive", "setpriv"]);
+    }
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "perl", "-e", code]);
+    let output = command.arg(&socket).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         said.contains("this session belongs to another user"),
