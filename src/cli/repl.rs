@@ -695,8 +695,7 @@ impl Repl {
                     // The server may not offer get-backtrace.
                     Some(Err(failure)) => {
                         self.show_interrupted_output(client, &call)?;
-                        let text = format!("; Interrupted. Whether the evaluation has ended is unknown: {failure}\n");
-                        self.print(TextStyle::Failure, &text)?;
+                        self.print(TextStyle::Failure, &format!("; Interrupted. No backtrace: {failure}\n"))?;
                         return Ok(RequestReply::Interrupted { image_may_be_lost: true });
                     }
                     None => {}
