@@ -80,7 +80,8 @@ fn socket_directory() -> PathBuf {
 /// Returns an error if `directory` does not exist, or if another user could create a socket in it.
 fn check_directory(directory: &Path) -> io::Result<()> {
     // Links are not followed: any user may create a link in a directory for temporary files.
-    let metadata = std::fs::symlink_metadata(directory)?;
+    let metadata = std::fs::symlink_metadata(directory)
+        .map_err(|error| io_error(error.kind(), format!("{}: {error}", directory.display())))?;
     if metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
