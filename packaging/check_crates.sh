@@ -19,5 +19,6 @@ export CARGO_TARGET_DIR=$PWD/target
 unset CARGO_ENCODED_RUSTFLAGS
 cd "$scratch"
 cargo install --quiet --offline --debug --path "sbcl-mcp-$version" --root "$scratch/root" "${patches[@]}"
-[ "$(env -i "$scratch/root/bin/sbcl-mcp" eval '(+ 1 2)')" = "=> 3" ]
+answer=$(env -i "$scratch/root/bin/sbcl-mcp" eval '(+ 1 2)')
+[ "$answer" = "=> 3" ] || { echo "check: the program from the crates answers: $answer" >&2 && exit 1; }
 echo "check: cargo install: fine"

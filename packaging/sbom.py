@@ -180,7 +180,8 @@ def write(program, target, file):
     lisp, dependencies = lisp_components(
         (ROOT / "sbcl-core/src/pin.rs").read_text(), (ROOT / "lisp/sbcl-host.asd").read_text()
     )
-    std = standard_library(subprocess.check_output(["rustc", "--version"], text=True))
+    # scripts/cross.sh may set RUSTC.
+    std = standard_library(subprocess.check_output([os.environ.get("RUSTC", "rustc"), "--version"], text=True))
     bom = complete(crates_bom(target), [*lisp, std], [*dependencies, {"ref": std["bom-ref"]}], libraries)
     text = json.dumps(bom, indent=2, ensure_ascii=False) + "\n"
     check_valid(text)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/core_twice.sh [--sbcl]
 # Builds the core twice with the same SBCL, and fails if the cores differ. With --sbcl, the script also builds SBCL and its
-# library twice, which takes minutes, and reports the bytes that differ. The script's own cache always has the same path,
+# library twice, which takes minutes, and reports the bytes that differ, which is also a failure. The script's own cache always has the same path,
 # because SBCL puts objects at addresses that depend on the lengths of paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,9 @@ build() {
 rm -rf "$target"
 mkdir -p "$cache"
 # Use the SBCL in the user's cache if it has been built.
-cp -r "$users"/sources "$users"/sbcl-* "$cache/" 2>/dev/null || true
+for directory in "$users"/sources "$users"/sbcl-*; do
+    [ ! -e "$directory" ] || cp -r "$directory" "$cache/"
+done
 build first
 rm -r "$cache"/core-*
 build second
@@ -32,5 +34,8 @@ for name in third fourth; do
     build $name
     cp "$cache"/sbcl-*/output/sbcl.core "$target/$name/sbcl-alone.core"
 done
-cmp "$target"/third/libsbcl.* "$target"/fourth/libsbcl.* && echo "core-twice: the libraries are equal"
-scripts/compare_builds.py "$target/third/sbcl-alone.core" "$target/fourth/sbcl-alone.core"
+status=0
+cmp "$target"/third/libsbcl.* "$target"/fourth/libsbcl.* || status=1
+[ $status != 0 ] || echo "core-twice: the libraries are equal"
+scripts/compare_builds.py "$target/third/sbcl-alone.core" "$target/fourth/sbcl-alone.core" || status=1
+exit $status

@@ -33,8 +33,8 @@ if [ -z "${SBCL_MCP_SYSROOT:-}" ] && can_install_debian; then
     headers=$SBCL_MCP_SYSROOT/usr/include libraries=$SBCL_MCP_SYSROOT/usr/lib/aarch64-linux-gnu
     write_program "$trees/cc-arm64" <<END
 #!/bin/sh
-exec $compiler --sysroot=$SBCL_MCP_SYSROOT -isystem $headers/aarch64-linux-gnu -isystem $headers \\
-    -B$libraries -L$libraries -L$SBCL_MCP_SYSROOT/lib/aarch64-linux-gnu "\$@"
+exec $compiler "--sysroot=$SBCL_MCP_SYSROOT" -isystem "$headers/aarch64-linux-gnu" -isystem "$headers" \\
+    "-B$libraries" "-L$libraries" "-L$SBCL_MCP_SYSROOT/lib/aarch64-linux-gnu" "\$@"
 END
     compiler=$trees/cc-arm64
     export SBCL_MCP_SYSROOT
@@ -63,7 +63,7 @@ debian_rustc() {
     loader=$root/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2
     write_program "$trees/rustc" <<END
 #!/bin/sh
-exec $loader --library-path $root/usr/lib/x86_64-linux-gnu $root/usr/bin/rustc --sysroot=$root/usr "\$@"
+exec "$loader" --library-path "$root/usr/lib/x86_64-linux-gnu" "$root/usr/bin/rustc" "--sysroot=$root/usr" "\$@"
 END
     echo "$trees/rustc"
 }

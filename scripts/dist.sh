@@ -39,11 +39,11 @@ if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
     fi
 elif [ -n "$triple" ]; then
     echo "dist: without root and debootstrap, the program needs a glibc as new as the cross compiler's, and is not tested"
-    "${environment[@]}" cargo build --profile lto --target "$triple"
+    "${environment[@]}" cargo build --profile lto --target "$triple" --target-dir "$target"
     program=$target/$triple/lto/sbcl-mcp
 else
     echo "dist: without root and debootstrap, the program needs a glibc as new as this system's"
-    cargo build --profile lto
+    cargo build --profile lto --target-dir "$target"
     program=$target/lto/sbcl-mcp
 fi
 

@@ -11,14 +11,14 @@ step() {
 # check_bindings: fails when the bindings in the repository differ from those that bindgen generates. The comparison is
 # with the working tree, not with the last commit, because header and bindings may have been changed together.
 check_bindings() {
-    local bindings=src/image/bindings.rs before status=0
+    local bindings=src/image/bindings.rs status=0
     before=$(mktemp)
+    trap 'rm "$before"' EXIT
     cp "$bindings" "$before"
     step cargo check --quiet --lib --no-default-features --features bindgen
     # bindgen's output is compared after formatting.
     rustfmt --edition 2024 "$bindings"
     diff -u "$before" "$bindings" || status=$?
-    rm "$before"
     if [ $status != 0 ]; then
         echo "lint: $bindings did not match ffi/sbcl_host.h and has been generated again; commit this file" >&2
         return 1

@@ -27,6 +27,7 @@ run_on_debian() {
     install "$1" "$root/tmp/$name"
     # /proc is mounted only for this command.
     in_tree() {
+        # shellcheck disable=SC2016 # The inner shell expands the variables.
         env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp SBCL_MCP_SYSROOT="$root" "${emulator[@]}" unshare --mount \
             sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" "$@"
     }
@@ -51,6 +52,7 @@ run_on_debian() {
             evaluate '(setf *x* 0)' && checkpoint restore && [[ $output == *'Restored \"x\"'* ]] &&
             evaluate '(1+ *x*)' && [[ $output == *'=> 42'* ]]
         local result=$? pid=$server_PID
+        # shellcheck disable=SC1083,SC2093 # This closes a descriptor and replaces no process.
         exec {server[1]}>&-
         # A server that hangs is killed.
         timeout 30 tail --pid="$pid" -f /dev/null || kill "$pid"
@@ -77,7 +79,7 @@ else
     libraries=$trees/${RELEASES[0]}/usr/lib/$machine-linux-gnu
     cat >"$compiler" <<END
 #!/bin/sh
-exec ${CC:-cc} --sysroot=$trees/${RELEASES[0]} -B$libraries -L$libraries "\$@"
+exec ${CC:-cc} "--sysroot=$trees/${RELEASES[0]}" "-B$libraries" "-L$libraries" "\$@"
 END
     chmod +x "$compiler"
     env CC="$compiler" "CARGO_TARGET_${machine^^}_UNKNOWN_LINUX_GNU_LINKER=$compiler" \

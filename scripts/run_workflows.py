@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target/workflows"
 BRANCH = {"github.ref_type == 'tag'": False}
+# The keys of a step that this script supports in steps with a command.
+SUPPORTED = {"id", "if", "name", "run"}
 
 
 def combinations(job):
@@ -75,6 +77,9 @@ def plan(job, values, here):
         elif name.startswith("Install"):
             steps.append((f"{name}: prepares a new machine", None))
         else:
+            unsupported = step.keys() - SUPPORTED
+            if unsupported:
+                sys.exit(f"workflows: a step with {', '.join(sorted(unsupported))} is not supported: {step['run']}")
             steps.append((None, substitute(step["run"], values)))
     return steps
 
@@ -121,22 +126,24 @@ def main():
     import yaml
 
     here = platform.system(), platform.machine()
-    wanted, failed = sys.argv[1:], []
-    unknown = set(wanted)
-    for file in sorted((ROOT / ".github/workflows").glob("*.yml")):
-        for identifier, job in yaml.safe_load(file.read_text())["jobs"].items():
-            if wanted and file.stem not in wanted and f"{file.stem}/{identifier}" not in wanted:
-                continue
-            unknown -= {file.stem, f"{file.stem}/{identifier}"}
-            for values in combinations(job):
-                name = "/".join([file.stem, identifier, *map(str, values.values())])
-                command = run_job(name, plan(job, values, here), job.get("env", {}))
-                if command:
-                    failed.append(f"{name}: {command}")
-    for line in failed:
-        print(f"workflows: failed: {line}")
+    files = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    workflows = {file.stem: yaml.safe_load(file.read_text())["jobs"] for file in files}
+    jobs = [(workflow, identifier) for workflow, found in workflows.items() for identifier in found]
+    wanted, failed = set(sys.argv[1:]), []
+    unknown = wanted - workflows.keys() - {"/".join(job) for job in jobs}
     if unknown:
         sys.exit(f"workflows: no workflow or job is named {', '.join(sorted(unknown))}")
+    for workflow, identifier in jobs:
+        if wanted and not wanted & {workflow, f"{workflow}/{identifier}"}:
+            continue
+        job = workflows[workflow][identifier]
+        for values in combinations(job):
+            name = "/".join([workflow, identifier, *map(str, values.values())])
+            command = run_job(name, plan(job, values, here), job.get("env", {}))
+            if command:
+                failed.append(f"{name}: {command}")
+    for line in failed:
+        print(f"workflows: failed: {line}")
     if failed:
         sys.exit(1)
     print("workflows: all steps that run on this machine passed")

@@ -10,6 +10,7 @@ names=() debian=() fedora=() arch=() macos=() xcode=no
 
 # add_missing NAME DEBIAN FEDORA ARCH MACOS: records a missing tool, and its packages on each system.
 add_missing() {
+    # shellcheck disable=SC2206 # An argument has the names of several packages, or of none.
     names+=("$1") debian+=($2) fedora+=($3) arch+=($4)
     case $5 in
         xcode) xcode=yes ;;

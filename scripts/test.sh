@@ -17,13 +17,18 @@ other_log=$target/test-other.log
 failed=$target/test-failed.txt
 : >"$log"
 : >"$failed"
+# 1 once a suite has failed. A group of suites that runs in the background has its own copy, and returns it.
+status=0
 
 # suite NAME COMMAND...: runs a suite, and prints its time. If it fails, its name is added to the list of failed suites.
 suite() {
     local name=$1 TIMEFORMAT="== $1: %R s, of processor time %U s and %S s in the system"
     shift
     echo "== $name: $*"
-    { time "$@"; } 2>&1 || echo "$name" >>"$failed"
+    { time "$@"; } 2>&1 && return
+    status=1
+    echo "$name" >>"$failed"
+    return 1
 }
 
 # count: sums the summary lines of cargo test, pytest and Node.js' test runner.
@@ -62,7 +67,7 @@ wait $! && [ $compiled = 0 ] || exit 1
 
 other_suites() {
     local options
-    options=$(other_tests) || echo "list of the tests" >>"$failed"
+    options=$(other_tests) || { status=1 && echo "list of the tests" >>"$failed"; }
     # This suite comes first, because it compiles the library again, and another suite of cargo waits for this.
     suite "Feature guarded-messages" "${rust[@]}" --features sbcl-mcp/guarded-messages --test library_soundness
     # shellcheck disable=SC2086 # The options have no spaces.
@@ -71,6 +76,7 @@ other_suites() {
     for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
         suite "Example $example" cargo run --quiet --features sbcl-mcp/num-bigint --example "$example"
     done
+    return $status
 }
 
 client_suites() {
@@ -80,22 +86,27 @@ client_suites() {
     suite "Agent frameworks" scripts/clients.sh adapters
     suite "TypeScript SDKs" scripts/clients.sh typescript
     suite "Conformance" scripts/clients.sh conformance
+    return $status
 }
 
 suite "Bundled programs" "${rust[@]}" --test bundled >"$bundled_log" 2>&1 &
+groups=($!)
 client_suites >"$client_log" 2>&1 &
+groups+=($!)
 other_suites >"$other_log" 2>&1 &
-suite "Server" "${rust[@]}" --test mcp -- --skip stalls:: --skip heap_exhaust | tee -a "$log"
+groups+=($!)
+suite "Server" "${rust[@]}" --test mcp -- --skip stalls:: --skip heap_exhaust | tee -a "$log" || status=1
 echo "== The other suites"
 # Ends when the other suites have ended.
 tail -n +1 -f --pid=$! "$other_log"
-wait
+for group in "${groups[@]}"; do wait "$group" || status=1; done
 cat "$client_log" "$bundled_log"
 cat "$other_log" "$client_log" "$bundled_log" >>"$log"
-RUST_TEST_THREADS=$(nproc) suite "Delays" "${rust[@]}" --test mcp -- stalls:: heap_exhaust | tee -a "$log"
+RUST_TEST_THREADS=$(nproc) suite "Delays" "${rust[@]}" --test mcp -- stalls:: heap_exhaust | tee -a "$log" || status=1
 
 # The output of the failed Rust tests, once more.
 awk '/^failures:$/ { show = 1 } show; /^test result: / { show = 0 }' "$log"
 sed 's/^/FAILED: /' "$failed"
+[ $status = 0 ] || [ -s "$failed" ] || echo "FAILED: a group of suites ended early, or $failed could not be written"
 count
-[ ! -s "$failed" ]
+exit $status

@@ -104,7 +104,15 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         client.on_notice(move |params| drop(notices.try_send(notice_text(params, colours))));
     }
     client.initialize(Audience::Repl, START_TIMEOUT).map_err(|failure| failure.to_string())?;
-    let holds_errors = is_terminal && offers_debugger(&mut client).map_err(|failure| failure.to_string())?;
+    let tools = offered_tools(&mut client).map_err(|failure| failure.to_string())?;
+    let is_offered = |name: &str| tools.iter().any(|tool| tool == name);
+    if !is_offered("evaluate-lisp") {
+        let reason =
+            "the server does not offer the tool evaluate-lisp, which the REPL needs: add it to the server's --tools";
+        return Err(reason.to_owned());
+    }
+    // A server without these tools refuses to hold an evaluation.
+    let holds_errors = is_terminal && is_offered("eval-in-frame") && is_offered("invoke-restart");
     if is_terminal {
         watch_interrupts(&client).map_err(|error| format!("cannot install a handler for SIGINT: {error}"))?;
     }
@@ -150,12 +158,11 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
     }
 }
 
-/// Returns true if the server offers the tools with which the REPL debugs a held evaluation. A server may lack these
-/// tools (`--tools`), and then refuses to hold an evaluation.
-fn offers_debugger(client: &mut Client) -> Result<bool, CallError> {
-    let offered = client.request("tools/list", &json!({}), START_TIMEOUT)?;
-    let is_offered = |name: &str| offered["tools"].as_array().into_iter().flatten().any(|tool| tool["name"] == name);
-    Ok(["eval-in-frame", "invoke-restart"].into_iter().all(is_offered))
+/// Returns the names of the tools that the server offers (`--tools`).
+fn offered_tools(client: &mut Client) -> Result<Vec<String>, CallError> {
+    let result = client.request("tools/list", &json!({}), START_TIMEOUT)?;
+    let tools = result["tools"].as_array().into_iter().flatten();
+    Ok(tools.filter_map(|tool| tool["name"].as_str().map(str::to_owned)).collect())
 }
 
 /// Formats a notice about another client.
@@ -668,8 +675,8 @@ impl Repl {
                 Some(ClientEvent::Message(message)) if message["params"]["progressToken"] == call.id => {
                     self.show_progress(&message["params"], &mut call)?;
                 }
-                Some(ClientEvent::Message(message)) => {
-                    if let Some(Ok(result)) = response_to(message, question) {
+                Some(ClientEvent::Message(message)) => match response_to(message, question) {
+                    Some(Ok(result)) => {
                         let answer = ToolAnswer::from_result(&result);
                         if report::reports_pending_cancellation(&answer.text) {
                             let repeated = client.begin_call("get-backtrace", &json!({"max-frames": 5}));
@@ -685,7 +692,14 @@ impl Repl {
                         }
                         return Ok(RequestReply::Interrupted { image_may_be_lost: !has_ended });
                     }
-                }
+                    // The server may not offer get-backtrace.
+                    Some(Err(failure)) => {
+                        self.show_interrupted_output(client, &call)?;
+                        self.print(TextStyle::Failure, &format!("; Interrupted. No backtrace: {failure}\n"))?;
+                        return Ok(RequestReply::Interrupted { image_may_be_lost: true });
+                    }
+                    None => {}
+                },
                 Some(ClientEvent::Interrupted(at)) if ctrl_c.record_press(at) => {
                     self.replace_image(client)?;
                     return Ok(RequestReply::Interrupted { image_may_be_lost: false });

@@ -68,6 +68,9 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
     let text = match action {
         None | Some(Action::List) => {
             let (directory, all) = PersistentSession::all()?;
+            if let Err(error) = attach::check_socket_directory() {
+                print_to_stderr(&format!("sbcl-mcp sessions: the running servers cannot be listed: {error}"));
+            }
             let all: Vec<_> = all.iter().map(PersistentSession::describe).collect();
             let sessions = text::session_list(&all, &directory);
             sessions.trim_end().to_owned() + &running_server_list(&attach::running_servers())

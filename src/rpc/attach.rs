@@ -80,7 +80,8 @@ fn socket_directory() -> PathBuf {
 /// Returns an error if `directory` does not exist, or if another user could create a socket in it.
 fn check_directory(directory: &Path) -> io::Result<()> {
     // Links are not followed: any user may create a link in a directory for temporary files.
-    let metadata = std::fs::symlink_metadata(directory)?;
+    let metadata = std::fs::symlink_metadata(directory)
+        .map_err(|error| io_error(error.kind(), format!("{}: {error}", directory.display())))?;
     if metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
@@ -90,6 +91,16 @@ fn check_directory(directory: &Path) -> io::Result<()> {
         directory.display()
     );
     Err(io_error(io::ErrorKind::PermissionDenied, reason))
+}
+
+/// Returns an error if another user could create a socket in the directory for sockets, in which clients then look for no
+/// server.
+pub(crate) fn check_socket_directory() -> io::Result<()> {
+    match check_directory(&socket_directory()) {
+        // Without the directory, no server is running.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        checked => checked,
+    }
 }
 
 /// Returns the path of the socket of the server with this name.
@@ -115,12 +126,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 /// Returns a message for the user if the name is not valid, if no such server is running, if no name is given and several
 /// servers are running, if another user could create a socket in the directory, or if the server cannot be reached.
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
-    // Without the directory, no server is running.
-    if let Err(error) = check_directory(&socket_directory())
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(io_error(error.kind(), format!("cannot attach to a server: {error}")));
-    }
+    check_socket_directory().map_err(|error| io_error(error.kind(), format!("cannot attach to a server: {error}")))?;
     let named =
         |running: &[RunningServer]| running.iter().map(|server| server.name.clone()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {
@@ -151,7 +157,8 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     })
 }
 
-/// Returns the running servers, sorted by name. Removes sockets of servers that are gone.
+/// Returns the running servers, sorted by name; none if [`check_socket_directory`] fails. Removes sockets of servers that are
+/// gone.
 pub(crate) fn running_servers() -> Vec<RunningServer> {
     let directory = socket_directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {

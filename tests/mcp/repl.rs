@@ -276,6 +276,24 @@ fn failed_evaluations_are_aborted_in_a_server_without_the_tools_of_the_debugger(
 }
 
 #[test]
+fn ctrl_c_returns_to_the_prompt_in_a_server_without_get_backtrace() {
+    let terminal = Terminal::start("--tools evaluate-lisp", &[]);
+    terminal.line("(progn (write-line \"go\") (loop))");
+    terminal.wait_until("the evaluation runs", |pane| pane.lines().last() == Some("go"));
+    terminal.keys(&["C-c"]);
+    let pane = terminal.await_prompt("CL-USER>");
+    assert!(pane.contains("; Interrupted. No backtrace: There is no tool \"get-backtrace\"."), "{pane}");
+    assert!(terminal.evaluate("(+ 1 1)", "CL-USER>").ends_with("=> 2"));
+}
+
+#[test]
+fn a_server_without_evaluate_lisp_is_refused_with_the_name_of_the_tool() {
+    let output = piped(&["--tools", "load-system,run-tests"], "1\n");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(3) && text.contains("does not offer the tool evaluate-lisp"), "{text}");
+}
+
+#[test]
 fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
     let terminal = Terminal::start("", &[]);
     terminal.evaluate("(defun f () 1) (defun spin () (loop))", "CL-USER>");

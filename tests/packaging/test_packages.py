@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "packaging"))
 
 import combine
+import glibc
 import licences
 import reproducible
 import sbom
@@ -169,6 +170,16 @@ class Archives(unittest.TestCase):
             (root / "aarch64/server.json").write_text("damaged")
             with self.assertRaisesRegex(SystemExit, "checksum"):
                 combine.combine(root / "once-more", machines)
+            (root / "aarch64/server.json").unlink()
+            with self.assertRaisesRegex(SystemExit, "aarch64 lacks server.json"):
+                combine.combine(root / "incomplete", machines)
+
+
+class SharedLibraries(unittest.TestCase):
+    def test_a_file_that_objdump_cannot_read_is_refused(self):
+        self.assertTrue(glibc.shared_libraries("/bin/sh"))
+        with self.assertRaisesRegex(SystemExit, "cannot read"):
+            glibc.shared_libraries(__file__)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,11 @@ class Files(unittest.TestCase):
                 self.assertNotIn(f'"{old}"', (tree / name).read_text(), name)
             self.assertIn("## 99.1.2 (2 June 2026)\n", (tree / "CHANGELOG.md").read_text())
 
+    def test_lock_files_list_all_our_crates(self):
+        for name in release.LOCK_FILES:
+            for crate in release.CRATES:
+                self.assertIn(f'name = "{crate}"\n', (ROOT / name).read_text(), name)
+
     def test_versions_of_other_crates_stay(self):
         manifest = '[package]\nversion = "0.1.0"\nrust-version = "0.1.0"\n\n[dependencies]\nother = "0.1.0"\nsbcl-core = "0.1.0"\n'
         self.assertEqual(

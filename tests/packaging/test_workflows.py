@@ -39,6 +39,11 @@ class Workflows(unittest.TestCase):
         planned = run_workflows.plan({"runs-on": "ubuntu-24.04", "steps": steps}, {}, LINUX)
         self.assertEqual([command for _, command in planned], [None, None, None, "make build"])
 
+    def test_steps_with_settings_that_would_be_ignored_are_refused(self):
+        step = {"run": "make", "working-directory": "docs"}
+        with self.assertRaisesRegex(SystemExit, "working-directory"):
+            run_workflows.plan({"runs-on": "ubuntu-24.04", "steps": [step]}, {}, LINUX)
+
     def test_unknown_conditions_are_refused(self):
         with self.assertRaisesRegex(SystemExit, "always"):
             run_workflows.plan({"runs-on": "ubuntu-24.04", "steps": [{"if": "always()", "run": "make"}]}, {}, LINUX)
