@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # scripts/core_twice.sh [--sbcl]
 # Builds the core twice with the same SBCL, and fails if the cores differ. With --sbcl, the script also builds SBCL and its
-# library twice, which takes minutes, and reports the bytes that differ, which is also a failure. The script's own cache always has the same path,
-# because SBCL puts objects at addresses that depend on the lengths of paths.
+# library twice, which takes minutes, reports the bytes that differ, and fails if there are any. The script's own cache always
+# has the same path, because SBCL puts objects at addresses that depend on the lengths of paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
