@@ -368,7 +368,8 @@ fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
         let count = loop {
             match stdin.read(&mut buffer[..room]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                count => break count.ok()?,
+                // After a failure within a character, the octets before it are delivered.
+                count => break count.unwrap_or(0),
             }
         };
         octets.extend_from_slice(&buffer[..count]);
@@ -405,6 +406,21 @@ mod tests {
         let mut input = (&b"x\xf0"[..]).chain(&b"\x9f"[..]).chain(&b"\x98\x80y"[..]);
         assert_eq!(read_chunk(&mut input).as_deref(), Some("x\u{1f600}"));
         assert_eq!(read_chunk(&mut input).as_deref(), Some("y"));
+        assert_eq!(read_chunk(&mut input), None);
+    }
+
+    #[test]
+    fn input_before_a_failure_within_a_character_is_delivered() {
+        struct Failure;
+
+        impl Read for Failure {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::ConnectionReset.into())
+            }
+        }
+
+        let mut input = (&b"x\xf0\x9f"[..]).chain(Failure);
+        assert_eq!(read_chunk(&mut input).as_deref(), Some("x\u{fffd}"));
         assert_eq!(read_chunk(&mut input), None);
     }
 }
