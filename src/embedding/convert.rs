@@ -54,7 +54,7 @@ impl ConversionError {
     /// Adds `place`, an enclosing position, to the error. If the error would have more than [`MAX_PLACES`] positions,
     /// `…` replaces the innermost positions.
     pub(super) fn with_outer_place(mut self, place: impl FnOnce() -> String) -> Self {
-        if self.place.len() == MAX_PLACES {
+        if self.place.len() >= MAX_PLACES {
             self.place.truncate(MAX_PLACES - 2);
             self.place.push("…".to_owned());
         }

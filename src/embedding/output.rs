@@ -55,12 +55,10 @@ impl TracingWriter {
 impl Write for TracingWriter {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         self.line.push_str(&String::from_utf8_lossy(octets));
-        let mut begin = 0;
-        while let Some(length) = self.line[begin..].find('\n') {
-            (self.event)(&self.line[begin..begin + length]);
-            begin += length + 1;
-        }
-        self.line.drain(..begin);
+        // The complete lines are removed before the events: if the subscriber panics, the next write must not repeat them.
+        let rest = self.line.split_off(self.line.rfind('\n').map_or(0, |end| end + 1));
+        let complete = std::mem::replace(&mut self.line, rest);
+        complete.split_terminator('\n').for_each(self.event);
         if self.line.len() > Self::MAX_LINE_BYTES {
             (self.event)(&std::mem::take(&mut self.line));
         }
@@ -391,6 +389,22 @@ fn ends_within_character(octets: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn line_whose_event_panics_is_not_repeated() {
+        thread_local! {
+            static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+        }
+        let event = |line: &str| {
+            LINES.with_borrow_mut(|lines| lines.push(line.to_owned()));
+            assert_ne!(line, "panics");
+        };
+        let mut writer = TracingWriter { line: String::new(), event };
+        assert!(panics::catch(|| writer.write_all(b"one\n\npanics\nbeg")).is_none());
+        writer.write_all(b"in\nend").unwrap();
+        writer.write_all(b"\n").unwrap();
+        assert_eq!(LINES.take(), ["one", "", "panics", "begin", "end"]);
+    }
 
     #[test]
     fn bytes_that_each_begin_a_character_are_delivered_in_chunks() {
