@@ -25,7 +25,7 @@ use crate::report;
 use crate::result_kind::CANCELLED;
 use crate::rpc::attach::ADOPT_HELD_METHOD;
 use crate::rpc::inflight::OUTPUT_OFFSET_KEY;
-use lisp_syntax::is_unfinished;
+use lisp_syntax::UnfinishedLines;
 
 /// Maximum time between two presses of Ctrl-C that count as a double press.
 const DOUBLE_PRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -200,15 +200,17 @@ fn read_plain(input: &mut impl BufRead, prompt: Option<&str>) -> io::Result<Inpu
         print!("{prompt} ");
         io::stdout().flush()?;
     }
-    let mut text = Vec::new();
-    while input.read_until(b'\n', &mut text)? > 0 {
-        let so_far = String::from_utf8_lossy(&text);
-        if !is_unfinished(&so_far) {
-            return Ok(Input::Text(so_far.into_owned()));
+    let (mut text, mut line) = (String::new(), Vec::new());
+    let mut lines = UnfinishedLines::default();
+    while input.read_until(b'\n', &mut line)? > 0 {
+        let added = String::from_utf8_lossy(&line);
+        text.push_str(&added);
+        if !lines.add(added.strip_suffix('\n').unwrap_or(&added)) {
+            return Ok(Input::Text(text));
         }
+        line.clear();
     }
     // Unfinished input at the end is evaluated too, so that Lisp's reader reports the error.
-    let text = String::from_utf8_lossy(&text).into_owned();
     Ok(if text.trim().is_empty() { Input::End } else { Input::Text(text) })
 }
 
