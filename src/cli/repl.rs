@@ -43,6 +43,9 @@ const DEFAULT_FRAMES: u64 = 50;
 /// Maximum number of queued notices about other clients. Further notices are dropped.
 const MAX_NOTICES: usize = 1_000;
 
+/// The text that takes the place of output that the server has shortened after its beginning was shown.
+const OUTPUT_NOT_SHOWN: &str = "\n[... more output, which is too long to be shown]";
+
 /// A command of the REPL.
 pub(super) struct ReplCommand {
     /// The name of the command, with its colon.
@@ -235,8 +238,8 @@ struct UnansweredCall {
     id: u64,
     /// The name of the tool; empty if the request calls no tool.
     tool: String,
-    /// Number of bytes of the call's progress reports that have been shown.
-    reported: usize,
+    /// The text of the call's progress reports, which has been shown.
+    shown: String,
 }
 
 impl UnansweredCall {
@@ -246,7 +249,8 @@ impl UnansweredCall {
         if self.tool != "load-system"
             && let Some(Value::String(stdout)) = content.get_mut("stdout")
         {
-            let rest = stdout.get(self.reported..).unwrap_or_default().to_owned();
+            // Without its middle, very long output does not begin with the shown text.
+            let rest = stdout.strip_prefix(&*self.shown).unwrap_or(OUTPUT_NOT_SHOWN).to_owned();
             *stdout = rest;
         }
     }
@@ -613,7 +617,7 @@ impl Repl {
         }
         let tool = params["name"].as_str().unwrap_or_default().to_owned();
         let id = client.send_for_person(method, params).map_err(|_| ReplError::ServerGone)?;
-        let mut call = UnansweredCall { id, tool, reported: 0 };
+        let mut call = UnansweredCall { id, tool, shown: String::new() };
         loop {
             match client.next_event(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) if message["params"]["progressToken"] == id => {
@@ -642,11 +646,11 @@ impl Repl {
 
     /// Shows the text of a progress report of `call`, if the text continues the text that has been shown.
     fn show_progress(&mut self, params: &Value, call: &mut UnansweredCall) -> Result<(), ReplError> {
-        if params["_meta"][OUTPUT_OFFSET_KEY] != call.reported {
+        if params["_meta"][OUTPUT_OFFSET_KEY] != call.shown.len() {
             return Ok(());
         }
         let message = params["message"].as_str().unwrap_or_default();
-        call.reported += message.len();
+        call.shown.push_str(message);
         self.print(TextStyle::Plain, message)
     }
 
