@@ -181,6 +181,27 @@ fn writing_an_endless_object_is_a_conversion_error() {
 
 // ---- Conversions that fail
 
+/// An object that cannot be converted, in lists nested to this depth.
+struct Nested(usize);
+
+impl IntoLisp for Nested {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        match self.0 {
+            0 => Err(conversion_error()),
+            depth => [Self(depth - 1)].write(writer),
+        }
+    }
+}
+
+#[test]
+fn conversion_error_has_at_most_32_places() {
+    for depth in [0, 1, 30, 31, 32, 33, 50] {
+        let error = lisp().call::<()>("list", (1, Nested(depth))).expect_err("it cannot be converted");
+        let Error::Conversion(conversion) = &error else { panic!("no conversion: {error:?}") };
+        assert_eq!((conversion.place.len(), &*conversion.place[0]), ((depth + 1).min(32), "argument 2"), "{error}");
+    }
+}
+
 #[test]
 fn package_set_by_a_call_is_restored_after_the_call() {
     let lisp = lisp();

@@ -156,17 +156,56 @@ pub fn check(text: &str, known: &[String]) -> CheckResult {
 }
 
 /// Returns true if a reader would need more text, because `text` ends within parentheses, a string, a comment or a symbol
-/// between vertical bars, or after a prefix such as a quote.
+/// between vertical bars, after a prefix such as a quote, or after a feature conditional without its form.
 pub fn is_unfinished(text: &str) -> bool {
-    let lines = split_lines(text);
-    match check_balance(&lines, |_, _| {}) {
-        Err(Imbalance::Unfinished(..)) => true,
-        Err(Imbalance::Unmatched(..)) => false,
-        Ok(()) => {
-            let lexed = lex_lines(&lines);
-            let last = lexed.iter().rev().find_map(|line| line.tokens.last());
-            last.is_some_and(|token| matches!(token.kind, TokenKind::Prefix | TokenKind::Feature))
+    let mut lines = UnfinishedLines::default();
+    text.split('\n').fold(false, |_, line| lines.add(line))
+}
+
+/// The lines of a text that arrives line by line. The time to add a line does not depend on the lines before it.
+///
+/// ```
+/// let mut lines = lisp_syntax::UnfinishedLines::default();
+/// assert!(lines.add("(defun f (x)"));
+/// assert!(!lines.add("  (* x 2))"));
+/// ```
+#[derive(Debug, Clone)]
+pub struct UnfinishedLines {
+    mode: Mode,
+    /// The number of parentheses that are not closed; `None` after a closing parenthesis that has no opening parenthesis.
+    open: Option<usize>,
+    /// The number of forms that the prefixes and feature conditionals outside parentheses still need.
+    needed: usize,
+}
+
+impl Default for UnfinishedLines {
+    fn default() -> Self {
+        Self { mode: Mode::Code, open: Some(0), needed: 0 }
+    }
+}
+
+impl UnfinishedLines {
+    /// Adds a line, given without its newline. Returns the result of [`is_unfinished`] for all lines.
+    pub fn add(&mut self, line: &str) -> bool {
+        let Line { tokens, end, .. } = lex(line, self.mode);
+        self.mode = end;
+        for token in tokens {
+            self.open = match token.kind {
+                TokenKind::Open => self.open.map(|open| open + 1),
+                TokenKind::Close => self.open.and_then(|open| open.checked_sub(1)),
+                _ => self.open,
+            };
+            if self.open != Some(0) {
+                continue;
+            }
+            self.needed = match token.kind {
+                TokenKind::Prefix => self.needed.max(1),
+                // The feature expression, and the form that is read if the features are present.
+                TokenKind::Feature => self.needed.max(1) + 1,
+                _ => self.needed.saturating_sub(1),
+            };
         }
+        self.open.is_some_and(|open| open > 0 || self.mode != Mode::Code || self.needed > 0)
     }
 }
 
@@ -337,4 +376,27 @@ fn plain_finding(lines: &[&str], imbalance: Imbalance) -> Finding {
     };
     let column = lines[line][..at].chars().count() + 1;
     Finding { line: line + 1, column, severity: Severity::Error, message: message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_unfinished_within_a_construct_or_after_a_prefix() {
+        for text in ["(", "(a\n(b)", "\"a\n(b)", "#| a #| b |#\nc", "|a\nb", "'", "(a)\n,@\n\n; )", "#", "(a (\n)\n"] {
+            assert!(is_unfinished(text), "{text:?}");
+        }
+        for text in ["#+", "#+a", "#-(or a\nb)\n", "#+a #-b", "#+a #-b c\n'", "'#+a", "#+a\n'"] {
+            assert!(is_unfinished(text), "{text:?}");
+        }
+        for text in
+            ["", "\n", "a", "()\n", ")", "(a))\n(b", ") \"a", "\"(\"", "#\\(", "#| ( |#", "; (", "'\na", "(a ')"]
+        {
+            assert!(!is_unfinished(text), "{text:?}");
+        }
+        for text in ["#+a\nb", "#-(or a\nb)\n(c)", "#+a #-b c", "'#+a b", "#+a\n'b", "#+a \"b\"", "(#+a)"] {
+            assert!(!is_unfinished(text), "{text:?}");
+        }
+    }
 }

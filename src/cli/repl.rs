@@ -25,7 +25,7 @@ use crate::report;
 use crate::result_kind::CANCELLED;
 use crate::rpc::attach::ADOPT_HELD_METHOD;
 use crate::rpc::inflight::OUTPUT_OFFSET_KEY;
-use lisp_syntax::is_unfinished;
+use lisp_syntax::UnfinishedLines;
 
 /// Maximum time between two presses of Ctrl-C that count as a double press.
 const DOUBLE_PRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,6 +42,9 @@ const MIN_SIMILARITY: f64 = 0.75;
 const DEFAULT_FRAMES: u64 = 50;
 /// Maximum number of queued notices about other clients. Further notices are dropped.
 const MAX_NOTICES: usize = 1_000;
+
+/// The text that takes the place of output that the server has shortened after its beginning was shown.
+const OUTPUT_NOT_SHOWN: &str = "\n[... more output, which is too long to be shown]";
 
 /// A command of the REPL.
 pub(super) struct ReplCommand {
@@ -207,15 +210,17 @@ fn read_plain(input: &mut impl BufRead, prompt: Option<&str>) -> io::Result<Inpu
         print!("{prompt} ");
         io::stdout().flush()?;
     }
-    let mut text = Vec::new();
-    while input.read_until(b'\n', &mut text)? > 0 {
-        let so_far = String::from_utf8_lossy(&text);
-        if !is_unfinished(&so_far) {
-            return Ok(Input::Text(so_far.into_owned()));
+    let (mut text, mut line) = (String::new(), Vec::new());
+    let mut lines = UnfinishedLines::default();
+    while input.read_until(b'\n', &mut line)? > 0 {
+        let added = String::from_utf8_lossy(&line);
+        text.push_str(&added);
+        if !lines.add(added.strip_suffix('\n').unwrap_or(&added)) {
+            return Ok(Input::Text(text));
         }
+        line.clear();
     }
     // Unfinished input at the end is evaluated too, so that Lisp's reader reports the error.
-    let text = String::from_utf8_lossy(&text).into_owned();
     Ok(if text.trim().is_empty() { Input::End } else { Input::Text(text) })
 }
 
@@ -240,8 +245,8 @@ struct UnansweredCall {
     id: u64,
     /// The name of the tool; empty if the request calls no tool.
     tool: String,
-    /// Number of bytes of the call's progress reports that have been shown.
-    reported: usize,
+    /// The text of the call's progress reports, which has been shown.
+    shown: String,
 }
 
 impl UnansweredCall {
@@ -251,7 +256,8 @@ impl UnansweredCall {
         if self.tool != "load-system"
             && let Some(Value::String(stdout)) = content.get_mut("stdout")
         {
-            let rest = stdout.get(self.reported..).unwrap_or_default().to_owned();
+            // Without its middle, very long output does not begin with the shown text.
+            let rest = stdout.strip_prefix(&*self.shown).unwrap_or(OUTPUT_NOT_SHOWN).to_owned();
             *stdout = rest;
         }
     }
@@ -618,7 +624,7 @@ impl Repl {
         }
         let tool = params["name"].as_str().unwrap_or_default().to_owned();
         let id = client.send_for_person(method, params).map_err(|_| ReplError::ServerGone)?;
-        let mut call = UnansweredCall { id, tool, reported: 0 };
+        let mut call = UnansweredCall { id, tool, shown: String::new() };
         loop {
             match client.next_event(None).unwrap_or(ClientEvent::Closed) {
                 ClientEvent::Message(message) if message["params"]["progressToken"] == id => {
@@ -647,11 +653,11 @@ impl Repl {
 
     /// Shows the text of a progress report of `call`, if the text continues the text that has been shown.
     fn show_progress(&mut self, params: &Value, call: &mut UnansweredCall) -> Result<(), ReplError> {
-        if params["_meta"][OUTPUT_OFFSET_KEY] != call.reported {
+        if params["_meta"][OUTPUT_OFFSET_KEY] != call.shown.len() {
             return Ok(());
         }
         let message = params["message"].as_str().unwrap_or_default();
-        call.reported += message.len();
+        call.shown.push_str(message);
         self.print(TextStyle::Plain, message)
     }
 

@@ -27,7 +27,7 @@ use crate::image::program;
 pub struct ConversionError {
     /// A description of what was expected.
     pub expected: String,
-    /// A description of what was found instead. The text of a long string is cut off.
+    /// A description of what was found instead. Long text, such as the text of a string, is cut off.
     pub found: String,
     /// The position of the object that was found, as a list of parts such as `element 3` or `the key of entry 0`,
     /// outermost part first. In a long list, `…` replaces the innermost parts. Elements, entries and values are
@@ -54,7 +54,7 @@ impl ConversionError {
     /// Adds `place`, an enclosing position, to the error. If the error would have more than [`MAX_PLACES`] positions,
     /// `…` replaces the innermost positions.
     pub(super) fn with_outer_place(mut self, place: impl FnOnce() -> String) -> Self {
-        if self.place.len() == MAX_PLACES {
+        if self.place.len() >= MAX_PLACES {
             self.place.truncate(MAX_PLACES - 2);
             self.place.push("…".to_owned());
         }
@@ -72,6 +72,9 @@ impl ConversionError {
         )
     }
 }
+
+/// Maximum length of an object's text in the description of the object, in characters.
+pub(super) const MAX_DESCRIPTION: usize = 60;
 
 /// Maximum number of positions that [`ConversionError::with_outer_place`] keeps.
 const MAX_PLACES: usize = 32;
@@ -240,7 +243,12 @@ impl<'m> Reader<'m> {
     /// Returns a description of `value`, with the message of `error` as the reason why `value` cannot be converted.
     fn describe_with_reason(&self, value: &Value, error: &Error) -> String {
         let reason = error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
-        format!("{}: {reason}", self.cx.describe(value))
+        format!("{}: {reason}", self.describe(value))
+    }
+
+    /// Returns a short description of `value` for an error message.
+    pub(super) fn describe(&self, value: &Value) -> String {
+        self.cx.describe(value)
     }
 
     /// Makes Lisp write the bound slots of an instance, a structure or a condition as a property list. Returns the
@@ -254,7 +262,7 @@ impl<'m> Reader<'m> {
                 Err(ConversionError::too_deep())
             }
             Err(Error::Condition(condition)) if condition.is("type-error") => {
-                Err(ConversionError::new(expected, self.cx.describe(&value)))
+                Err(ConversionError::new(expected, self.describe(&value)))
             }
             Err(error) => {
                 let found = self.describe_with_reason(&value, &error);
@@ -344,9 +352,13 @@ impl<'m> Reader<'m> {
                 let surrogate = || format!("the surrogate {code:#x}");
                 (char::from_u32(code).map_or_else(surrogate, |c| format!("the character {c:?}")), 0)
             }
-            Token::String(characters) => (format!("the string {:?}", shorten(&characters.to_text_lossy())), 0),
-            Token::Symbol(has_package) => (format!("the symbol {}", self.symbol(has_package)), 0),
-            Token::Keyword => (format!("the keyword :{}", self.text().to_lowercase()), 0),
+            Token::String(characters) => {
+                (format!("the string {:?}", shorten(&characters.to_text_lossy(), MAX_DESCRIPTION)), 0)
+            }
+            Token::Symbol(has_package) => {
+                (format!("the symbol {}", shorten(&self.symbol(has_package).to_string(), MAX_DESCRIPTION)), 0)
+            }
+            Token::Keyword => (format!("the keyword :{}", shorten(&self.text().to_lowercase(), MAX_DESCRIPTION)), 0),
             Token::Ratio => ("a ratio".to_owned(), 2),
             Token::Complex => ("a complex number".to_owned(), 2),
             Token::List(count) => (format!("a list of {}", object_count_text(count)), count),
@@ -356,7 +368,7 @@ impl<'m> Reader<'m> {
             Token::Table(count) => (format!("a hash table of {}", count_text(count, "entry", "entries")), count * 2),
             Token::Doubles(words) => (format!("a vector of {}", count_text(words.len(), "float", "floats")), 0),
             Token::Values(count) => (value_count_text(count), count),
-            Token::Handle(handle) => (self.cx.describe(&Value::from_handle(handle)), 0),
+            Token::Handle(handle) => (self.describe(&Value::from_handle(handle)), 0),
         };
         for _ in 0..more {
             self.skip();
@@ -377,9 +389,10 @@ fn count_text(count: usize, singular: &str, plural: &str) -> String {
     if count == 1 { format!("1 {singular}") } else { format!("{count} {plural}") }
 }
 
-fn shorten(text: &str) -> String {
+/// Returns `text`, cut off with `…` after `limit` characters.
+pub(super) fn shorten(text: &str, limit: usize) -> String {
     let mut characters = text.chars();
-    let mut short: String = characters.by_ref().take(60).collect();
+    let mut short: String = characters.by_ref().take(limit).collect();
     if characters.next().is_some() {
         short.push('…');
     }
@@ -517,7 +530,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Result<T, Value>` | any object: `Ok` if the object can be read as a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list that is not dotted, or a vector that is not a string; for an array, with exactly `N` elements |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, each read as a tuple of two; if two keys become equal, the first entry counts |
-/// | tuples of up to eight | multiple values; for an element or an argument, a list or a vector that is not a string, and for a tuple of two also a pair (a cons whose cdr is a non-empty list counts as a list) |
+/// | tuples of up to eight | a call's multiple values; for one object, such as an element, an argument, a slot or a [`Value`], a list or a vector that is not a string, and for a tuple of two also a pair (a cons whose cdr is a non-empty list counts as a list) |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number whose parts fit an `i128`, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
 /// | [`Serde<T>`](super::Serde) | an object that serde can read as a `T` |
@@ -573,6 +586,17 @@ pub trait FromLisp: Sized {
     #[doc(hidden)]
     fn from_octets(_words: &[u64], _count: usize) -> Option<Vec<Self>> {
         None
+    }
+}
+
+/// One object, read as a `T`. Only for a tuple does this differ from reading a call's values as a `T`.
+pub(super) struct Object<T>(pub(super) T);
+
+impl<T: FromLisp> FromLisp for Object<T> {
+    const SHAPE: Shape = T::SHAPE;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        T::from_lisp(reader).map(Self)
     }
 }
 

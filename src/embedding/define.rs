@@ -384,8 +384,7 @@ fn required_count(parameters: &[Parameter]) -> usize {
 }
 
 impl ConversionError {
-    pub(super) fn with_argument_place(mut self, number: usize) -> Self {
-        self.place.insert(0, format!("argument {number}"));
-        self
+    pub(super) fn with_argument_place(self, number: usize) -> Self {
+        self.with_outer_place(|| format!("argument {number}"))
     }
 }

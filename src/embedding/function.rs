@@ -83,7 +83,7 @@ impl FromLisp for Function {
         let value: Value = reader.read()?;
         match reader.find_callee(&value) {
             Some(callee) => Ok(Self::from_value(callee)),
-            None => Err(ConversionError::new("a function or its name", format!("{value}"))),
+            None => Err(ConversionError::new("a function or its name", reader.describe(&value))),
         }
     }
 }

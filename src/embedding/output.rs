@@ -55,12 +55,10 @@ impl TracingWriter {
 impl Write for TracingWriter {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         self.line.push_str(&String::from_utf8_lossy(octets));
-        let mut begin = 0;
-        while let Some(length) = self.line[begin..].find('\n') {
-            (self.event)(&self.line[begin..begin + length]);
-            begin += length + 1;
-        }
-        self.line.drain(..begin);
+        // The complete lines are removed before the events: if the subscriber panics, the next write must not repeat them.
+        let rest = self.line.split_off(self.line.rfind('\n').map_or(0, |end| end + 1));
+        let complete = std::mem::replace(&mut self.line, rest);
+        complete.split_terminator('\n').for_each(self.event);
         if self.line.len() > Self::MAX_LINE_BYTES {
             (self.event)(&std::mem::take(&mut self.line));
         }
@@ -368,7 +366,8 @@ fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
         let count = loop {
             match stdin.read(&mut buffer[..room]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                count => break count.ok()?,
+                // After a failure within a character, the octets before it are delivered.
+                count => break count.unwrap_or(0),
             }
         };
         octets.extend_from_slice(&buffer[..count]);
@@ -392,6 +391,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn line_whose_event_panics_is_not_repeated() {
+        thread_local! {
+            static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+        }
+        let event = |line: &str| {
+            LINES.with_borrow_mut(|lines| lines.push(line.to_owned()));
+            assert_ne!(line, "panics");
+        };
+        let mut writer = TracingWriter { line: String::new(), event };
+        assert!(panics::catch(|| writer.write_all(b"one\n\npanics\nbeg")).is_none());
+        writer.write_all(b"in\nend").unwrap();
+        writer.write_all(b"\n").unwrap();
+        assert_eq!(LINES.take(), ["one", "", "panics", "begin", "end"]);
+    }
+
+    #[test]
     fn bytes_that_each_begin_a_character_are_delivered_in_chunks() {
         for byte in [0xC3, 0xE9, 0xF0] {
             let mut input = io::repeat(byte).take(10_000);
@@ -405,6 +420,21 @@ mod tests {
         let mut input = (&b"x\xf0"[..]).chain(&b"\x9f"[..]).chain(&b"\x98\x80y"[..]);
         assert_eq!(read_chunk(&mut input).as_deref(), Some("x\u{1f600}"));
         assert_eq!(read_chunk(&mut input).as_deref(), Some("y"));
+        assert_eq!(read_chunk(&mut input), None);
+    }
+
+    #[test]
+    fn input_before_a_failure_within_a_character_is_delivered() {
+        struct Failure;
+
+        impl Read for Failure {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::ConnectionReset.into())
+            }
+        }
+
+        let mut input = (&b"x\xf0\x9f"[..]).chain(Failure);
+        assert_eq!(read_chunk(&mut input).as_deref(), Some("x\u{fffd}"));
         assert_eq!(read_chunk(&mut input), None);
     }
 }

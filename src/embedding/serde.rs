@@ -7,8 +7,8 @@ use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visit
 use serde::ser::{self, Serialize};
 
 use super::convert::{
-    ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, check_stack_room, keyword, object_count_text,
-    upper_case,
+    ConversionError, FromLisp, IntoLisp, MAX_DESCRIPTION, Reader, Shape, Symbol, Writer, check_stack_room, keyword,
+    object_count_text, shorten, upper_case,
 };
 use crate::image::message::{self, Token};
 
@@ -66,6 +66,10 @@ impl<T: Serialize> IntoLisp for Serde<T> {
     }
 }
 
+/// Maximum length of a message about an object that serde cannot read, in characters. serde's messages contain the whole
+/// text of a string, and then what serde expected.
+const MAX_SERDE_MESSAGE: usize = 1000;
+
 /// A [`ConversionError`] as serde's error type.
 #[derive(Debug)]
 struct SerdeError(ConversionError);
@@ -86,6 +90,7 @@ impl From<ConversionError> for SerdeError {
 
 impl de::Error for SerdeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
+        let message = shorten(&message.to_string(), MAX_SERDE_MESSAGE);
         Self(ConversionError::new("a value that serde can read", format!("a value that serde cannot read: {message}")))
     }
 }
@@ -141,6 +146,7 @@ fn sequence_text(count: usize) -> String {
 
 /// Describes the variant with the Lisp name `name` and `count` values.
 fn variant_text(name: &str, count: usize) -> String {
+    let name = shorten(name, MAX_DESCRIPTION);
     match count {
         0 => format!("the variant :{name} without a value"),
         1 => format!("the variant :{name} with one value"),

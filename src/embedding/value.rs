@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, LossyText, Reader, Shape, Writer};
+use super::convert::{ConversionError, FromLisp, IntoLisp, LossyText, MAX_DESCRIPTION, Object, Reader, Shape, Writer};
 use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::pool;
@@ -98,6 +98,7 @@ impl Value {
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let list: sbcl::Value = lisp.eval("(list 1 2 3)")?;
     /// assert_eq!(list.to::<Vec<i64>>()?, [1, 2, 3]);
+    /// assert_eq!(list.to::<(i64, i64, i64)>()?, (1, 2, 3));
     /// assert!(list.to::<String>().is_err());
     /// # Ok::<(), sbcl::Error>(())
     /// ```
@@ -105,7 +106,7 @@ impl Value {
     /// # Errors
     /// Returns [`Error::Conversion`] if the object cannot be read as a `T`.
     pub fn to<T: FromLisp + Send>(&self) -> Result<T, Error> {
-        pool::run(|cx| cx.call_entry(Entry::Objects, |writer| self.write(writer)))
+        pool::run(|cx| cx.call_entry(Entry::Objects, |writer| self.write(writer))).map(|Object(object)| object)
     }
 
     /// Returns the object's type as a Lisp type specifier, such as `(simple-vector 3)`.
@@ -243,7 +244,7 @@ impl Value {
     /// Returns [`Error::Condition`] if there is no such slot or the slot is unbound; [`Error::Conversion`] if the value
     /// cannot be read as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
-        pool::run(|cx| cx.call_entry_with(Entry::Slot, &(self, name)))
+        pool::run(|cx| cx.call_entry_with(Entry::Slot, &(self, name))).map(|Object(object)| object)
     }
 
     /// Returns the names and printed values of the bound slots among the object's first 100 slots. Each printed value
@@ -327,7 +328,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Returns the printed form of `value` for error messages, cut off after 60 characters.
+/// Returns the printed form of `value` for error messages, cut off after [`MAX_DESCRIPTION`] characters.
 pub(super) fn describe(cx: &Cx, value: &Value) -> String {
-    cx.print(value, 60).unwrap_or_else(|_| "an object".to_owned())
+    cx.print(value, MAX_DESCRIPTION).unwrap_or_else(|_| "an object".to_owned())
 }

@@ -3,7 +3,8 @@
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
 /// Key in the `_meta` of a request. The value `true` says that the client serves a person. Results then always have
-/// structured content, and the session's package in their `_meta` ([`PACKAGE_KEY`]); progress reports have all output.
+/// structured content, whose output is not shortened to `max-answer`, and the session's package in their `_meta`
+/// ([`PACKAGE_KEY`]); progress reports have all output.
 pub(crate) const FOR_PERSON_KEY: &str = "sbcl-mcp/person";
 /// Key in the `_meta` of a call of evaluate-lisp. With the value `true`, only the first form is evaluated. `read` in the
 /// structured content is then the character index of the form's end, and is missing if there is no form.

@@ -1,6 +1,7 @@
 //! Conversions between Lisp and Rust values, and their errors.
 
 use super::*;
+use sbcl::FromLisp;
 use std::fmt::Debug;
 
 #[test]
@@ -80,6 +81,131 @@ fn error_names_the_expected_type_the_found_value_and_the_position() {
     // Conversion of a circular object ends with an error.
     assert!(lisp.eval::<Vec<i64>>("(let ((l (list 1))) (setf (cdr l) l))").is_err());
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+/// The result of reading an object that `outer` containers hold: the object or the error, as text.
+fn reading<T: Debug>(result: Result<T, Error>, outer: usize) -> String {
+    match result {
+        Ok(object) => format!("{object:?}"),
+        Err(Error::Conversion(error)) => {
+            // A collection changes the address with which a hash table is printed.
+            let found = error.found.split(" {").next();
+            format!("expected {}, but found {found:?} in {:?}", error.expected, &error.place[outer..])
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Asserts that the object is read as the same `T`, or fails with the same error, as a `Value`, an element, a slot and an
+/// argument, and if `is_value` is true, also as the value of a call.
+fn assert_read_alike<T: FromLisp + Debug + Send + 'static>(value: &Value, code: &str, is_value: bool) {
+    let lisp = lisp();
+    let argument = lisp.enter(|cx| cx.local_function(|object: T| format!("{object:?}"))?.call::<String>((value,)));
+    assert_eq!(argument.ok(), value.to::<T>().ok().map(|object| format!("{object:?}")), "{code}");
+    let read = reading(value.to::<T>(), 0);
+    assert_eq!(reading(lisp.call::<[T; 1]>("list", (value,)).map(|[object]| object), 1), read, "{code}");
+    let structure: Value = lisp.call("make-read-alike", (keyword("object"), value)).unwrap();
+    assert_eq!(reading(structure.slot::<T>("object"), 0), read, "{code}");
+    if is_value {
+        assert_eq!(reading(lisp.call::<T>("identity", (value,)), 0), read, "{code}");
+    }
+}
+
+/// A number, or the type of any other object.
+#[derive(Debug)]
+#[allow(dead_code)]
+struct Kept(Result<i64, String>);
+
+impl FromLisp for Kept {
+    const SHAPE: sbcl::Shape = Result::<i64, Value>::SHAPE;
+
+    fn from_lisp(reader: &mut sbcl::Reader<'_>) -> Result<Self, sbcl::ConversionError> {
+        Ok(Self(reader.read::<Result<i64, Value>>()?.map_err(|value| value.type_of().unwrap())))
+    }
+}
+
+#[test]
+fn object_is_read_alike_as_a_value_an_element_a_slot_and_an_argument() {
+    let lisp = lisp();
+    lisp.load_str("(defstruct read-alike object)").unwrap();
+    let objects = [
+        "nil",
+        "t",
+        "7",
+        "-1",
+        "300",
+        "(expt 2 70)",
+        "(- (expt 2 127))",
+        "1/2",
+        "1.5",
+        "2.5d0",
+        "#c(1 2d0)",
+        "#\\a",
+        "(code-char #xd800)",
+        "\"text\"",
+        "(string (code-char #xd800))",
+        "'car",
+        ":key",
+        "(make-symbol \"LONE\")",
+        "#'car",
+        "'(1)",
+        "'(1 2)",
+        "'(1 . 2)",
+        "'(1 2 . 3)",
+        "'(1 2 3)",
+        "'(1 x)",
+        "'((1 2) (3 4))",
+        "'((\"a\" . 1) (\"b\" 2))",
+        "'(:a 1 :b 2)",
+        "(vector 1 2)",
+        "(coerce '(1 2) '(vector (unsigned-byte 8)))",
+        "(coerce '(1d0 2d0) '(vector double-float))",
+        "(let ((h (make-hash-table :test 'equal))) (setf (gethash \"x\" h) 1) h)",
+        "'#1=(1 . #1#)",
+    ];
+    let objects = objects.map(|code| (code, lisp.eval::<Value>(code).unwrap()));
+    macro_rules! check {
+        ($is_value:literal: $($type:ty),* $(,)?) => {$(
+            for (code, value) in &objects {
+                assert_read_alike::<$type>(value, code, $is_value);
+            }
+        )*};
+    }
+    type Map = HashMap<String, i64, std::hash::BuildHasherDefault<std::hash::DefaultHasher>>;
+    check!(true: i8, i64, u8, u64, i128, u128, f32, f64, bool, char, String, (), Symbol, Ratio, Complex, Kept);
+    check!(true: Option<i64>, Option<(i64, i64)>, Vec<i64>, Vec<u8>, Vec<f64>, Vec<(i64, i64)>, [i64; 2], Vec<Kept>);
+    check!(true: Map, BTreeMap<String, i64>, BTreeMap<i64, Option<i64>>, sbcl::Serde<i64>, sbcl::Serde<(i64, i64)>);
+    check!(true: sbcl::Serde<Vec<f64>>, sbcl::Serde<BTreeMap<String, i64>>, sbcl::Serde<Option<String>>);
+    // The value of a call is not read as a tuple: the call's values are.
+    check!(false: (i64,), (i64, i64), (i64, Option<i64>), (f64, f64), (i64, i64, i64));
+    check!(false: (Vec<i64>, Vec<i64>), (Kept, Kept));
+    let list: Value = lisp.eval("'(1 2)").unwrap();
+    assert_eq!(list.to::<(i64, i64)>().unwrap(), (1, 2));
+    assert_eq!(lisp.call::<(i64, i64)>("values-list", (&list,)).unwrap(), (1, 2));
+}
+
+#[test]
+fn conversion_error_cuts_off_the_text_of_the_found_object() {
+    #[derive(Debug, serde::Deserialize)]
+    enum Unit {
+        Gb,
+    }
+    let lisp = lisp();
+    let name = "(make-string 100000 :initial-element #\\X)";
+    let keyword = format!("(intern {name} :keyword)");
+    for (error, limit) in [
+        (lisp.eval::<i64>(name).unwrap_err(), 200),
+        (lisp.eval::<i64>(&format!("(make-symbol {name})")).unwrap_err(), 200),
+        (lisp.eval::<i64>(&keyword).unwrap_err(), 200),
+        (lisp.eval::<Function>("(make-array 100000)").unwrap_err(), 200),
+        (lisp.eval::<sbcl::Serde<Vec<i64>>>(name).unwrap_err(), 1_200),
+        (lisp.eval::<sbcl::Serde<Unit>>(&keyword).unwrap_err(), 1_200),
+    ] {
+        assert!(matches!(error, Error::Conversion(_)), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains('…') && text.chars().count() < limit, "{}: {text}", text.len());
+    }
+    assert!(matches!(lisp.eval::<sbcl::Serde<Unit>>(":gb").unwrap().0, Unit::Gb));
 }
 
 #[test]

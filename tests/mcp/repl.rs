@@ -460,6 +460,9 @@ fn piped_input_prints_values_and_sets_the_exit_status() {
         "1\n=> 1\n=> 2\n=> 3\n; No values\n=> :YES\n=> :NO\n=> A\n=> #(1)\n{package}=> T\n=> (1 2)\n=> (3 4)\n"
     );
     assert_eq!(stdout, expected);
+    // A feature conditional and its form may be on different lines.
+    let conditional = piped(&[], "#-sbcl\n(princ 1)\n#+(and sbcl\n  (not no))\n(princ 2)\n#-sbcl :no :yes\n");
+    assert_eq!(String::from_utf8(conditional.stdout).unwrap(), "2\n=> 2\n=> :YES\n");
     let failed = piped(&[], "(+ 1 1) (error \"boo\") (+ 1 2)\n(+ 2 2) ) (+ 2 3)\n(+ 3 3)\n");
     let stdout = String::from_utf8(failed.stdout).unwrap();
     let values: Vec<_> = stdout.lines().filter(|line| line.starts_with("=> ")).collect();
@@ -487,6 +490,29 @@ fn piped_input_prints_values_and_sets_the_exit_status() {
     let unstarted = piped(&["--heap", "5"], "1\n");
     let said = String::from_utf8(unstarted.stderr).unwrap();
     assert!(unstarted.status.code() == Some(3) && said.contains("heap 5 is out of range"), "{said}");
+}
+
+/// The progress reports have the beginning of the output, and the structured content has the rest.
+#[test]
+fn output_that_is_longer_than_an_answer_is_shown_in_full() {
+    let print = |from: u32| format!("(loop for i from {from} repeat 1000 do (format t \"~9D~%\" i))");
+    let code = format!("(progn {} (finish-output) (sleep 1) {} (princ \"end\") 7)\n", print(0), print(1000));
+    let lines: Vec<_> = (0..2000).map(|i| format!("{i:9}\n")).collect();
+    let shown = String::from_utf8(piped(&["--max-answer", "6000"], &code).stdout).unwrap();
+    assert_eq!(shown, lines.concat() + "end\n=> 7\n");
+    // The end of output that is not kept is reported.
+    let shown = String::from_utf8(piped(&["--max-output", "15000", "--max-answer", "6000"], &code).stdout).unwrap();
+    let kept = lines[..1500].concat();
+    assert_eq!(shown, kept + "[... 5003 characters omitted]\n=> 7\n");
+}
+
+/// Reading the whole form again after each of its lines would take minutes.
+#[test]
+fn form_of_many_lines_from_a_pipe_is_evaluated_in_seconds() {
+    let begin = Instant::now();
+    let form = format!("(length '(\n{}))\n", "  (1 2 3 \"a string\" :keyword #\\( ; )\n   )\n".repeat(30_000));
+    assert_eq!(String::from_utf8(piped(&[], &form).stdout).unwrap(), "=> 30000\n");
+    assert!(begin.elapsed() < DEADLINE, "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -18,6 +18,10 @@ use crate::{InspectError, JobId, Session};
 /// delay the query for the name. Without the name, the person's client shows the last name that it got.
 const PACKAGE_WAIT: Duration = Duration::from_secs(1);
 
+/// Maximum length, in bytes, of output that is not shortened in the answer to a person. The output that is kept by default is
+/// not longer.
+const MAX_PERSON_OUTPUT: usize = 4 << 20;
+
 /// A call that has no answer yet. Dropping the call answers with an internal error.
 #[derive(Debug)]
 pub(in crate::mcp) struct Call {
@@ -79,12 +83,21 @@ impl Call {
         let mut reply = reply.into();
         let max = self.context.max_answer();
         let audience = self.session().audience();
+        let for_person = self.client.is_for_person();
+        // A person's client shows the output in progress reports, and then the rest of the output in the structured content. So
+        // this content is made before the output is shortened to fit the text.
+        let output_len = |content: &Value| {
+            ["stdout", "stderr"].map(|part| content[part].as_str().map_or(0, str::len)).iter().sum::<usize>()
+        };
+        let whole = for_person
+            .then(|| audience.address(|| reply.structured_content(max)))
+            .filter(|content| output_len(content) <= MAX_PERSON_OUTPUT);
         // The text is always one block: some clients show only the first block of an error.
         let content = vec![ContentBlock::text(audience.address(|| reply.text(max)))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-        let (for_person, structured) = (self.client.is_for_person(), self.is_structured());
-        result.structured_content = structured.then(|| audience.address(|| reply.structured_content(max)));
+        let structured = || self.is_structured().then(|| audience.address(|| reply.structured_content(max)));
+        result.structured_content = whole.or_else(structured);
         if !for_person {
             return self.responder.answer(adapt_to_revision(ServerResult::CallToolResult(result), &self.client));
         }
