@@ -29,6 +29,7 @@ use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::frame::FrameKind;
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, ReadStatus};
+use crate::rpc::id_scanner::ScannedMessage;
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
 use crate::rpc::route::mark_notice;
@@ -394,7 +395,10 @@ impl Relay {
         while let Some(line) = client.next_line() {
             match line {
                 Line::Text(line) => self.worker_of(0).add_line(0, line),
-                Line::TooLong(id) => drop(self.output.put(&messages::too_long_error(id))),
+                Line::TooLong(ScannedMessage::Request(id)) => drop(self.output.put(&messages::too_long_error(id))),
+                Line::TooLong(ScannedMessage::Response(id)) => {
+                    self.worker_of(0).add_line(0, &messages::too_long_error(id));
+                }
             }
         }
         self.input = Some(client);
@@ -413,7 +417,10 @@ impl Relay {
             |client, event| match event {
                 ClientEvent::Connected => worker.connect(client),
                 ClientEvent::Line(Line::Text(line)) => worker.add_line(client, line),
-                ClientEvent::Line(Line::TooLong(id)) => too_long.push((client, id)),
+                ClientEvent::Line(Line::TooLong(ScannedMessage::Request(id))) => too_long.push((client, id)),
+                ClientEvent::Line(Line::TooLong(ScannedMessage::Response(id))) => {
+                    worker.add_line(client, &messages::too_long_error(id));
+                }
                 ClientEvent::Disconnected => worker.disconnect(client),
             },
         );

@@ -321,7 +321,7 @@ impl Requests {
         let is_cancelled = |id: &Value| cancelled.contains_key(&id.to_string());
         let text = if line.text.len() > MAX_REWRITTEN_LINE {
             // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
-            IdScanner::scan(&line.text).filter(is_cancelled).map(|_| b"\n".to_vec())
+            IdScanner::scan(&line.text).request_id().filter(is_cancelled).map(|_| b"\n".to_vec())
         } else {
             messages::as_notifications(&line.text, is_cancelled)
         };
