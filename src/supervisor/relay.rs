@@ -133,6 +133,8 @@ impl Relay {
         if self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.waits_for_request) {
             self.workers.values_mut().for_each(|worker| worker.recovery.complete_restore_at_end());
         }
+        // The log may have become writable since the shutdown began.
+        self.workers.values_mut().for_each(|worker| worker.recovery.rewrite_log());
         let Self { shutdown, mut output, mut attached, workers, .. } = self;
         let first = &workers[&WorkerId::FIRST];
         shutdown.map_or(0, |shutdown| {
