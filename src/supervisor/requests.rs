@@ -174,17 +174,18 @@ impl Requests {
         self.open.get(&number).is_some_and(|line| line.text.is_empty())
     }
 
-    /// Queues all open lines for the next worker, before the waiting lines of each client. Lines with numbers up to
-    /// `known` keep their numbers, except lines that did not reach the last worker.
+    /// Queues all open lines for the next worker, before the waiting lines of each client. The clients take turns in the
+    /// order of their first open lines: a call that replaced the image is answered before another client's call replaces the
+    /// image again. Lines with numbers up to `known` keep their numbers, except lines that did not reach the last worker.
     pub(super) fn requeue_open_lines(&mut self, known: u64) {
         self.partial.clear();
-        for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
-            let connection = line.connection;
+        let (open, turns) = (std::mem::take(&mut self.open), std::mem::take(&mut self.turns));
+        open.values().map(|line| line.connection).chain(turns).for_each(|connection| self.give_turn(connection));
+        for (number, mut line) in open.into_iter().rev() {
             // The jobs of a line that did not reach the worker must not count as begun.
             line.number = Some(number).filter(|number| *number <= known && !line.is_lost);
             (line.is_lost, line.is_resent) = (false, true);
-            self.waiting.entry(connection).or_default().push_front(line);
-            self.give_turn(connection);
+            self.waiting.entry(line.connection).or_default().push_front(line);
         }
     }
 
@@ -431,6 +432,18 @@ mod tests {
         assert_eq!(requests.send_all(), [(2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
         assert!(requests.counts_match());
+    }
+
+    #[test]
+    fn clients_take_turns_with_the_next_worker_in_the_order_of_their_first_lines() {
+        let mut requests = Requests::new();
+        for connection in [4, 2, 4] {
+            requests.add(connection, b"a\n");
+        }
+        assert_eq!(requests.send_all(), [(4, 1), (2, 2), (4, 3)]);
+        requests.add(1, b"a\n");
+        requests.requeue_open_lines(1);
+        assert_eq!(requests.send_all(), [(4, 1), (2, 4), (1, 5), (4, 6)]);
     }
 
     #[test]
