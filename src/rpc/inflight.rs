@@ -670,6 +670,15 @@ impl Responder {
         self.request
     }
 
+    /// Returns the call number of the request's line; `None` for a request in a batch, and if the request needs no answer any
+    /// more.
+    pub(crate) fn line(&self) -> Option<u64> {
+        match self.inflight.table.lock().requests.get(&self.request)?.destination {
+            Destination::Line(call) => Some(call),
+            Destination::Batch(_) => None,
+        }
+    }
+
     /// Answers the request with a result.
     pub(crate) fn answer(mut self, result: impl Serialize) {
         self.settled = true;

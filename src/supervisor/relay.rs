@@ -336,10 +336,12 @@ impl Relay {
                 recovery.record_replay(&failed);
                 process.replayed = true;
             }
-            WorkerEvent::ResetRequested { job, notices } if recovery.may_replace(job) => {
+            WorkerEvent::ResetRequested { job, notices, unbegun } if recovery.may_replace(job) => {
+                unbegun.into_iter().for_each(|line| recovery.requests.record_unbegun(line));
                 return Err(LoopAction::Reset(id, job, notices));
             }
-            WorkerEvent::RestoreRequested { job, checkpoint, notices } if recovery.may_replace(job) => {
+            WorkerEvent::RestoreRequested { job, checkpoint, notices, unbegun } if recovery.may_replace(job) => {
+                unbegun.into_iter().for_each(|line| recovery.requests.record_unbegun(line));
                 return Err(LoopAction::Restore(id, job, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {
