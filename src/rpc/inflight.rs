@@ -554,9 +554,8 @@ fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
 /// limit. The request may have been refused. `advice` is a sentence without a full stop.
 fn too_large_error(advice: &str) -> ErrorData {
     let limit = MAX_ANSWER >> 20;
-    let reason = format!(
-        "the answer was dropped, because it exceeds the limit of {limit} MiB; the request may have been executed. {advice}"
-    );
+    let reason =
+        format!("the answer was dropped: the limit is {limit} MiB; the request may have been executed. {advice}");
     ErrorData::internal_error(reason, None)
 }
 
