@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::client::{Client, adapt_to_revision};
-use super::incoming::{CANCELLATION, DecodedLine, InvalidMessage, Message, decode};
+use super::incoming::{CANCELLATION, DecodedLine, InvalidMessage, Message, decode, refuse};
 use super::slow_lines::SlowLines;
 use super::tools::{self, Call, ToolContext, ToolListObserver, excerpt, quoted_excerpt};
 use crate::audience::Audience;
@@ -21,6 +21,7 @@ use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::attach;
 use crate::rpc::framing::too_long_message;
+use crate::rpc::id_scanner::ScannedMessage;
 use crate::rpc::inflight::{Batch, Inflight, Responder};
 use crate::rpc::route::job_number;
 use crate::session::Operation;
@@ -149,9 +150,10 @@ impl Conversation {
         self.inflight().cancel_all();
     }
 
-    /// Refuses a line that is too long. `id` is the id of the request in the line, if an id was found.
-    pub(super) fn refuse_too_long(&self, id: Option<Value>, number: u64) {
-        self.inflight().refuse(id, ErrorData::invalid_request(too_long_message(), None), number, None);
+    /// Refuses a line that is too long. `number` is the call number.
+    pub(super) fn refuse_too_long(&self, message: ScannedMessage, number: u64) {
+        let refused = refuse(message, ErrorData::invalid_request(too_long_message(), None));
+        self.handle_message(refused, MessagePosition { call: number, part: 0, bytes: 0, batch: None });
     }
 
     /// Handles the content of a line of `bytes` bytes. `number` is the call number.

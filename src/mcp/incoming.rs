@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::tools;
 use crate::rpc::attach::STATUS_METHOD;
-use crate::rpc::id_scanner::{IdScanner, is_exact};
+use crate::rpc::id_scanner::{IdScanner, ScannedMessage, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
 /// Maximum number of messages in a batch that the event loop handles itself. A larger batch is slow.
@@ -99,7 +99,7 @@ pub(super) fn decode(line: &[u8]) -> DecodedLine {
     }
     if line.len() > MAX_VALUES && count_values(line) > MAX_VALUES {
         let reason = format!("the message has more than {MAX_VALUES} JSON values: send less at once");
-        return DecodedLine::Single(Err((IdScanner::scan(line), ErrorData::invalid_request(reason, None))));
+        return DecodedLine::Single(refuse(IdScanner::scan(line), ErrorData::invalid_request(reason, None)));
     }
     match serde_json::from_slice(line) {
         Ok(Value::Array(messages)) if messages.len() > MAX_REQUESTS => {
@@ -115,8 +115,21 @@ pub(super) fn decode(line: &[u8]) -> DecodedLine {
                 Ok(_) => format!("the message is not valid JSON: {error}"),
                 Err(error) => format!("the message is not valid UTF-8: {error}"),
             };
-            DecodedLine::Single(Err((IdScanner::scan(line), ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
+            let id = IdScanner::scan(line).request_id();
+            DecodedLine::Single(Err((id, ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
         }
+    }
+}
+
+/// Refuses a message that is too large to be decoded. The client's answer to a question of the server gets no error as its
+/// answer, but counts as a refusal, so that the question ends.
+pub(super) fn refuse(message: ScannedMessage, error: ErrorData) -> Result<Message, InvalidMessage> {
+    match message {
+        ScannedMessage::Request(id) => Err((id, error)),
+        ScannedMessage::Response(id) => Ok(match id.and_then(|id| id.as_u64()) {
+            Some(id) => Message::Response { id, result: Err(error.message.into_owned()) },
+            None => Message::StrayResponse,
+        }),
     }
 }
 
@@ -212,6 +225,16 @@ mod tests {
             assert_eq!((id, error.code), (Some(Value::from(7)), ErrorCode::INVALID_REQUEST));
             assert!(error.message.contains("more than 1000000 JSON values"), "{}", error.message);
         }
+    }
+
+    #[test]
+    fn an_answer_of_too_many_values_is_a_refusal() {
+        let answer = |id: &str| decode(format!(r#"{{"id":{id},"result":[{}0]}}"#, "0,".repeat(MAX_VALUES)).as_bytes());
+        let DecodedLine::Single(Ok(Message::Response { id: 7, result: Err(reason) })) = answer("7") else {
+            panic!("the question does not end")
+        };
+        assert!(reason.contains("more than 1000000 JSON values"), "{reason}");
+        assert!(matches!(answer("\"x\""), DecodedLine::Single(Ok(Message::StrayResponse))));
     }
 
     #[test]

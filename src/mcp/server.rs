@@ -260,7 +260,7 @@ impl Service for SingleClient {
         let number = self.lines.fetch_add(1, Ordering::Relaxed) + 1;
         match line {
             Line::Text(text) => self.conversation.receive(text, number),
-            Line::TooLong(id) => self.conversation.refuse_too_long(id, number),
+            Line::TooLong(message) => self.conversation.refuse_too_long(message, number),
         }
     }
 

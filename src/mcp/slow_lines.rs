@@ -144,6 +144,7 @@ impl Conversation {
             Some(id) => WaitingLine::Cancellation(number, id, line.len()),
             None => WaitingLine::Text(number, line.to_vec()),
         };
+        self.tools().record_waiting(number);
         if let Some(line) = self.slow_lines.push(waiting) {
             self.handle_waiting(line);
         }
@@ -153,9 +154,8 @@ impl Conversation {
     /// that unwind. All other lines are left to the next image, which gets every line without an answer in the order in which
     /// the lines arrived.
     fn receive_during_replacement(&self, line: &[u8], number: u64) {
-        let leave = || self.has_left_lines.store(true, Ordering::Relaxed);
         if line.len() > MIN_SLOW_LINE {
-            return leave();
+            return self.leave(number);
         }
         let decoded = decode(line);
         let is_next = || self.slow_lines.is_empty() && !self.has_left_lines.load(Ordering::Relaxed);
@@ -165,15 +165,22 @@ impl Conversation {
             None if decoded.overtakes_slow_lines() || decoded.needs_no_lisp() && is_next() => {
                 self.handle_decoded(decoded, line.len(), number);
             }
-            None => leave(),
+            None => self.leave(number),
         }
+    }
+
+    /// Leaves a line to the image that replaces this one.
+    fn leave(&self, number: u64) {
+        self.tools().record_waiting(number);
+        self.has_left_lines.store(true, Ordering::Relaxed);
     }
 
     /// Handles a slow line on a separate thread, after the client's earlier slow lines. `number` is the call number.
     pub(super) fn handle_slow(self: &Arc<Self>, line: Vec<u8>, number: u64) {
         if self.tools().is_being_replaced() {
-            return self.has_left_lines.store(true, Ordering::Relaxed);
+            return self.leave(number);
         }
+        self.tools().record_waiting(number);
         let Some(line) = self.slow_lines.push(WaitingLine::Text(number, line)) else { return };
         self.slow_lines.0.lock().get_or_insert_default().push(line);
         let conversation = self.clone();
@@ -207,11 +214,17 @@ impl Conversation {
                 self.tools().record_decoding(number, true);
                 let decoded = decode(&text);
                 self.tools().record_decoding(number, false);
-                self.handle_decoded(decoded, text.len(), number);
+                if self.tools().stop_waiting(number) {
+                    self.handle_decoded(decoded, text.len(), number);
+                } else {
+                    self.leave(number);
+                }
             }
             WaitingLine::Cancellation(number, id, _) => {
-                self.inflight().cancel(&id);
-                self.inflight().output.send_done(number);
+                if self.tools().stop_waiting(number) {
+                    self.inflight().cancel(&id);
+                    self.inflight().output.send_done(number);
+                }
             }
             WaitingLine::End => self.end(),
         }
@@ -230,6 +243,7 @@ impl Conversation {
         drop(waiting);
         for line in dropped.lines {
             if let WaitingLine::Text(number, _) | WaitingLine::Cancellation(number, ..) = line {
+                self.tools().stop_waiting(number);
                 self.inflight().output.send_done(number);
             }
         }

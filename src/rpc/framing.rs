@@ -5,10 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
-use serde_json::Value;
 
 use super::recorder::{Recorder, Side};
-use crate::rpc::id_scanner::IdScanner;
+use crate::rpc::id_scanner::{IdScanner, ScannedMessage};
 
 /// Maximum length of a line, in bytes.
 pub(crate) const MAX_LINE: usize = 64 << 20;
@@ -27,8 +26,8 @@ const MAX_IDLE_CAPACITY: usize = 1 << 20;
 pub(crate) enum Line<'a> {
     /// A line with its newline. A newline is added to a last line that lacks it.
     Text(&'a [u8]),
-    /// A line over the limit, which was skipped. The value is the id of the request in the line, if an id was found.
-    TooLong(Option<Value>),
+    /// A line over the limit, which was skipped.
+    TooLong(ScannedMessage),
 }
 
 /// The result of one read.
@@ -144,6 +143,7 @@ mod tests {
     use super::*;
     use crate::rpc::descriptors::set_nonblocking;
     use proptest::prelude::*;
+    use serde_json::Value;
     use std::io::Write;
 
     const LIMIT: usize = 40;
@@ -160,7 +160,7 @@ mod tests {
             while let Some(line) = reader.next_line() {
                 lines.push(match line {
                     Line::Text(text) => Ok(text.to_vec()),
-                    Line::TooLong(id) => Err(id),
+                    Line::TooLong(message) => Err(message.request_id()),
                 });
             }
             assert!(reader.buffer.len() - reader.start <= LIMIT);

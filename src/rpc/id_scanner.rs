@@ -19,6 +19,25 @@ pub(crate) fn is_exact(id: &Value) -> bool {
     }
 }
 
+/// The result of a scan: the kind of the message, and its id, if an id was found.
+#[derive(Debug, PartialEq)]
+pub(crate) enum ScannedMessage {
+    /// A message without a result or an error. The message counts as a request.
+    Request(Option<Value>),
+    /// A message with a result or an error: a response to a server's request, which gets no answer.
+    Response(Option<Value>),
+}
+
+impl ScannedMessage {
+    /// Returns the id of a request; `None` if no id was found or the message is a response.
+    pub(crate) fn request_id(self) -> Option<Value> {
+        match self {
+            Self::Request(id) => id,
+            Self::Response(_) => None,
+        }
+    }
+}
+
 /// A scanner that searches a message for the `"id"` at its top level, piece by piece, in constant memory.
 #[derive(Debug, Default)]
 pub(crate) struct IdScanner {
@@ -29,14 +48,14 @@ pub(crate) struct IdScanner {
     token: Vec<u8>,
     /// True while the value of the top-level key `"id"` is scanned.
     after_id_key: bool,
-    /// True if the message has a result or an error. Such a message is a response to a server's request and gets no answer.
+    /// True if the message has a result or an error.
     is_response: bool,
     found: Option<Value>,
 }
 
 impl IdScanner {
-    /// Returns the id in a complete text; `None` if there is no id or the text is a response.
-    pub(crate) fn scan(text: &[u8]) -> Option<Value> {
+    /// Scans a complete text.
+    pub(crate) fn scan(text: &[u8]) -> ScannedMessage {
         let mut scanner = Self::default();
         scanner.feed(text);
         scanner.finish()
@@ -49,10 +68,10 @@ impl IdScanner {
         }
     }
 
-    /// Returns the id; `None` if no id was found or the message is a response.
-    pub(crate) fn finish(mut self) -> Option<Value> {
+    /// Returns the result of the scan.
+    pub(crate) fn finish(mut self) -> ScannedMessage {
         self.end_value();
-        self.found.filter(|_| !self.is_response)
+        if self.is_response { ScannedMessage::Response(self.found) } else { ScannedMessage::Request(self.found) }
     }
 
     fn scan_in_string(&mut self, byte: u8) {
@@ -116,7 +135,7 @@ mod tests {
 
     #[test]
     fn finds_the_id_at_the_top_level_only() {
-        let found = |text: &str| IdScanner::scan(text.as_bytes());
+        let found = |text: &str| IdScanner::scan(text.as_bytes()).request_id();
         assert_eq!(found(r#"{"jsonrpc":"2.0","id":7,"method":"#), Some(json!(7)));
         assert_eq!(
             found(r#"{"method":"x","params":{"id":1,"a":["id",{"id":2}]},"id" : "a\"b" }"#),
@@ -126,7 +145,6 @@ mod tests {
         assert_eq!(found(r#"{"params":{"id":5"#), None);
         assert_eq!(found(r#"{"id":{"id":5}}"#), None);
         assert_eq!(found(r#"{"id":null,"#), None);
-        assert_eq!(found(r#"{"id":3,"result":{,}"#), None);
         assert_eq!(found("no json at all"), None);
         assert_eq!(found(&format!(r#"{{"id":"{}","#, "x".repeat(300))), None);
     }
@@ -137,6 +155,17 @@ mod tests {
         for piece in [br#"{"params":{"code":"aaaa"#.as_slice(), br#"aaa\"#, br#""aa"},"i"#, br#"d":1"#, b"23}"] {
             scanner.feed(piece);
         }
-        assert_eq!(scanner.finish(), Some(json!(123)));
+        assert_eq!(scanner.finish().request_id(), Some(json!(123)));
+    }
+
+    #[test]
+    fn a_message_with_a_result_or_an_error_is_a_response() {
+        let scan = |text: &str| IdScanner::scan(text.as_bytes());
+        for text in [r#"{"id":3,"result":{,}"#, r#"{"error":{"id":4},"id":3}"#] {
+            assert_eq!(scan(text), ScannedMessage::Response(Some(json!(3))));
+            assert_eq!(scan(text).request_id(), None);
+        }
+        assert_eq!(scan(r#"{"result":[1]}"#), ScannedMessage::Response(None));
+        assert_eq!(scan(r#"{"id":3,"params":{"result":1}}"#), ScannedMessage::Request(Some(json!(3))));
     }
 }

@@ -378,9 +378,13 @@ impl Inflight {
             destination if table.is_closed => self.finish_unanswered(&mut table, destination),
             Destination::Line(call) => self.output.answer(*call, answer),
             Destination::Batch(batch) => {
-                let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
-                let too_large = || encode_error(&request.id, too_large_error("Put fewer requests in a batch"));
-                let answer = if fits { answer } else { too_large() };
+                let answer = if table.batched_bytes + answer.len() <= MAX_ANSWER {
+                    answer
+                } else {
+                    let error = encode_error(&request.id, too_large_error("Put fewer requests in a batch"));
+                    // Most refusals are this short, and their reasons must not be lost.
+                    if answer.len() <= error.len() { answer } else { error }
+                };
                 table.add_answer(batch, &answer);
                 // `take` has freed the id, but the client must not use the id again before the batch is answered.
                 table.ids.insert(request.id.clone(), number);
@@ -547,10 +551,11 @@ fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
 }
 
 /// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes, or an answer with which batches would exceed this
-/// limit. `advice` is a sentence without a full stop.
+/// limit. The request may have been refused. `advice` is a sentence without a full stop.
 fn too_large_error(advice: &str) -> ErrorData {
     let limit = MAX_ANSWER >> 20;
-    let reason = format!("the request was executed, but its answer was dropped: the limit is {limit} MiB. {advice}");
+    let reason =
+        format!("the answer was dropped: the limit is {limit} MiB; the request may have been executed. {advice}");
     ErrorData::internal_error(reason, None)
 }
 
@@ -664,6 +669,15 @@ impl Responder {
         self.request
     }
 
+    /// Returns the call number of the request's line; `None` for a request in a batch, and if the request needs no answer any
+    /// more.
+    pub(crate) fn line(&self) -> Option<u64> {
+        match self.inflight.table.lock().requests.get(&self.request)?.destination {
+            Destination::Line(call) => Some(call),
+            Destination::Batch(_) => None,
+        }
+    }
+
     /// Answers the request with a result.
     pub(crate) fn answer(mut self, result: impl Serialize) {
         self.settled = true;
@@ -775,6 +789,23 @@ mod tests {
         cancelled.answer(json!("late"));
         assert!(client.inflight.is_idle() && client.inflight.is_closed());
         assert_eq!(client.end(), Vec::<Value>::new());
+    }
+
+    #[test]
+    fn only_long_answers_are_dropped_from_a_batch_that_is_too_large() {
+        let client = Client::new();
+        let batch = Inflight::new_batch(1);
+        let admit = |id| client.inflight.admit(RequestId::Number(id), 1, Some(&batch), 10).unwrap();
+        let [refused, short, long] = [admit(1), admit(2), admit(3)];
+        client.inflight.mark_batch_read(&batch);
+        client.inflight.table.lock().batched_bytes = MAX_ANSWER;
+        refused.fail(ErrorData::invalid_params("no", None));
+        short.answer(json!("short"));
+        long.answer(json!("x".repeat(1_000)));
+        let sent = client.end();
+        assert_eq!((&sent[0][0]["error"]["message"], &sent[0][1]["result"]), (&json!("no"), &json!("short")));
+        let message = sent[0][2]["error"]["message"].as_str().unwrap();
+        assert!(message.contains("128 MiB") && message.contains("may have been executed"), "{message}");
     }
 
     #[test]

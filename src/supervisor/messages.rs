@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::rpc::framing;
-use crate::rpc::id_scanner::{IdScanner, is_exact};
+use crate::rpc::id_scanner::{IdScanner, ScannedMessage, is_exact};
 use crate::rpc::inflight;
 
 /// Size of a line, in bytes, above which the line is not parsed while clients wait: parsing would delay their
@@ -196,7 +196,8 @@ pub(super) fn as_notifications(line: &[u8], is_cancelled: impl Fn(&Value) -> boo
     found.then(|| as_line(&content))
 }
 
-/// Returns the error for a line that exceeds the size limit.
+/// Returns the error for a line that exceeds the size limit: the answer to a request, or the replacement of a response that
+/// the worker gets.
 pub(super) fn too_long_error(id: Option<Value>) -> Vec<u8> {
     as_line(&response(&id.unwrap_or_default(), INVALID_REQUEST, &framing::too_long_message()))
 }
@@ -232,7 +233,10 @@ fn quick_refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
     if line.len() <= MAX_PARSED_LINE {
         return refusal(line, reason);
     }
-    Some(as_line(&response(&IdScanner::scan(line).unwrap_or_default(), INTERNAL_ERROR, reason)))
+    match IdScanner::scan(line) {
+        ScannedMessage::Request(id) => Some(as_line(&response(&id.unwrap_or_default(), INTERNAL_ERROR, reason))),
+        ScannedMessage::Response(_) => None,
+    }
 }
 
 fn response(id: &Value, code: i32, reason: &str) -> Value {
@@ -261,6 +265,15 @@ mod tests {
         for silent in [r#"{"method":"x"}"#, r#"{"id":1,"result":{}}"#, r#"[{"method":"x"}]"#, "", "rubbish"] {
             assert_eq!(answer(silent), None);
         }
+    }
+
+    #[test]
+    fn long_requests_are_refused_and_not_long_responses() {
+        let answer = |key: &str| {
+            parsed(backlog_error(format!(r#"{{"id":7,"{key}":"{}"}}"#, "x".repeat(MAX_PARSED_LINE)).as_bytes()))
+        };
+        assert_eq!(answer("method").expect("a request is answered")["id"], 7);
+        assert_eq!(answer("result"), None);
     }
 
     #[test]

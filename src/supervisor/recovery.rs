@@ -283,7 +283,7 @@ impl RecoveryRecord {
         // A line whose job has begun was not lost: foreign code may have written the line's number to the status page.
         let begun_last = call_of_job(status.get(StatusField::RequestedBy));
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != begun_last);
-        lost_line.into_iter().for_each(|line| self.requests.record_lost_line(line));
+        lost_line.into_iter().for_each(|line| self.requests.record_unbegun(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
         let stalled_at = crash.stalled_at.filter(|line| last.inspecting != Some(*line));
         // A large line may use up the memory when it is decoded, in each image.

@@ -29,6 +29,7 @@ use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::frame::FrameKind;
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, ReadStatus};
+use crate::rpc::id_scanner::ScannedMessage;
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
 use crate::rpc::route::mark_notice;
@@ -132,6 +133,8 @@ impl Relay {
         if self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.waits_for_request) {
             self.workers.values_mut().for_each(|worker| worker.recovery.complete_restore_at_end());
         }
+        // The log may have become writable since the shutdown began.
+        self.workers.values_mut().for_each(|worker| worker.recovery.rewrite_log());
         let Self { shutdown, mut output, mut attached, workers, .. } = self;
         let first = &workers[&WorkerId::FIRST];
         shutdown.map_or(0, |shutdown| {
@@ -333,10 +336,12 @@ impl Relay {
                 recovery.record_replay(&failed);
                 process.replayed = true;
             }
-            WorkerEvent::ResetRequested { job, notices } if recovery.may_replace(job) => {
+            WorkerEvent::ResetRequested { job, notices, unbegun } if recovery.may_replace(job) => {
+                unbegun.into_iter().for_each(|line| recovery.requests.record_unbegun(line));
                 return Err(LoopAction::Reset(id, job, notices));
             }
-            WorkerEvent::RestoreRequested { job, checkpoint, notices } if recovery.may_replace(job) => {
+            WorkerEvent::RestoreRequested { job, checkpoint, notices, unbegun } if recovery.may_replace(job) => {
+                unbegun.into_iter().for_each(|line| recovery.requests.record_unbegun(line));
                 return Err(LoopAction::Restore(id, job, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {
@@ -394,7 +399,10 @@ impl Relay {
         while let Some(line) = client.next_line() {
             match line {
                 Line::Text(line) => self.worker_of(0).add_line(0, line),
-                Line::TooLong(id) => drop(self.output.put(&messages::too_long_error(id))),
+                Line::TooLong(ScannedMessage::Request(id)) => drop(self.output.put(&messages::too_long_error(id))),
+                Line::TooLong(ScannedMessage::Response(id)) => {
+                    self.worker_of(0).add_line(0, &messages::too_long_error(id));
+                }
             }
         }
         self.input = Some(client);
@@ -413,7 +421,10 @@ impl Relay {
             |client, event| match event {
                 ClientEvent::Connected => worker.connect(client),
                 ClientEvent::Line(Line::Text(line)) => worker.add_line(client, line),
-                ClientEvent::Line(Line::TooLong(id)) => too_long.push((client, id)),
+                ClientEvent::Line(Line::TooLong(ScannedMessage::Request(id))) => too_long.push((client, id)),
+                ClientEvent::Line(Line::TooLong(ScannedMessage::Response(id))) => {
+                    worker.add_line(client, &messages::too_long_error(id));
+                }
                 ClientEvent::Disconnected => worker.disconnect(client),
             },
         );

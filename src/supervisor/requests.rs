@@ -63,8 +63,8 @@ struct PendingLine {
     is_awaited: bool,
     /// The number of workers that stalled at the line, were lost while they decoded it, or that the line did not reach.
     stalls: u32,
-    /// True when the line did not reach the last worker.
-    is_lost: bool,
+    /// True when the last worker has not begun the line, for example because the line did not reach the worker.
+    is_unbegun: bool,
     /// The ids of the requests that the line cancels, as JSON.
     cancels: Vec<String>,
 }
@@ -110,7 +110,7 @@ impl Requests {
             text,
             is_awaited,
             stalls: 0,
-            is_lost: false,
+            is_unbegun: false,
             cancels,
         };
         self.awaited += usize::from(line.is_awaited);
@@ -174,17 +174,22 @@ impl Requests {
         self.open.get(&number).is_some_and(|line| line.text.is_empty())
     }
 
-    /// Queues all open lines for the next worker, before the waiting lines of each client. Lines with numbers up to
-    /// `known` keep their numbers, except lines that did not reach the last worker.
+    /// Queues all open lines for the next worker, before the waiting lines of each client. The clients take turns in the
+    /// order of their first open lines: a call that replaced the image is answered before another client's call replaces the
+    /// image again. Lines with numbers up to `known` keep their numbers, except lines that no worker has begun.
     pub(super) fn requeue_open_lines(&mut self, known: u64) {
-        self.partial.clear();
-        for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
-            let connection = line.connection;
-            // The jobs of a line that did not reach the worker must not count as begun.
-            line.number = Some(number).filter(|number| *number <= known && !line.is_lost);
-            (line.is_lost, line.is_resent) = (false, true);
-            self.waiting.entry(connection).or_default().push_front(line);
-            self.give_turn(connection);
+        for (number, _) in std::mem::take(&mut self.partial).into_values() {
+            self.record_unbegun(number);
+        }
+        let (open, turns) = (std::mem::take(&mut self.open), std::mem::take(&mut self.turns));
+        open.values().map(|line| line.connection).chain(turns).for_each(|connection| self.give_turn(connection));
+        for (number, mut line) in open.into_iter().rev() {
+            // The jobs of a line that no worker has begun must not count as begun. An earlier worker may have begun a line
+            // that has kept its number.
+            let may_have_begun = number <= known && (!line.is_unbegun || line.number.is_some());
+            line.number = may_have_begun.then_some(number);
+            (line.is_unbegun, line.is_resent) = (false, true);
+            self.waiting.entry(line.connection).or_default().push_front(line);
         }
     }
 
@@ -252,10 +257,10 @@ impl Requests {
         }
     }
 
-    /// Records that an open line did not reach its worker.
-    pub(super) fn record_lost_line(&mut self, number: u64) {
+    /// Records that the worker has not begun an open line.
+    pub(super) fn record_unbegun(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
-            line.is_lost = true;
+            line.is_unbegun = true;
         }
     }
 
@@ -321,7 +326,7 @@ impl Requests {
         let is_cancelled = |id: &Value| cancelled.contains_key(&id.to_string());
         let text = if line.text.len() > MAX_REWRITTEN_LINE {
             // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
-            IdScanner::scan(&line.text).filter(is_cancelled).map(|_| b"\n".to_vec())
+            IdScanner::scan(&line.text).request_id().filter(is_cancelled).map(|_| b"\n".to_vec())
         } else {
             messages::as_notifications(&line.text, is_cancelled)
         };
@@ -431,6 +436,40 @@ mod tests {
         assert_eq!(requests.send_all(), [(2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
         assert!(requests.counts_match());
+    }
+
+    #[test]
+    fn lines_that_no_worker_has_begun_get_new_numbers() {
+        let mut requests = Requests::new();
+        let long = format!("{}\n", "x".repeat(2 * MAX_PIECE));
+        for (connection, line) in [(1, "a\n"), (1, "b\n"), (2, &*long), (3, "c\n")] {
+            requests.add(connection, line.as_bytes());
+        }
+        let begun: Vec<_> = (0..4).filter_map(|_| requests.next_piece()).collect();
+        assert_eq!(begun.len(), 4);
+        // The line of client 2 has number 2, and is sent only in part.
+        requests.record_unbegun(4);
+        requests.requeue_open_lines(4);
+        assert_eq!(requests.send_all(), [(1, 1), (2, 5), (3, 3), (1, 6), (2, 5), (2, 5)]);
+        // The first worker may have begun line 1, although the second worker has not.
+        for number in [1, 3, 6] {
+            requests.record_unbegun(number);
+        }
+        requests.requeue_open_lines(6);
+        assert_eq!(requests.send_all(), [(1, 1), (3, 3), (2, 5), (1, 7), (2, 5), (2, 5)]);
+        assert!(requests.counts_match());
+    }
+
+    #[test]
+    fn clients_take_turns_with_the_next_worker_in_the_order_of_their_first_lines() {
+        let mut requests = Requests::new();
+        for connection in [4, 2, 4] {
+            requests.add(connection, b"a\n");
+        }
+        assert_eq!(requests.send_all(), [(4, 1), (2, 2), (4, 3)]);
+        requests.add(1, b"a\n");
+        requests.requeue_open_lines(1);
+        assert_eq!(requests.send_all(), [(4, 1), (2, 4), (1, 5), (4, 6)]);
     }
 
     #[test]

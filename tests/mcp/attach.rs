@@ -691,6 +691,22 @@ fn reset_is_announced_to_the_other_clients(mode: Mode) {
     assert!(text.contains("reset the session: all definitions are gone.") && text.ends_with("=> NIL"), "{text}");
 }
 
+/// The second reset arrives while the first waits for a cleanup form. The image that the first reset has requested handles
+/// both calls.
+#[test]
+fn resets_of_two_clients_at_once_are_answered_with_the_notices_of_both() {
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
+    let unwinding = runtime.directory.join("unwinding");
+    let cleanup = format!("(loop)) (with-open-file (s {unwinding:?} :direction :output)) (sleep 5))");
+    server.post_running("(unwind-protect (progn", &cleanup, 60.0);
+    let first = server.post_call("reset-session", json!({}));
+    wait_until("the cleanup form runs", || unwinding.exists());
+    let second = client.call_ok("reset-session", json!({}));
+    assert!(second.contains("Another client reset the session: all definitions are gone."), "{second}");
+    let (first, _) = server.outcome(first);
+    assert!(first.contains("The running evaluation was ended."), "{first}");
+}
+
 #[test]
 fn image_loss_is_reported_to_every_client_and_each_continues() {
     let (runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);

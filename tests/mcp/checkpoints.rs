@@ -911,6 +911,28 @@ fn calls_queued_behind_a_restore_run_in_the_restored_image() {
     }
 }
 
+/// The calls wait until the next image has replayed a definition, and then for the restore.
+#[test]
+fn calls_queued_behind_a_restore_after_a_loss_run_in_the_restored_image() {
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = state.serve(&[]);
+    let gate = state.directory.join("gate");
+    std::fs::write(&gate, "").unwrap();
+    save(&mut server, "x");
+    server.evaluate(&format!("(progn (loop until (probe-file {gate:?}) do (sleep 0.01)) (defun f () 2))"));
+    std::fs::remove_file(&gate).unwrap();
+    kill_worker(&server);
+    let restoring = server.post_call("checkpoint", json!({"action": "restore", "name": "x"}));
+    let behind = server.post_call("evaluate-lisp", json!({"code": "(fboundp 'f)"}));
+    // The ping is answered after both calls have been read.
+    server.request("ping", json!({}));
+    std::fs::write(&gate, "").unwrap();
+    let (text, is_error) = server.outcome(restoring);
+    assert!(!is_error && text.contains("Restored \"x\""), "{text}");
+    let (text, is_error) = server.outcome(behind);
+    assert!(!is_error && text.ends_with("=> NIL"), "{text}");
+}
+
 #[test]
 fn restores_that_are_requested_at_once_name_the_package_or_leave_it_out() {
     let state = StateDirectory::new(Mode::Supervised);

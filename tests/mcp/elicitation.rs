@@ -150,6 +150,25 @@ fn invalid_elicitation_answer_leaves_the_evaluation_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn answer_that_is_too_large_ends_its_question_and_gets_no_error(mode: Mode) {
+    let values = format!("[0{}]", ",0".repeat(1_000_000));
+    let long = format!("\"{}\"", "x".repeat(64 << 20));
+    for (content, reason) in [(values, "more than 1000000 JSON values"), (long, "longer than 64 MiB")] {
+        let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+        let call = post_asking(&mut server, CODE);
+        let (id, _) = next_question(&mut server);
+        let result = format!("{{\"action\":\"accept\",\"content\":{content}}}");
+        server.send_raw(format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{result}}}\n").as_bytes());
+        let message = server.receive().expect("the answer to the call");
+        assert_eq!(message["id"], call, "{message}");
+        let (text, is_error) = outcome(&message);
+        assert!(is_error && text.contains(reason) && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+        let (text, _) = server.call_tool("invoke-restart", json!({"restart": "TAKE", "values": "1"}));
+        assert_eq!(text, "=> (1 :END)");
+    }
+}
+
+#[apply(both_modes)]
 fn client_without_form_elicitation_gets_a_held_evaluation(mode: Mode) {
     for capabilities in [json!({}), json!({"elicitation": {"url": {}}})] {
         let mut server = elicitation_server(mode, &capabilities);

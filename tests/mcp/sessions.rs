@@ -39,6 +39,17 @@ impl StateDirectory {
         server
     }
 
+    /// Starts and initializes a server of this session whose supervisor ignores SIGXFSZ, so that a write fails with an error
+    /// as on a full disk.
+    fn serve_without_sigxfsz(&self, session: &str) -> Server {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", binary(), "--session", session]);
+        command.env("XDG_STATE_HOME", &*self.directory).env("XDG_RUNTIME_DIR", &*self.directory);
+        let mut server = Server::start_command(&mut command);
+        server.initialize("2025-11-25");
+        server
+    }
+
     /// Runs `sbcl-mcp sessions` with these arguments.
     fn sessions(&self, arguments: &[&str]) -> Output {
         Command::new(binary())
@@ -1056,18 +1067,46 @@ fn values_assigned_after_a_save_at_exit_are_reported_as_lost_when_the_next_serve
     assert!(text.contains(lost) && text.ends_with("=> 1"), "{text}");
 }
 
+/// Evaluates `code` in a server whose log cannot be written, and waits for the notice about the log.
+fn evaluate_until_log_fails(server: &mut Server, code: &str) {
+    let mut text = server.evaluate(code);
+    wait_until("the log cannot be written", || {
+        let answer = std::mem::replace(&mut text, server.evaluate("1"));
+        answer.contains("The session's log cannot be written")
+    });
+}
+
+#[test]
+fn a_log_that_can_be_written_again_during_the_shutdown_is_complete() {
+    let state = StateDirectory::new();
+    let mut server = state.serve_without_sigxfsz("late");
+    server.evaluate("(defun before () 1)");
+    limit_file_size(server.pid(), Some(10));
+    evaluate_until_log_fails(&mut server, "(defun during () 2)");
+    // A directory with the name of the new log makes each attempt to write it fail until the socket is closed.
+    let (obstacle, socket) = (state.directory("late").join("log.draft"), state.directory.join("sbcl-mcp/late.sock"));
+    wait_until("the name is free", || std::fs::create_dir(&obstacle).is_ok());
+    limit_file_size(server.pid(), None);
+    let code = format!(
+        "(loop while (probe-file {socket:?}) do (sleep 0.01))
+         (sleep 0.1)
+         (sb-ext:delete-directory \"{}/\")",
+        obstacle.display()
+    );
+    server.post_running("", &code, 60.0);
+    server.finish();
+    assert!(!obstacle.exists());
+    state.await_free("late");
+    // Without its cores, the session continues from its log.
+    files(&state.directory("late"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
+    let text = state.serve("late").evaluate("(list (before) (during))");
+    assert!(text.ends_with("=> (1 2)") && !text.contains("could not be written"), "{text}");
+}
+
 #[test]
 fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     let state = StateDirectory::new();
-    // The supervisor ignores SIGXFSZ, so that a write fails with an error as on a full disk.
-    let start = || {
-        let mut command = Command::new("sh");
-        command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", binary(), "--session", "full"]);
-        command.env("XDG_STATE_HOME", &*state.directory).env("XDG_RUNTIME_DIR", &*state.directory);
-        let mut server = Server::start_command(&mut command);
-        server.initialize("2025-11-25");
-        server
-    };
+    let start = || state.serve_without_sigxfsz("full");
     let mut server = start();
     server.evaluate("(defun before () 1)");
     limit_file_size(server.pid(), Some(10));
@@ -1100,11 +1139,7 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     // missing. Without a fork, no automatic checkpoint contains them.
     assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
     limit_file_size(server.pid(), Some(10));
-    let mut text = server.evaluate("(defun lost () 4)");
-    wait_until("the log cannot be written", || {
-        let answer = std::mem::replace(&mut text, server.evaluate("1"));
-        answer.contains("The session's log cannot be written")
-    });
+    evaluate_until_log_fails(&mut server, "(defun lost () 4)");
     kill_all(&state);
     drop(server);
     let mut server = start();

@@ -456,6 +456,22 @@ fn pings_and_cancellations_overtake_the_slow_lines_of_their_own_client(mode: Mod
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
+/// The other client's evaluation has a higher number than the call that waits.
+#[test]
+fn call_behind_a_slow_line_runs_after_another_client_resets() {
+    let directory = Scratch::new();
+    let innermost = nested_system_definitions(&directory, 300);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
+    client.send(&batch_of_searches(1_000, &innermost));
+    let waiting = client.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    // The ping is answered after both lines have been read.
+    client.request("ping", &json!({}));
+    server.evaluate("1");
+    call_ok(&mut server, "reset-session", json!({}));
+    let (text, is_error) = outcome(&client.answer(waiting));
+    assert!(!is_error && text.ends_with("=> 3"), "{text}");
+}
+
 #[apply(both_modes)]
 fn server_ends_while_it_handles_a_slow_line(mode: Mode) {
     let directory = Scratch::new();

@@ -115,6 +115,11 @@ impl Call {
         self.responder.answer(ServerResult::InputRequiredResult(question));
     }
 
+    /// Returns the number of the call's line; `None` for a call in a batch.
+    pub(super) fn line(&self) -> Option<u64> {
+        self.responder.line()
+    }
+
     /// Drops the call without an answer: another process answers the client. Returns false if the call has been answered
     /// already, for example because the client has cancelled it.
     pub(super) fn leave_unanswered(self) -> bool {
