@@ -1227,7 +1227,7 @@ fn inspection_that_a_reset_ends_is_answered_with_the_reason() {
 
 #[test]
 fn killing_thousands_of_child_processes_delays_no_other_client() {
-    const CHILDREN: usize = 2_000;
+    const CHILDREN: usize = 2_500;
     let runtime = RuntimeDirectory::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
     let script = format!("i=0; while [ $i -lt {CHILDREN} ]; do sleep 1000 & i=$((i+1)); done; wait");
