@@ -1332,6 +1332,23 @@ fn fifo_among_the_checkpoints_delays_no_reset() {
     }
 }
 
+/// These files are named like descriptions of checkpoints.
+#[test]
+fn thousands_of_large_files_among_the_checkpoints_delay_no_reset() {
+    let mut server = Server::ready();
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "a"}));
+    let directory = checkpoint_directory(&server);
+    let file = |number: usize| directory.join(format!("{number:016x}.json"));
+    std::fs::write(file(0), json!({"name": "x".repeat(1_000_000)}).to_string()).expect("a file");
+    for number in 1..5_000 {
+        std::fs::hard_link(file(0), file(number)).expect("a link");
+    }
+    let begin = Instant::now();
+    assert!(call_ok(&mut server, "reset-session", json!({})).contains("Session reset."));
+    assert!(begin.elapsed() <= BUSY_LIMIT, "it took {:?}", begin.elapsed());
+    server.assert_works();
+}
+
 /// While a shared object is being loaded, the dynamic loader's lock is held. The first query of an image needs no such lock.
 #[apply(both_modes)]
 fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
