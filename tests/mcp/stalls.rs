@@ -1349,6 +1349,22 @@ fn thousands_of_large_files_among_the_checkpoints_delay_no_reset() {
     server.assert_works();
 }
 
+/// Code in the image can write to the file with a checkpoint's definitions, which the supervisor reads during a restore.
+#[test]
+fn lines_added_to_the_definitions_of_a_checkpoint_delay_no_restore() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "a"}));
+    let mut files = std::fs::read_dir(checkpoint_directory(&server)).expect("a directory").flatten();
+    let forms = files.find(|file| file.path().extension() == Some("forms".as_ref())).expect("the definitions").path();
+    let content = std::fs::read_to_string(&forms).expect("text");
+    std::fs::write(&forms, content + &"x\n".repeat(1_000_000)).expect("a file");
+    let begin = Instant::now();
+    call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "a"}));
+    assert!(begin.elapsed() <= BUSY_LIMIT, "it took {:?}", begin.elapsed());
+    assert!(server.evaluate("(f)").ends_with("=> 7"));
+}
+
 /// While a shared object is being loaded, the dynamic loader's lock is held. The first query of an image needs no such lock.
 #[apply(both_modes)]
 fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
