@@ -14,6 +14,11 @@ use super::poll_set::PollSet;
 
 /// The maximum number of searches for descendants. A search may miss processes that are started meanwhile.
 const MAX_SEARCHES: usize = 5;
+/// The maximum time in which [`kill_generations`] waits for the ends of killed processes.
+const MAX_WAIT: Duration = Duration::from_millis(500);
+/// The number of processes above which waiting for the ends of killed processes takes less time than a search of each
+/// process for children.
+const MAX_SEARCHED: usize = 64;
 
 /// Makes this process the parent of its orphaned descendants, such as the orphans of a worker.
 pub(crate) fn adopt_orphans() {
@@ -54,9 +59,48 @@ pub(crate) fn kill_all_descendants() {
 /// called after each search and before the found processes are killed. Therefore, `except` knows of each process that a
 /// parent has reported before the parent ended and the process became an orphan.
 pub(crate) fn kill_all_descendants_except(except: impl Fn() -> Vec<Pid>) {
+    #[cfg(target_os = "linux")]
+    if descendants(getpid(), MAX_SEARCHED).len() > MAX_SEARCHED
+        && rustix::process::child_subreaper().is_ok_and(|adopter| adopter.is_some())
+    {
+        kill_generations(&except);
+    }
+    // After `kill_generations`, some processes may be left, such as those that end slowly.
     kill_descendants(getpid(), except);
     // Reap the killed children.
     while reap().is_some() {}
+}
+
+/// Kills the children of this process, then the orphans that this process adopts as its children end, and so on, except
+/// the processes that `except` returns. For thousands of processes, this takes half the time of [`kill_descendants`],
+/// which reads several files for each process, but does not wait. This process must adopt orphans.
+#[cfg(target_os = "linux")]
+fn kill_generations(except: &impl Fn() -> Vec<Pid>) {
+    let (this, end) = (getpid(), Instant::now() + MAX_WAIT);
+    // The processes that were killed and still exist.
+    let mut killed: HashSet<Pid> = HashSet::new();
+    loop {
+        while reap().is_some() {}
+        let found: HashSet<Pid> = children(this).into_iter().collect();
+        let spared = except();
+        killed.retain(|pid| found.contains(pid));
+        let before = killed.len();
+        for pid in found {
+            if !spared.contains(&pid) && !killed.contains(&pid) && kill_child(pid, this) {
+                killed.insert(pid);
+            }
+        }
+        // A killed process starts no other process: without children, it leaves no orphans.
+        let parent = killed.iter().copied().find(|pid| killed.len() > MAX_SEARCHED || !children(*pid).is_empty());
+        let is_done = parent.is_none() && killed.len() == before;
+        let left = end.saturating_duration_since(Instant::now());
+        if is_done || left.is_zero() {
+            return;
+        }
+        if let Some(parent) = parent {
+            wait_for_child(parent, left);
+        }
+    }
 }
 
 /// Kills a child, its descendants, and the process group that the child leads. The child must not have been reaped.
@@ -73,7 +117,7 @@ pub(crate) fn kill_tree(child: Pid) {
 fn kill_descendants(root: Pid, except: impl Fn() -> Vec<Pid>) {
     let mut known = HashSet::new();
     for _ in 0..MAX_SEARCHES {
-        let mut found = descendants(root);
+        let mut found = descendants(root, usize::MAX);
         let mut spared: HashSet<Pid> = except().into_iter().collect();
         let excepted = spared.clone();
         found.retain(|(pid, parent)| {
@@ -146,6 +190,11 @@ fn children_among_all(parent: Pid) -> Vec<Pid> {
 
 /// Returns true if `pid` is a child of `parent`, which may have ended but has not been reaped.
 fn is_child(pid: Pid, parent: Pid) -> bool {
+    // `waitid` is faster than a file in /proc, but does not find children that send another signal than SIGCHLD.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if parent == getpid() && waitid(WaitId::Pid(pid), options).is_ok() {
+        return true;
+    }
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
     // The command's name, in parentheses, may contain any character.
     let of = stat.as_ref().and_then(|stat| stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok());
@@ -153,12 +202,14 @@ fn is_child(pid: Pid, parent: Pid) -> bool {
 }
 
 /// Returns the descendants of the process `root`, each with its parent and after its parent. A process that `root` has
-/// adopted during the search may be listed under both parents.
-fn descendants(root: Pid) -> Vec<(Pid, Pid)> {
+/// adopted during the search may be listed under both parents. The search ends once more than `limit` processes are found.
+fn descendants(root: Pid, limit: usize) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
     let mut visited = HashSet::new();
     let mut pending = vec![root];
-    while let Some(parent) = pending.pop() {
+    while found.len() <= limit
+        && let Some(parent) = pending.pop()
+    {
         if visited.insert(parent) {
             let all = children(parent);
             found.extend(all.iter().map(|child| (*child, parent)));
@@ -216,7 +267,7 @@ mod tests {
         let mut child = shell.args(["-c", script]).process_group(0).spawn().unwrap();
         let shell = Pid::from_child(&child);
         let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while descendants(shell).len() < 4 && std::time::Instant::now() < end {
+        while descendants(shell, usize::MAX).len() < 4 && std::time::Instant::now() < end {
             std::thread::yield_now();
         }
         let [spared, other] = children(shell)[..] else { panic!("two children") };

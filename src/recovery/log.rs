@@ -35,9 +35,6 @@ pub(crate) const DAMAGED_LOG_FILE: &str = "log.damaged";
 pub(crate) const INCOMPLETE_MARKER_FILE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
 const COMPACTION_THRESHOLD: u64 = 64 << 20;
-/// Maximum number of bytes that are read of a `.forms` file: a snapshot is one line. Builds before version 0.1 wrote
-/// several lines.
-const MAX_FORMS_BYTES: u64 = 2 * MAX_LINE as u64;
 /// The version of the log's format. A log with a higher version is not read.
 const FORMAT_VERSION: u32 = 2;
 
@@ -137,15 +134,18 @@ pub(crate) fn has_readable_log(directory: &Path) -> bool {
             || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
 }
 
-/// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` if the file
-/// cannot be read or is incomplete.
+/// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` unless the
+/// file is one complete snapshot: clients wait while the supervisor reads what code in the image may have written.
 pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
-    let file = files::open(path).ok()?.take(MAX_FORMS_BYTES);
-    let loaded = fold_lines(BufReader::new(file), path, RecoveryState::default()).ok()?;
-    loaded.has_snapshot.then_some(loaded.state)
+    let bytes = files::read(path, MAX_LINE as u64).ok()?;
+    let line: LogLine<'_> = serde_json::from_slice(&bytes).ok()?;
+    match line {
+        LogLine::Snapshot { format: ..=FORMAT_VERSION, state, .. } => Some((*state).into_owned()),
+        LogLine::Snapshot { .. } | LogLine::Event(_) => None,
+    }
 }
 
-/// Folds the lines of `file`, the log or `.forms` file at `path`, into `initial`. A snapshot line replaces the state so far.
+/// Folds the lines of `file`, the log at `path`, into `initial`. A snapshot line replaces the state so far.
 fn fold_lines(mut file: impl BufRead, path: &Path, initial: RecoveryState) -> Result<LoadedLog, String> {
     let mut loaded = LoadedLog { state: initial, ..LoadedLog::default() };
     let mut line = Vec::new();
@@ -558,14 +558,16 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_file_has_no_forms() {
+    fn an_incomplete_file_or_a_file_with_more_lines_has_no_forms() {
         let directory = directory("forms");
         let path = directory.join("x.forms");
         write_checkpoint_forms(&path, &state([defined("(a)", 1)])).unwrap();
         assert_eq!(load_checkpoint_forms(&path).unwrap().definitions().count(), 1);
         let content = std::fs::read(&path).unwrap();
-        for end in [0, content.len() / 2] {
-            std::fs::write(&path, &content[..end]).unwrap();
+        let mut longer = content.clone();
+        longer.extend(b"x\n");
+        for other in [&content[..0], &content[..content.len() / 2], &longer[..]] {
+            std::fs::write(&path, other).unwrap();
             assert!(load_checkpoint_forms(&path).is_none());
         }
         std::fs::remove_dir_all(&directory).unwrap();

@@ -40,7 +40,10 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of checkpoints. Automatic checkpoints do not count.
 const MAX_CHECKPOINTS: usize = 100;
 /// Maximum size of a manifest, in bytes.
-const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+const MAX_MANIFEST_BYTES: u64 = 32 << 10;
+/// Maximum number of manifests that are read of one directory. Code in the image can create any number of files there, which
+/// the supervisor reads while clients wait.
+const MAX_MANIFESTS: usize = 10_000;
 /// The beginning of the name of a server's checkpoint directory. A hexadecimal number follows.
 const DIRECTORY_PREFIX: &str = "checkpoints-";
 /// Maximum length of a checkpoint's or session's name, in characters.
@@ -480,10 +483,10 @@ pub(crate) fn unreadable_manifests(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the paths in a directory that are named like a manifest.
+/// Returns the paths in a directory that are named like a manifest, at most [`MAX_MANIFESTS`].
 fn manifest_paths(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let paths = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    paths.filter(|path| path.extension() == Some("json".as_ref()) && is_checkpoint_file(path))
+    paths.filter(|path| path.extension() == Some("json".as_ref()) && is_checkpoint_file(path)).take(MAX_MANIFESTS)
 }
 
 /// Reads a manifest. Returns `None` if the file is not a regular file, is too large, or contains something else.
@@ -1113,6 +1116,25 @@ pub(crate) mod tests {
         fs::write(path("0000000000000003.json"), large).unwrap();
         assert_eq!(manifests(&test.0.directory), [checkpoint]);
         assert_eq!(unreadable_manifests(&test.0.directory).len(), 3);
+    }
+
+    #[test]
+    fn a_bounded_number_of_manifests_is_read_and_the_largest_manifest_is_small_enough() {
+        let test = TestCheckpoints::new("many");
+        let checkpoint = test.add("mine", 1, 10);
+        // In JSON, this character takes six bytes.
+        let largest = Checkpoint {
+            name: "\u{1}".repeat(MAX_NAME_CHARS),
+            damaged: checkpoint.fingerprint.clone(),
+            threads: shortened_threads(&vec!["\u{1}".repeat(MAX_THREAD_CHARS); MAX_NAMED_THREADS + 2]),
+            ..checkpoint.clone()
+        };
+        assert!((serde_json::to_vec(&largest).unwrap().len() as u64) < MAX_MANIFEST_BYTES / 2);
+        let manifest = test.0.path(&checkpoint).with_extension("json");
+        for number in 0..MAX_MANIFESTS {
+            fs::hard_link(&manifest, test.0.directory.join(format!("{number:016x}.json"))).unwrap();
+        }
+        assert_eq!(manifests(&test.0.directory).len(), MAX_MANIFESTS);
     }
 
     #[test]
