@@ -228,7 +228,7 @@ error to the test around it."
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
             (format nil "The heap was nearly used up (~A), so the ~A was ended. Keep fewer objects, or start with a larger heap."
-                    (heap-use-text (sb-kernel:dynamic-usage)) (verdict-noun verdict)))
+                    (heap-use-text (heap-use)) (verdict-noun verdict)))
       (capture-test-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
     (funcall (the function (guard-end-test guard)) :heap)))
 
