@@ -236,10 +236,9 @@ END-INTERRUPTION-TIMER, or NIL if no timer could be started. Call this function 
   (let ((timer (start-interruption-timer)))
     (when timer
       (sb-thread::with-tls-lock (sb-thread:*current-thread*)
-        (let ((interruptions (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function))))
-          ;; INTERRUPT-ONCE reads the list without the lock, and must not see it before its elements.
-          (sb-thread:barrier (:write))
-          (setf (sb-thread::thread-interruptions sb-thread:*current-thread*) interruptions))))
+        ;; INTERRUPT-ONCE reads the list without the lock.
+        (publish (sb-thread::thread-interruptions sb-thread:*current-thread*)
+                 (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function)))))
     timer))
 
 (defun end-interruption-timer (timer)

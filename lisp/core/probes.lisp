@@ -92,8 +92,10 @@
     (let* ((before (heap-use))
            (vector (make-array (* 20 sb-c:+backend-page-bytes+) :element-type '(unsigned-byte 8)))
            (bytes (- (heap-use) before)))
-      (and (<= (length vector) bytes (* 2 (length vector)))
-           (<= (sb-kernel:dynamic-usage) (heap-use))))))
+      ;; Without a use of VECTOR, the compiler would omit the allocation.
+      (with-pinned-objects (vector)
+        (and (<= (length vector) bytes (* 2 (length vector)))
+             (<= (sb-kernel:dynamic-usage) (heap-use)))))))
 
 ;;; Handlers and restarts
 
