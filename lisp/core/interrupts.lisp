@@ -22,13 +22,15 @@ COLLECT-RECENT-GARBAGE.")
 
 (declaim (ftype (function () (values (unsigned-byte 62) &optional)) heap-use))
 (defun heap-use ()
-  "Return the number of bytes of the heap's pages that are in use, including garbage. SBCL's DYNAMIC-USAGE counts the objects
-alone, but an object that is larger than a page leaves a part of its last page empty, up to almost half of its pages."
+  "Return the number of bytes of the heap's pages that contain objects, including garbage. SBCL's DYNAMIC-USAGE counts the
+objects alone, but an object that is larger than a page leaves a part of its last page empty, up to almost half of its
+pages. Pages that a thread has reserved do not count while they are empty."
   (let ((pages (extern-alien "page_table" (* (struct sb-vm::page)))))
     (* sb-c:+backend-page-bytes+
        (the (unsigned-byte 31)
             (loop for index of-type (signed-byte 32) below (extern-alien "next_free_page" (signed 32))
-                  count (/= 0 (slot (deref pages index) 'sb-vm::flags)))))))
+                  ;; The lowest bit is a flag.
+                  count (< 1 (slot (deref pages index) 'sb-vm::words-used*)))))))
 
 (declaim (type (unsigned-byte 61) **page-waste**))
 (defglobal **page-waste** 0

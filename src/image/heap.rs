@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 /// Variables of SBCL's runtime that describe the heap. SBCL writes the variables without synchronisation, so a value
 /// that was read may be stale, which is acceptable.
 pub(super) struct HeapVariables {
-    /// `sbcl_host_heap_use` of `ffi/shim.c`: returns the bytes of the pages in use.
+    /// `sbcl_host_heap_use` of `ffi/shim.c`: returns the bytes of the pages that contain objects.
     pub(super) use_of_pages: unsafe extern "C" fn() -> usize,
     /// `bytes_allocated`: the bytes of all objects, including garbage.
     pub(super) allocated: &'static AtomicUsize,
