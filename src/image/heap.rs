@@ -26,21 +26,38 @@ pub(super) struct HeapVariables {
 
 static HEAP_VARIABLES: OnceCell<HeapVariables> = OnceCell::new();
 
-impl HeapVariables {
-    /// Returns the bytes of the pages in use, including garbage.
-    fn used(&self) -> usize {
-        // SAFETY: the function only reads the runtime's table of pages, which always exists where pages are in use.
-        unsafe { (self.use_of_pages)() }
-    }
-}
-
-/// [`HeapUsage::kept`] when [`usage`] was first called after the last collection, and the trigger that was set after this
-/// collection.
+/// The last result of [`HeapVariables::kept`], and the trigger from which the result was computed.
 static KEPT: Mutex<Kept> = Mutex::new(Kept { trigger: 0, bytes: 0 });
 
 struct Kept {
     trigger: usize,
     bytes: usize,
+}
+
+impl HeapVariables {
+    /// Returns the bytes of the pages in use, including garbage. Takes some 30 µs for each GiB in use.
+    fn used(&self) -> usize {
+        // SAFETY: the function only reads the runtime's table of pages, which always exists where pages are in use.
+        unsafe { (self.use_of_pages)() }
+    }
+
+    /// Returns the bytes of the pages that were in use after the last collection. Counts pages only at the first call after
+    /// a collection.
+    fn kept(&self) -> usize {
+        // SBCL stores the trigger at the end of a collection, which leaves fewer pages in use. Lisp stores the trigger last
+        // (`adapt-nursery` in lisp/core/heap.lisp).
+        let trigger = self.trigger.load(Ordering::Acquire);
+        let mut kept = KEPT.lock();
+        if kept.trigger != trigger {
+            let objects = trigger.saturating_sub(self.bytes_between_collections.load(Ordering::Relaxed));
+            let used = self.used();
+            let allocated = self.allocated.load(Ordering::Relaxed).max(1);
+            // Few pages have been used since the collection. The share of the kept pages is about that of the kept objects.
+            let share = objects.min(allocated) * 1024 / allocated;
+            *kept = Kept { trigger, bytes: used * share / 1024 };
+        }
+        kept.bytes
+    }
 }
 
 /// Sets the variables that [`usage`] and [`is_collecting`] read.
@@ -62,19 +79,16 @@ pub(crate) struct HeapUsage {
 /// Returns the heap's usage; `None` before boot.
 pub(crate) fn usage() -> Option<HeapUsage> {
     let variables = HEAP_VARIABLES.get()?;
-    // SBCL stores the trigger at the end of a collection, which leaves fewer pages in use. Lisp stores the trigger last
-    // (`adapt-nursery` in lisp/core/heap.lisp).
-    let trigger = variables.trigger.load(Ordering::Acquire);
-    let objects = trigger.saturating_sub(variables.bytes_between_collections.load(Ordering::Relaxed));
+    let kept = variables.kept();
     let used = variables.used();
-    let mut kept = KEPT.lock();
-    if kept.trigger != trigger {
-        let allocated = variables.allocated.load(Ordering::Relaxed).max(1);
-        // Few pages have been used since the collection. Their share of the pages is about their share of the objects.
-        let share = objects.min(allocated) * 1024 / allocated;
-        *kept = Kept { trigger, bytes: used * share / 1024 };
-    }
-    Some(HeapUsage { used, kept: kept.bytes.min(used), size: variables.size.load(Ordering::Relaxed) })
+    Some(HeapUsage { used, kept: kept.min(used), size: variables.size.load(Ordering::Relaxed) })
+}
+
+/// Returns the bytes that were in use after the last collection, and the size of the heap; `None` before boot. Faster than
+/// [`usage`].
+pub(crate) fn kept_and_size() -> Option<(usize, usize)> {
+    let variables = HEAP_VARIABLES.get()?;
+    Some((variables.kept(), variables.size.load(Ordering::Relaxed)))
 }
 
 /// Returns true during a collection, while Lisp's threads are stopped.
