@@ -266,6 +266,16 @@ static void end_fork(void) {
 
 int32_t sbcl_host_guard_forks(void) { return pthread_atfork(begin_fork, end_fork, end_fork); }
 
+/* Returns the bytes of the heap's pages that contain objects. SBCL's bytes_allocated counts the objects alone, but an object
+ * that is larger than a page leaves a part of its last page empty, up to almost half of its pages. Pages that a thread has
+ * reserved do not count while they are empty. Called on any thread, also during a collection. */
+size_t sbcl_host_heap_use(void) {
+  size_t pages = 0;
+  for (page_index_t page = 0; page < next_free_page; page++)
+    pages += page_words_used(page) != 0;
+  return pages * GENCGC_PAGE_BYTES;
+}
+
 #ifdef __linux__
 
 bool __real_maybe_gc(os_context_t *context);

@@ -870,6 +870,8 @@ fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
         "(ignore-errors (loop for all = (list (make-string 1000)) then (cons (make-string 1000) all)))",
         "(make-array 1000000000)",
         "(let ((all '())) (handler-case (loop (push (make-array 100000) all)) (error () 1)))",
+        // Each array takes two pages of the heap.
+        "(let ((all '())) (loop (push (make-array (floor sb-c:+backend-page-bytes+ 8)) all)))",
     ] {
         let error = lisp.eval::<()>(code).expect_err(code);
         assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{code}: {error}");

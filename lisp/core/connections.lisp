@@ -36,9 +36,10 @@ no entry.")
 
 (defun connection-values (number)
   "Return the vector of values of the connection NUMBER. Create the vector if the connection is new."
-  (or (gethash number **connections**)
-      (setf (gethash number **connections**)
-            (map 'simple-vector #'initial-connection-value *connection-variables*))))
+  (sb-ext:with-locked-hash-table (**connections**)
+    (or (gethash number **connections**)
+        (setf (gethash number **connections**)
+              (map 'simple-vector #'initial-connection-value *connection-variables*)))))
 
 (defun call-for-connection (number function)
   "Call FUNCTION with *CONNECTION-VARIABLES* bound to the values of the connection NUMBER. Number 0, the session's own

@@ -60,11 +60,9 @@ there is none."
 may be large."
   (sb-thread:with-mutex (**started-threads-lock**)
     (when (= (evaluation-thread-count evaluation) 100)
-      (let ((live (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation))))
-        ;; LIVE-THREADS reads the list without the lock, and must not see it before its elements.
-        (sb-thread:barrier (:write))
-        (setf (evaluation-threads evaluation) live
-              (evaluation-thread-count evaluation) 0)))
+      ;; LIVE-THREADS reads the list without the lock.
+      (publish (evaluation-threads evaluation) (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation)))
+      (setf (evaluation-thread-count evaluation) 0))
     (incf (evaluation-thread-count evaluation))
     (sb-ext:atomic-push (sb-ext:make-weak-pointer thread) (evaluation-threads evaluation))))
 

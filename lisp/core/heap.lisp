@@ -18,6 +18,7 @@ than frequent collections.")
 (defun limit-nursery ()
   "Make SBCL collect garbage after every +SMALL-NURSERY-SIZE+ bytes, or after its default number of bytes, if less.
 ADAPT-NURSERY may change the number of bytes after each collection."
+  (measure-page-waste)
   (setf **default-nursery-size** (sb-ext:bytes-consed-between-gcs)
         **nursery-size** (min +small-nursery-size+ **default-nursery-size**)
         (sb-ext:bytes-consed-between-gcs) **nursery-size**))
@@ -84,7 +85,7 @@ such a collection needs room to copy everything that the session keeps."
     (sb-ext:gc :gen 2)
     (let ((size (sb-ext:dynamic-space-size)))
       (loop for oldest from 2 to 5
-            while (< (+ kept (floor size 20)) (sb-kernel:dynamic-usage) (floor size 2))
+            while (< (+ kept (floor size 20)) (heap-use) (floor size 2))
             do (collect-generations oldest)))))
 
 (defun megabytes (bytes)
@@ -99,12 +100,13 @@ be in the heap.")
   "The value of **ENDING-THREADS** for which COLLECT-AFTER-THREADS last ran, so that it runs once for each value.")
 
 (defun next-nursery-size (kept)
-  "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. If KEPT is
-less than +SMALL-NURSERY-SIZE+, the number is +SMALL-NURSERY-SIZE+ or SBCL's default, whichever is less. Otherwise the
-number is SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads are being
-ended and KEPT exceeds HEAP-LIMIT, the number is the whole rest of the heap: until these threads have unwound, there may
-be no room to copy their objects, and a collection without room ends the process."
-  (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery-size+ (- (sb-ext:dynamic-space-size) kept)))
+  "Return the number of bytes to allocate before the next collection, after a collection that left objects of KEPT bytes. If
+KEPT is less than +SMALL-NURSERY-SIZE+, the number is +SMALL-NURSERY-SIZE+ or SBCL's default, whichever is less. Otherwise
+the number is SBCL's default, because with fewer bytes the kept objects would be copied too often. While threads are being
+ended and the pages of the objects exceed HEAP-LIMIT, the number is the whole rest of the heap: until these threads have
+unwound, there may be no room to copy their objects, and a collection without room ends the process."
+  (cond ((and **ending-threads** (> (+ kept **page-waste**) (heap-limit)))
+         (max +minimum-nursery-size+ (- (sb-ext:dynamic-space-size) kept)))
         ((< kept +small-nursery-size+) (min +small-nursery-size+ **default-nursery-size**))
         (t **default-nursery-size**)))
 
@@ -116,6 +118,7 @@ because an interruption may end a thread at any time.")
   "Set the number of bytes to allocate before the next collection according to the bytes in use now. Do nothing if the user
 has set the number."
   (sb-thread::with-system-mutex (**nursery-lock**)
+    (measure-page-waste)
     (let* ((kept (sb-kernel:dynamic-usage))
            (size (next-nursery-size kept)))
       (unless (or (= size **nursery-size**) (nursery-set-by-user))
@@ -137,7 +140,7 @@ heap is larger. PART is the name of the part of the evaluation that was ended in
   "End the user's threads because the heap is nearly full and the thread that fills it cannot be identified. Notify the
 user."
   (let ((threads (set-difference (user-threads) **ending-threads**))
-        (used (sb-kernel:dynamic-usage)))
+        (used (heap-use)))
     (when threads
       (sb-ext:atomic-update **ending-threads** (lambda (ending) (append threads ending)))
       (adapt-nursery)
@@ -175,14 +178,14 @@ copy its objects."
   "Collect the garbage of an evaluation that was filling the heap, and push the error message, which says how much of the
 heap was and still is in use. KEPT is the number of bytes in use before the evaluation. PART is the name of the part of
 the evaluation that filled the heap, a string, or NIL."
-  (let ((used (sb-kernel:dynamic-usage)))
+  (let ((used (heap-use)))
     (await-threads **ending-threads**)
     (collect-recent-garbage kept)
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
              (format nil "The heap was nearly used up (~A), so the evaluation was stopped. ~D MB are still in use, ~
                           including SBCL's own objects. Keep fewer objects, or start with a larger heap."
-                     (heap-use-text used part) (megabytes (sb-kernel:dynamic-usage)))))))
+                     (heap-use-text used part) (megabytes (heap-use)))))))
 
 (defvar *end-part-for-heap* nil
   "A function that ends the current part of the evaluation, such as a test, when the heap is nearly full. The function's
@@ -247,7 +250,7 @@ outside a call.")
 HEAP-LIMIT allows for the call. The user's handlers run in the signal handler of the collection. When they keep filling the
 heap, each collection nests in the previous one: before the interrupt contexts run out, end the call without handlers."
   (let ((kept *kept-bytes-before-call*)
-        (used (sb-kernel:dynamic-usage)))
+        (used (heap-use)))
     (when (and kept (> used (heap-limit kept)))
       (let ((condition (make-condition 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))
         (if (few-interrupt-contexts-left-p)
@@ -267,7 +270,7 @@ this function."
   (adapt-nursery)
   ;; COLLECT-RECENT-GARBAGE may need more than one collection. Do not check the heap before this function has finished.
   (unless (sb-thread:holding-mutex-p **collection-lock**)
-    (when (> (sb-kernel:dynamic-usage) (heap-limit))
+    (when (> (heap-use) (heap-limit))
       (end-threads-for-heap))
     (when *unwind-evaluation*
       (incf *collection-count*)

@@ -20,13 +20,33 @@ evaluation has not failed. Cleanup forms that stop the unwinding do not reset th
   "The number of garbage collections that this thread has caused during its evaluation, apart from the collections of
 COLLECT-RECENT-GARBAGE.")
 
+(declaim (ftype (function () (values (unsigned-byte 62) &optional)) heap-use))
+(defun heap-use ()
+  "Return the number of bytes of the heap's pages that contain objects, including garbage. SBCL's DYNAMIC-USAGE counts the
+objects alone, but an object that is larger than a page leaves a part of its last page empty, up to almost half of its
+pages. Pages that a thread has reserved do not count while they are empty."
+  (let ((pages (extern-alien "page_table" (* (struct sb-vm::page)))))
+    (* sb-c:+backend-page-bytes+
+       (the (unsigned-byte 31)
+            (loop for index of-type (signed-byte 32) below (extern-alien "next_free_page" (signed 32))
+                  ;; The lowest bit is a flag.
+                  count (< 1 (slot (deref pages index) 'sb-vm::words-used*)))))))
+
+(declaim (type (unsigned-byte 61) **page-waste**))
+(defglobal **page-waste** 0
+  "The number of bytes that HEAP-USE counted in addition to DYNAMIC-USAGE when MEASURE-PAGE-WASTE was last called.")
+
+(defun measure-page-waste ()
+  "Set **PAGE-WASTE**. Call this function after each collection."
+  (setf **page-waste** (max 0 (- (heap-use) (sb-kernel:dynamic-usage)))))
+
 (defun kept-bytes ()
-  "Return the number of bytes that survived the last collection. Like the host, compute this number from the trigger of the
-next collection."
+  "Return the number of bytes of the pages that contained what survived the last collection. Like the host, compute the bytes
+of the objects from the trigger of the next collection."
   (let* (;; ADAPT-NURSERY stores the trigger after the step.
          (trigger (sb-thread:barrier (:read) (extern-alien "auto_gc_trigger" (unsigned 64))))
          (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
-    (if (< step trigger (ash 1 62)) (- trigger step) 0)))
+    (+ **page-waste** (if (< step trigger (ash 1 61)) (- trigger step) 0))))
 
 (declaim (type (unsigned-byte 64) *kept-bytes-before-evaluation*))
 (defvar *kept-bytes-before-evaluation* 0
@@ -218,10 +238,9 @@ END-INTERRUPTION-TIMER, or NIL if no timer could be started. Call this function 
   (let ((timer (start-interruption-timer)))
     (when timer
       (sb-thread::with-tls-lock (sb-thread:*current-thread*)
-        (let ((interruptions (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function))))
-          ;; INTERRUPT-ONCE reads the list without the lock, and must not see it before its elements.
-          (sb-thread:barrier (:write))
-          (setf (sb-thread::thread-interruptions sb-thread:*current-thread*) interruptions))))
+        ;; INTERRUPT-ONCE reads the list without the lock.
+        (publish (sb-thread::thread-interruptions sb-thread:*current-thread*)
+                 (append (sb-thread::thread-interruptions sb-thread:*current-thread*) (list function)))))
     timer))
 
 (defun end-interruption-timer (timer)

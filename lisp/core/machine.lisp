@@ -4,6 +4,16 @@
 
 (in-package "SBCL-HOST")
 
+;;; The order of stores
+
+(defmacro publish (place object)
+  "Store OBJECT in PLACE, from which other threads read OBJECT without a lock, and return OBJECT. On aarch64, a plain store
+could become visible to another thread before the stores that initialise OBJECT (docs/memory-ordering.md)."
+  (let ((new (gensym "NEW")))
+    `(let ((,new ,object))
+       (sb-thread:barrier (:write))
+       (setf ,place ,new))))
+
 #-(or x86-64 arm64)
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (error "lisp/core/machine.lisp has no section for this kind of processor."))

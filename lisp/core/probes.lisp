@@ -85,6 +85,18 @@
      (sap-int (sb-vm::current-sp))
      (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
 
+;;; The heap
+
+(define-assumption "HEAP-USE counts the pages of a vector"
+  (without-gcing
+    (let* ((before (heap-use))
+           (vector (make-array (* 20 sb-c:+backend-page-bytes+) :element-type '(unsigned-byte 8)))
+           (bytes (- (heap-use) before)))
+      ;; Without a use of VECTOR, the compiler would omit the allocation.
+      (with-pinned-objects (vector)
+        (and (<= (length vector) bytes (* 2 (length vector)))
+             (<= (sb-kernel:dynamic-usage) (heap-use)))))))
+
 ;;; Handlers and restarts
 
 (define-assumption "a binding of *HANDLER-CLUSTERS* to the initial handlers hides the outer handlers"

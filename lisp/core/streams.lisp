@@ -288,8 +288,8 @@ SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), except for *TRACE-OUTP
 (defun reset-standard-variable (variable)
   "Set VARIABLE to a fresh synonym stream for its initial target."
   (let ((stream (make-synonym-stream (standard-variable-target variable))))
-    (setf (standard-variable-stream variable) stream
-          (standard-variable-misc variable) (sb-kernel:ansi-stream-misc stream)
+    (publish (standard-variable-stream variable) stream)
+    (setf (standard-variable-misc variable) (sb-kernel:ansi-stream-misc stream)
           (standard-variable-reported variable) nil
           (symbol-value (standard-variable-symbol variable)) stream)))
 
@@ -311,12 +311,12 @@ the file."
   (when (sb-sys:fd-stream-p sb-sys:*tty*)
     (close sb-sys:*tty*))
   (let ((stdin (make-empty-stream)))
-    (setf sb-sys:*stdin* stdin
-          sb-sys:*stdout* **stdout**
-          sb-sys:*stderr* **stderr**
-          sb-sys:*tty* (make-two-way-stream stdin **stdout**)
-          **system-streams** (loop for symbol in '(sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*)
-                                collect (list symbol (symbol-value symbol) nil))))
+    (publish sb-sys:*stdin* stdin)
+    (setf sb-sys:*stdout* **stdout**
+          sb-sys:*stderr* **stderr**)
+    (publish sb-sys:*tty* (make-two-way-stream stdin **stdout**))
+    (publish **system-streams** (loop for symbol in '(sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*)
+                                      collect (list symbol (symbol-value symbol) nil))))
   (mapc #'reset-standard-variable **standard-variables**))
 
 (defun error-output-is-stderr-p ()

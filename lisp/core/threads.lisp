@@ -63,7 +63,7 @@ out of heap or memory mappings and ends the process."
 in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
   (let ((count (length (user-threads))))
     (when (zerop count)
-      (setf **kept-bytes-before-user-threads** (sb-kernel:dynamic-usage)))
+      (setf **kept-bytes-before-user-threads** (heap-use)))
     (when (>= count (thread-limit))
       (error "Thread limit reached: ~D threads. Join or end some threads first~@[; ~A ends all threads~]."
              count (reset-command)))))

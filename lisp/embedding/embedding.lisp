@@ -42,9 +42,7 @@ If user code ends the thread, a new thread replaces it (see CALL-WITH-REPLACEMEN
   (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore)))
         ;; With the job number of a call, START-JOB-THREAD would apply the limit of user threads to the new thread.
         (*job-id* 0))
-    ;; Other threads read the vector without a lock, and must not see THREAD before its slots.
-    (sb-thread:barrier (:write))
-    (setf (svref **program-threads** number) thread)
+    (publish (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
                              (lambda ()
                                (call-with-replacement

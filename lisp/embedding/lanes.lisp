@@ -59,11 +59,11 @@ thread."
 (defun reset-variable-values ()
   "Reset the variables in **INITIAL-VARIABLE-VALUES** to the values with which a session begins."
   (loop for (variable . value) in **initial-variable-values**
-        do (setf (symbol-value variable)
-                 (case variable
-                   (*readtable* (copy-readtable nil))
-                   (*print-pprint-dispatch* (copy-pprint-dispatch nil))
-                   (t value)))))
+        do (publish (symbol-value variable)
+                    (case variable
+                      (*readtable* (copy-readtable nil))
+                      (*print-pprint-dispatch* (copy-pprint-dispatch nil))
+                      (t value)))))
 
 (defun find-job-thread (job-id)
   "Return the thread that performs the job with the number JOB-ID, or NIL. Wait up to 10 ms for such a thread, because
@@ -279,9 +279,7 @@ an evaluation thread is replaced only when the host asks for another thread."
     (cond ((eql lane +evaluation-lane+)
            (sb-ext:atomic-push thread **evaluation-threads**))
           (t
-           ;; Other threads read the vector without a lock, and must not see THREAD before its slots.
-           (sb-thread:barrier (:write))
-           (setf (svref **lane-threads** lane) thread)))
+           (publish (svref **lane-threads** lane) thread)))
     (handler-bind ((error (lambda (failure)
                             (declare (ignore failure))
                             (remove-evaluation-thread thread))))

@@ -33,10 +33,9 @@ error there would lose handles, and the deadline is for the user's own code."
     (with-handle-table ()
       (unless (or **free-handle** (not (eq old **handle-table**)))
         (replace new old)
-        ;; Other threads read the table without the lock, and must not see it before its elements.
-        (sb-thread:barrier (:write))
-        (setf **handle-table** new
-              **free-handle** size)))))
+        ;; Other threads read the table without the lock.
+        (publish **handle-table** new)
+        (setf **free-handle** size)))))
 
 (defun make-handle (object)
   "Return a handle that keeps OBJECT alive."

@@ -55,10 +55,7 @@ made.")
                              (evaluate-parachute-result result
                                                         (lambda () (call-next-method))
                                                         (lambda (status) (setf (,status result) status))))))))
-        (let ((report (cons package name)))
-          ;; Other threads read the variable without a lock.
-          (sb-thread:barrier (:write))
-          (setf **parachute-report** report))))
+        (publish **parachute-report** (cons package name))))
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()

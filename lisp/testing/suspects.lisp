@@ -93,9 +93,9 @@ of MARK-BITS. PASSING and FAILING are values of COUNT-TESTS-PER-MARK for the pas
                     :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2))
                               (if expansion 1 0))))))
 
-(defvar *marked-files* (make-hash-table :test 'equal)
+(defvar *marked-files* nil
   "A table from native namestrings to conses of a file's text and a vector of the start positions of its top-level
-forms. The table is filled while forms are being located.")
+forms. The table is filled while forms are being located; NIL at other times.")
 
 (defun marked-file (file)
   "Return the text of FILE, a native namestring, and a vector of the start positions of its top-level forms; or NIL if FILE

@@ -66,7 +66,9 @@ the thread's own test run runs the tests instead.")
 tests in this test run instead, set *FRAMEWORK-CALLED*, and return to the caller the values that the framework's function
 would return."
   (declare (type function function))
-  (let ((entries (loop for framework in (loaded-frameworks)
+  (let (;; Another run in the background has encapsulations of its own, and may end earlier or later.
+        (type (make-symbol "RUN-TESTS"))
+        (entries (loop for framework in (loaded-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
                                     for symbol = (find-symbol name (framework-package framework))
                                     when (and symbol (fboundp symbol))
@@ -75,7 +77,7 @@ would return."
          (progn
            (loop for (symbol framework tests-of) in entries
                  do (let ((framework framework) (tests-of tests-of))
-                      (encapsulate symbol 'run-tests
+                      (encapsulate symbol type
                                    (lambda (original &rest arguments)
                                      (declare (type function original))
                                      (cond (*redirecting-frameworks*
@@ -87,7 +89,7 @@ would return."
            (let ((*redirecting-frameworks* t))
              (call-silencing-frameworks function)))
       (loop for (symbol) in entries
-            do (sb-int:unencapsulate symbol 'run-tests)))))
+            do (sb-int:unencapsulate symbol type)))))
 
 ;;; Test operations
 

@@ -190,7 +190,7 @@ again.")
   (let ((guard (test-run-guard run))
         (now (monotonic-milliseconds)))
     (when (and guard (> now (guard-deadline guard)))
-      (setf (guard-deadline guard) (+ now +unwind-milliseconds+))
+      (publish (guard-deadline guard) (+ now +unwind-milliseconds+))
       (interrupt-once (test-run-thread run)
                       (or (guard-interruption guard)
                           (setf (guard-interruption guard)
@@ -228,7 +228,7 @@ error to the test around it."
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
             (format nil "The heap was nearly used up (~A), so the ~A was ended. Keep fewer objects, or start with a larger heap."
-                    (heap-use-text (sb-kernel:dynamic-usage)) (verdict-noun verdict)))
+                    (heap-use-text (heap-use)) (verdict-noun verdict)))
       (capture-test-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
     (funcall (the function (guard-end-test guard)) :heap)))
 
@@ -303,7 +303,8 @@ unwinding."
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
                (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :end-test #'leave :verdict verdict))
                       (*end-part-for-heap* (lambda (hook) (end-test-for-heap run guard hook))))
-                 (setf (test-run-guard run) guard)
+                 ;; WATCH-TESTS reads the guard in a timer's thread.
+                 (publish (test-run-guard run) guard)
                  (announce-test guard)
                  (with-user-code-boundary ()
                    (setf values (multiple-value-list (call-with-coverage verdict function)))))
@@ -312,7 +313,7 @@ unwinding."
           (setf (test-run-guard run) outer
                 (verdict-milliseconds verdict) (+ (verdict-milliseconds verdict) (- end start)))
           (when outer
-            (setf (guard-deadline outer) (+ end left)))
+            (publish (guard-deadline outer) (+ end left)))
           (announce-test outer))
         ;; Stop a non-local exit that would leave more than the test, such as the end of the thread or a throw to the caller
         ;; of the run, unless it ends the evaluation itself.

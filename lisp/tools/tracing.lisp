@@ -141,7 +141,7 @@ printed only once although it may end many calls."
                          (short-text +max-call-text-length+ (lambda (stream)
                                                               (let ((*print-escape* nil)) (princ condition stream))))))
                (text (format nil "~A~@[: ~A~]" type report)))
-          (setf (tracer-failure tracer) (cons condition text))
+          (publish (tracer-failure tracer) (cons condition text))
           text))))
 
 (defun call-text (name arguments)
@@ -210,12 +210,9 @@ the call."
 KEPT-VALUES, or the text of the error that ended CALL, which may be empty."
   (declare (type (unsigned-byte 62) now))
   (setf (traced-call-nanoseconds call) (max 0 (- now (traced-call-start call) (traced-call-overhead call))))
-  ;; The evaluation's thread may read the call meanwhile, and must see RESULT's elements before the slot, and the slot
-  ;; before END.
-  (sb-thread:barrier (:write))
-  (setf (traced-call-result call) result)
-  (sb-thread:barrier (:write))
-  (setf (traced-call-end call) end))
+  ;; The evaluation's thread may read the call meanwhile. If this thread sees END, it must also see RESULT.
+  (publish (traced-call-result call) result)
+  (publish (traced-call-end call) end))
 
 (defun add-overhead (parent call begun)
   "Add the time spent on recording CALL to the overhead of PARENT, the recorded call around CALL or NIL. The recording began

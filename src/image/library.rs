@@ -137,6 +137,7 @@ impl Runtime {
         };
         let collecting: Symbol<*mut u8> = self.symbol("gc_active_p")?;
         heap::set_variables(HeapVariables {
+            use_of_pages: *self.symbol("sbcl_host_heap_use")?,
             allocated: word("bytes_allocated")?,
             size: word("dynamic_space_size")?,
             trigger: word("auto_gc_trigger")?,

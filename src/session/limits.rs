@@ -10,7 +10,6 @@ use super::completion::EarlierErrors;
 use super::events::JobEnd;
 use super::post_processing::FinishingEvaluation;
 use super::scheduler::{Request, RunningJob, SchedulerState};
-use crate::image::heap::HeapUsage;
 use crate::image::interruption::{InterruptionAction, REACTION_TIME};
 use crate::image::{self, InterruptReason, JobKind, Lane};
 use crate::outcome::Clipped;
@@ -33,7 +32,7 @@ pub(super) const HEAP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// to collect garbage in. The data that earlier evaluations left count towards the limit, but some room always remains,
 /// so that code can release these data.
 pub(super) fn heap_limit() -> Option<usize> {
-    let HeapUsage { kept, size, .. } = image::heap::usage()?;
+    let (kept, size) = image::heap::kept_and_size()?;
     Some((size / 5 * 2).max(kept + size / 6))
 }
 

@@ -335,6 +335,26 @@ fn heap_exhaustion_is_an_error_and_frees_the_memory(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn arrays_a_little_larger_than_a_page_of_the_heap_do_not_lose_the_image(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "512M"]);
+    // Each array takes two pages.
+    session.evaluate("(defun page-array () (make-array (floor sb-c:+backend-page-bytes+ 8)))", 10.0);
+    session.evaluate("(defvar *g* nil)", 5.0);
+    // A quarter of the heap's bytes is a half of the pages.
+    let half =
+        "(loop repeat (floor (sb-ext:dynamic-space-size) (* 4 sb-c:+backend-page-bytes+)) do (push (page-array) *g*))";
+    let text = session.evaluate_err(half, 30.0, "HEAP-EXHAUSTED");
+    assert!(megabytes_left(&text) > 150, "{text}");
+    for _ in 0..3 {
+        session.evaluate_err("(length (loop collect (page-array)))", 30.0, "HEAP-EXHAUSTED");
+    }
+    // The image was not lost.
+    assert_eq!(session.evaluate("(progn (setf *g* (length *g*)) (< 1000 *g*))", 5.0), "=> T");
+    session.evaluate("(length (make-array 4000000))", 10.0);
+    session.finish();
+}
+
+#[apply(both_modes)]
 fn heap_exhausted_report_names_the_function_and_frees_the_data(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     session.evaluate("(defun grow (list) (loop (push (make-array 1000) list)))", 10.0);

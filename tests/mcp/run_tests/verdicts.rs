@@ -494,3 +494,26 @@ fn restart_abort_of_a_test_says_that_it_ends_the_test() {
     let text = call_ok(&mut project.server(), "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("=> all pass  1 passed"), "{text}");
 }
+
+#[test]
+fn test_runs_at_the_same_time_do_not_disturb_each_other() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest one 1 1)\n(deftest two 2 2)\n";
+    let perform = "(progn (setf (symbol-value 'cl-user::*state*) :begun)
+                     (loop until (eq :continue (symbol-value 'cl-user::*state*)) do (sleep 0.01))
+                     (symbol-call :sb-rt :do-tests))";
+    let project = Project::new("\"sb-rt\"", perform, tests);
+    let other =
+        "(defsystem \"other\" :depends-on (\"sb-rt\") :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))\n";
+    project.write("other.asd", other);
+    let mut server = project.server();
+    server.evaluate("(defvar *state* nil)");
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "background": true}));
+    let id: u64 = text.split(' ').nth(1).and_then(|id| id.parse().ok()).expect("a number");
+    wait_until("the test operation has begun", || server.evaluate("*state*").ends_with("=> :BEGUN"));
+    // A run that begins and ends while the other run waits.
+    call_ok(&mut server, "run-tests", json!({"system": "other"}));
+    server.evaluate("(setf *state* :continue)");
+    let text = call_ok(&mut server, "check-evaluation", json!({"id": id, "wait": 60}));
+    assert!(text.starts_with("=> all pass  2 passed, 0 failed, 0 errors"), "{text}");
+}
