@@ -59,7 +59,7 @@ impl Host for Inner {
                 }
                 Instruction::Wait(until) => {
                     self.notify(scheduler.take_changed_lanes());
-                    self.stop_idle_clock(&scheduler);
+                    self.stop_idle_clock(&scheduler, now);
                     // Work that another thread adds after the lock is released changes the count.
                     let changed = &self.changed[lane as usize];
                     let seen = changed.current();
@@ -234,10 +234,15 @@ fn find_hints(texts: Vec<UnbalancedText>, end: &AtomicBool) -> Vec<(UnbalancedTe
 }
 
 impl Inner {
-    /// Stops the clock when nothing runs, so that the clock's thread checks no limits for a job that is over. Called only
-    /// before a Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
-    fn stop_idle_clock(&self, scheduler: &SchedulerState) {
-        if scheduler.running.is_empty() && scheduler.finishing.is_empty() && scheduler.abandoned.is_empty() {
+    /// Stops the clock when nothing runs and no thread must be started later, so that the clock's thread checks no limits
+    /// for a job that is over. Called only before a Lisp thread sleeps, so that the clock keeps running when one evaluation
+    /// directly follows another.
+    fn stop_idle_clock(&self, scheduler: &SchedulerState, now: Instant) {
+        if scheduler.running.is_empty()
+            && scheduler.finishing.is_empty()
+            && scheduler.abandoned.is_empty()
+            && scheduler.next_thread_attempt(now).is_none()
+        {
             self.clock.stop();
         }
     }
@@ -292,5 +297,30 @@ impl Inner {
             Event::Notice(text) => connection.state().add_notice(escape_line_breaks(&text.to_owned())),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::*;
+    use crate::Limits;
+
+    /// An evaluation may wait for the thread while nothing else happens.
+    #[test]
+    fn the_clock_wakes_for_the_next_attempt_to_start_a_thread() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let now = Instant::now();
+        let Err(again) = inner.scheduler.lock().record_thread_refusal("there is no room", now) else {
+            unreachable!("no request waits for the background")
+        };
+        assert_eq!(inner.interrupt_overdue(now), Some(again));
+        inner.clock.arm(again);
+        inner.stop_idle_clock(&inner.scheduler.lock(), now);
+        let waiting = inner.clone();
+        let (wake, woken) = mpsc::channel();
+        std::thread::spawn(move || wake.send(waiting.clock.wait()));
+        assert!(woken.recv_timeout(Duration::from_secs(20)).expect("the clock wakes") >= again);
     }
 }
