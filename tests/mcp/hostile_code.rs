@@ -380,7 +380,7 @@ fn reports_of_two_evaluations_that_end_because_of_a_full_heap_show_no_cleanup_fo
     let background = session.0.call_tool("check-evaluation", json!({"id": 3, "wait": 25}));
     for (text, is_error) in [foreground, background] {
         assert!(is_error && error_type(&text) == Some("HEAP-EXHAUSTED"), "{text}");
-        assert!(!text.contains("(CLEAN-UP)"), "{text}");
+        assert!(!text.contains(": (CLEAN-UP)"), "{text}");
     }
     session.evaluate("(setf *kept* nil)", 10.0);
     session.finish();
