@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, UnbalancedText, escape_line_breaks};
+use super::events::{ClippedBuffer, JobEnd, UnbalancedText, defining_form, escape_line_breaks};
 use super::limits::HEAP_CHECK_INTERVAL;
 use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
@@ -81,6 +81,10 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
+        if let Event::Defined(start, description) = event {
+            self.record_defining_form(job, start, &description.to_owned());
+            return false;
+        }
         let mut scheduler = self.scheduler.lock();
         if let Event::ThreadRefused(reason) = event {
             self.record_thread_refusal(scheduler, reason);
@@ -205,16 +209,6 @@ impl Host for Inner {
                 return self.has_other_connections(&running.connection) && !self.is_replaying();
             }
             Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
-            Event::Defined(..) => {
-                // The end of an evaluation in the background leaves the connection's package as it is.
-                let binds_package = running.activity.binds_package() || running.is_background();
-                let (attached, observer) = (running.connection.is_attached(), self.observer.get());
-                let Some(builder) = running.activity.current_builder() else { return false };
-                builder.handle_event(event);
-                if let (Some(observer), Some((form, changes))) = (observer, builder.last_defined()) {
-                    observer.form_defined(form, changes, binds_package, attached, builder.evaluation());
-                }
-            }
             event => {
                 let activity = &mut running.activity;
                 return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
@@ -263,6 +257,23 @@ impl Inner {
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {
             self.clock.arm(at);
         }
+    }
+
+    /// Records a form of `job` that has defined something. `start` and `description` are arguments of [`defining_form`].
+    fn record_defining_form(&self, job: u64, start: u64, description: &str) {
+        let copy_code = |running: &mut RunningJob| Some(running.activity.current_builder()?.code().clone());
+        let Some(code) = self.scheduler.lock().find(job).and_then(copy_code) else { return };
+        let Some((form, changes)) = defining_form(&code, start, description) else { return };
+        let mut scheduler = self.scheduler.lock();
+        let Some(running) = scheduler.find(job) else { return };
+        // The end of an evaluation in the background leaves the connection's package as it is.
+        let binds_package = running.activity.binds_package() || running.is_background();
+        let attached = running.connection.is_attached();
+        let Some(builder) = running.activity.current_builder() else { return };
+        if let Some(observer) = self.observer.get() {
+            observer.form_defined(&form, &changes, binds_package, attached, builder.evaluation());
+        }
+        builder.add_defined(code, form, &changes);
     }
 
     /// Records that no evaluating thread could be started. A background evaluation that needed the thread fails.

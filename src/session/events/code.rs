@@ -16,7 +16,7 @@ pub(crate) struct TextPosition {
 
 /// The code of an evaluation. Its forms are mostly looked up in order, so each search begins where the last search ended:
 /// long code is not read from its beginning for each form.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Code {
     text: Arc<str>,
     last: Cell<TextPosition>,
