@@ -55,7 +55,9 @@ pub(crate) struct OutcomeBuilder {
     stdout: Clipped,
     stderr: Clipped,
     turns: Vec<u32>,
+    /// The number of printed characters that were kept before this evaluation was held and resumed.
     printed_before: u64,
+    /// The number of further characters to keep of the output.
     output_left: u64,
     warnings: Vec<WarningBuilder>,
     warnings_omitted: u64,
@@ -144,7 +146,7 @@ impl OutcomeBuilder {
 
     /// Returns the number of printed characters that are kept so far.
     pub(crate) fn printed_chars(&self) -> u64 {
-        self.turns.iter().copied().map(u64::from).sum()
+        self.limits.max_output - self.printed_before - self.output_left
     }
 
     /// Clears the evaluation's number, for the outcome of a debugger operation, which is not the evaluation's own outcome.
@@ -277,8 +279,9 @@ impl OutcomeBuilder {
             }
             event @ Event::Record(_) => {
                 let enough = self.records.handle_event(event);
+                let printed = self.printed_chars();
                 if let Some(system) = self.records.last_system() {
-                    system.printed = self.turns.iter().copied().map(u64::from).sum();
+                    system.printed = printed;
                 }
                 return enough;
             }
