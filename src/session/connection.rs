@@ -18,8 +18,6 @@ use crate::session::operation::{Operation, RecordsBuilder};
 
 /// The maximum length of a connection's name in characters.
 const MAX_NAME: usize = 60;
-/// The number of requests that are cancelled before other threads may use the scheduler state.
-const WITHDRAWN_AT_ONCE: usize = 100;
 
 /// A function that is called at once with each message about another connection's action. The second argument is the
 /// number of an evaluation, if the message says that another connection now holds it. The function must not block.
@@ -211,21 +209,14 @@ impl Inner {
         std::iter::once(self.own_connection.clone()).chain(attached)
     }
 
-    /// Cancels all waiting requests of a connection. Returns their answers. Cancelling thousands of requests takes time,
-    /// so the lock is released in between.
+    /// Cancels all waiting requests of a connection, as [`withdraw_all`](Self::withdraw_all) does. Returns their answers.
     fn withdraw_waiting_of(
         &self,
         scheduler: &mut MutexGuard<'_, SchedulerState>,
         connection: &Connection,
     ) -> Vec<AnswerFn> {
-        let mut answers = Vec::new();
-        for (lane, request) in scheduler.take_waiting_of_connection(connection.id) {
-            answers.push(self.withdraw(scheduler, lane, request));
-            if answers.len().is_multiple_of(WITHDRAWN_AT_ONCE) {
-                MutexGuard::unlocked(scheduler, || ());
-            }
-        }
-        answers
+        let waiting = scheduler.take_waiting_of_connection(connection.id);
+        self.withdraw_all(scheduler, waiting)
     }
 
     /// Returns true if there is a connection other than `connection`.
@@ -263,6 +254,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::session::completion::WITHDRAWN_AT_ONCE;
     use crate::session::observer::Observer;
     use crate::{Evaluation, Limits};
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use serde::{Deserialize, Serialize};
 
 use super::error_state::ErrorState;
@@ -56,10 +57,10 @@ impl Inner {
         }
     }
 
-    /// Cancels all waiting requests. Returns their answers.
-    fn cancel_waiting(&self, scheduler: &mut SchedulerState) -> Vec<AnswerFn> {
+    /// Cancels all waiting requests, as [`withdraw_all`](Self::withdraw_all) does. Returns their answers.
+    fn cancel_waiting(&self, scheduler: &mut MutexGuard<'_, SchedulerState>) -> Vec<AnswerFn> {
         let waiting = scheduler.take_all_waiting();
-        waiting.into_iter().map(|(lane, request)| self.withdraw(scheduler, lane, request)).collect()
+        self.withdraw_all(scheduler, waiting)
     }
 }
 
