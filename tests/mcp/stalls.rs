@@ -936,7 +936,7 @@ fn long_defining_form_delays_no_other_client(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
     let server = runtime.server(&["--heap", "4G"]);
     let mut client = runtime.attach(&server);
-    let code = format!("(defun long () \"{}\")", "x".repeat(40 << 20));
+    let code = format!("(defun long-text () \"{}\")", "x".repeat(40 << 20));
     let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
         client.call_ok("evaluate-lisp", json!({"code": code, "timeout": 120}));
     });
