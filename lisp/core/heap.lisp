@@ -209,16 +209,14 @@ this part, a string. End the evaluation if the heap is still full."
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, or only its current part (see *END-PART-FOR-HEAP*). Do
 nothing if the heap is no longer full. This function is called when the host interrupts the thread because the heap is
 nearly full, and by WATCH-HEAP after each collection."
-  (let ((job-id *job-id*)
-        (kept *kept-bytes-before-evaluation*)
+  (let ((kept *kept-bytes-before-evaluation*)
         (part *ended-part*))
     (when (and *unwind-evaluation* (not (heap-cleared-p)))
       (when (and *end-part-for-heap* (not *failure-reason*))
         (funcall (the function *end-part-for-heap*) (frame-pointer-here))
         ;; The function returns only if the part is already being ended.
         (return-from end-evaluation-for-heap nil))
-      (unless (or *capturing-interruption* (eql job-id **job-ended-for-heap**))
-        (setf **job-ended-for-heap** job-id)
+      (unless (or *capturing-interruption* (shiftf *ended-for-heap* t))
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))
       (abandon-evaluation :interrupted
                           (lambda ()

@@ -55,6 +55,9 @@ of the objects from the trigger of the next collection."
 (defvar *capturing-interruption* nil
   "True while this thread captures the frames of its interrupted evaluation.")
 
+(defvar *ended-for-heap* nil
+  "True once this evaluation was ended because the heap was nearly full.")
+
 (defun abandon-evaluation (reason finish)
   "Unwind to the end of the evaluation, and make the evaluation fail for REASON, a value of *FAILURE-REASON*. FINISH is a
 function to call after the unwinding, or NIL."
@@ -75,7 +78,8 @@ function to call after the unwinding, or NIL."
         (*after-unwinding* nil)
         (*collection-count* 0)
         (*kept-bytes-before-evaluation* (kept-bytes))
-        (*capturing-interruption* nil))
+        (*capturing-interruption* nil)
+        (*ended-for-heap* nil))
     (block evaluation
       (flet ((abandon () (return-from evaluation)))
         (declare (dynamic-extent #'abandon))
@@ -112,10 +116,6 @@ cleanup forms use up this room, too, this function is called again."
                                handlers and cleanup forms must not use much stack." name)))))))
 
 ;;; Interrupting an evaluation
-(declaim (type (unsigned-byte 64) **job-ended-for-heap**))
-(defglobal **job-ended-for-heap** 0
-  "The number of the job whose evaluation was most recently ended because the heap was nearly full, or 0.")
-
 (defun capture-interruption (reason hook)
   "Push an error for the interruption of this evaluation, with the frames of the interrupted code, and return the values of
 CAPTURE-ERROR. REASON is a value of the C enum sbcl_interrupt, such as +INTERRUPT-TIMEOUT+. HOOK is the frame pointer of the

@@ -90,7 +90,7 @@ interruption. If the reason is that the heap is nearly full, also end threads of
                   (event target (event-code :interrupted))
                   (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
                         ;; The end of a garbage collection may already have ended this evaluation.
-                        ((and (eql target *job-id*) (/= target **job-ended-for-heap**)) (end-evaluation-for-heap)))))
+                        ((and (eql target *job-id*) (not *ended-for-heap*)) (end-evaluation-for-heap)))))
           (failure)
         (event target (event-code :interrupted))))))
 

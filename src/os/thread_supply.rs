@@ -38,6 +38,11 @@ impl ThreadSupply {
         *self.retry_at.insert(now + RETRY_DELAY)
     }
 
+    /// Returns the time of the next attempt after a failure; `None` unless this time is still to come.
+    pub(crate) fn next_attempt(&self, now: Instant) -> Option<Instant> {
+        self.retry_at.filter(|time| *time > now)
+    }
+
     /// Returns the number of threads that are being started.
     pub(crate) fn starting(&self) -> usize {
         self.starting
@@ -53,7 +58,9 @@ mod tests {
         let (mut supply, now) = (ThreadSupply::default(), Instant::now());
         assert!(supply.claim_start(1, now) && !supply.claim_start(1, now));
         assert_eq!(supply.record_failure(now), now + RETRY_DELAY);
+        assert_eq!(supply.next_attempt(now), Some(now + RETRY_DELAY));
         assert!(!supply.claim_start(1, now) && supply.claim_start(1, now + RETRY_DELAY));
+        assert_eq!(supply.next_attempt(now + RETRY_DELAY), None);
         supply.record_started();
         assert_eq!(supply.starting(), 0);
     }

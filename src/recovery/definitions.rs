@@ -59,16 +59,6 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Returns the definition, with a form over [`MAX_FORM`] cut to its beginning.
-    pub(crate) fn bounded(mut self) -> Self {
-        let size = json_size(&self.form.code);
-        if size > MAX_FORM {
-            self.too_long = Some(size);
-            self.form.code = self.form.code.chars().take(EXCERPT_CHARS).collect();
-        }
-        self
-    }
-
     /// Returns the reason why the form cannot be replayed, as a clause; `None` if the form can be replayed.
     pub(crate) fn replay_obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
@@ -163,6 +153,17 @@ impl UnrestoredForm {
         self.missing.retain(|name| !names.contains(name));
         self.form == **form && *role != FormRole::Failed || had_names && self.missing.is_empty()
     }
+}
+
+/// Returns a copy of the form. If the form is over [`MAX_FORM`], returns a copy of its beginning, and its size in bytes of
+/// JSON.
+pub(crate) fn bounded_copy(form: &DefiningForm) -> (DefiningForm, Option<usize>) {
+    let size = json_size(&form.code);
+    if size <= MAX_FORM {
+        return (form.clone(), None);
+    }
+    let code = form.code.chars().take(EXCERPT_CHARS).collect();
+    (DefiningForm { code, package: form.package.clone() }, Some(size))
 }
 
 /// A form that was evaluated, which may resolve [unrestored forms](UnrestoredForm).
@@ -755,10 +756,10 @@ mod tests {
 
     #[test]
     fn a_form_over_the_size_limit_is_cut_to_its_beginning() {
-        let long = definition(format!("(defvar *long* \"{}\")", "x".repeat(MAX_FORM))).bounded();
-        assert_eq!(long.too_long, Some(MAX_FORM + 20));
-        assert_eq!(long.form.code.len(), EXCERPT_CHARS);
-        assert_eq!(definition("(f)".to_owned()).bounded(), definition("(f)".to_owned()));
+        let (long, size) = bounded_copy(&definition(format!("(defvar *long* \"{}\")", "x".repeat(MAX_FORM))).form);
+        assert_eq!((long.code.len(), size), (EXCERPT_CHARS, Some(MAX_FORM + 20)));
+        let short = definition("(f)".to_owned()).form;
+        assert_eq!(bounded_copy(&short), (short, None));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::checkpoint::autosave::AutosaveTrigger;
-use super::definitions::{Definition, EvaluatedForm, UnrestoredForm};
+use super::definitions::{Definition, EvaluatedForm, UnrestoredForm, bounded_copy};
 use super::event::{MAX_ERROR_BYTES, SessionEvent, WorkerEvent};
 use super::replay::DefinitionReplay;
 use super::status_page::{StatusField, StatusPage, deadline};
@@ -152,9 +152,9 @@ impl Observer for EventForwarder {
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let evaluated = EvaluatedForm::new(form, changes);
         self.unrestored.lock().retain_mut(|unrestored| !unrestored.try_resolve(&evaluated));
-        let (form, changes) = (form.clone(), changes.clone());
-        let definition = Definition { form, changes, local, attached, evaluation, took, too_long: None };
-        self.reporter.report_change(SessionEvent::Defined(definition.bounded()));
+        let ((form, too_long), changes) = (bounded_copy(form), changes.clone());
+        let definition = Definition { form, changes, local, attached, evaluation, took, too_long };
+        self.reporter.report_change(SessionEvent::Defined(definition));
     }
 
     fn evaluation_detached(&self, evaluation: u64) {

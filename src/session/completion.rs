@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::MutexGuard;
+
 use super::activity::{Activity, EvaluationActivity, HeldActivity, HeldRequest, HoldEffect, Inspection};
 use super::connection::Connection;
 use super::error_state::ErrorState;
@@ -16,6 +18,9 @@ use crate::image::{InterruptReason, Lane};
 use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
+
+/// The number of requests that are cancelled before other threads may use the scheduler state.
+pub(super) const WITHDRAWN_AT_ONCE: usize = 100;
 
 /// Returns the error for local variables that could not be printed. `end` is the way in which the request's job ended.
 fn locals_error(end: JobEnd) -> HoldError {
@@ -229,6 +234,25 @@ impl Inner {
             Some(running) => self.finish(scheduler, running, JobEnd::Withdrawn),
             None => Box::new(|| ()),
         }
+    }
+
+    /// Cancels requests that have not begun. Returns the functions that send their answers. Cancelling many thousands of
+    /// requests takes time, so the lock is released in between. Other threads find these requests neither among the requests
+    /// that wait nor among the jobs that run.
+    #[must_use]
+    pub(super) fn withdraw_all(
+        &self,
+        scheduler: &mut MutexGuard<'_, SchedulerState>,
+        requests: Vec<(Lane, Request)>,
+    ) -> Vec<AnswerFn> {
+        let mut answers = Vec::with_capacity(requests.len());
+        for (lane, request) in requests {
+            answers.push(self.withdraw(scheduler, lane, request));
+            if answers.len().is_multiple_of(WITHDRAWN_AT_ONCE) {
+                MutexGuard::unlocked(scheduler, || ());
+            }
+        }
+        answers
     }
 
     /// Sends answers. A panic in a recipient's code must not end a Lisp thread, so it is caught and reported in a

@@ -209,10 +209,14 @@ impl Inner {
         std::iter::once(self.own_connection.clone()).chain(attached)
     }
 
-    /// Cancels all waiting requests of a connection. Returns their answers.
-    fn withdraw_waiting_of(&self, scheduler: &mut SchedulerState, connection: &Connection) -> Vec<AnswerFn> {
+    /// Cancels all waiting requests of a connection, as [`withdraw_all`](Self::withdraw_all) does. Returns their answers.
+    fn withdraw_waiting_of(
+        &self,
+        scheduler: &mut MutexGuard<'_, SchedulerState>,
+        connection: &Connection,
+    ) -> Vec<AnswerFn> {
         let waiting = scheduler.take_waiting_of_connection(connection.id);
-        waiting.into_iter().map(|(lane, request)| self.withdraw(scheduler, lane, request)).collect()
+        self.withdraw_all(scheduler, waiting)
     }
 
     /// Returns true if there is a connection other than `connection`.
@@ -244,10 +248,62 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
+    use crate::session::completion::WITHDRAWN_AT_ONCE;
+    use crate::session::observer::Observer;
     use crate::{Evaluation, Limits};
+
+    /// The number of requests that [`EndObserver`] expects.
+    const WITHDRAWN: usize = 10 * WITHDRAWN_AT_ONCE;
+
+    /// An observer that records whether another thread got the scheduler's lock before the last request was cancelled.
+    /// The observer sleeps, so that the other thread waits for the lock.
+    #[derive(Default)]
+    struct EndObserver {
+        ended: AtomicUsize,
+        is_locked: AtomicBool,
+        is_locked_before_last: AtomicBool,
+    }
+
+    impl Observer for EndObserver {
+        fn job_ended(&self, _: u64) {
+            let ended = self.ended.fetch_add(1, Ordering::Relaxed) + 1;
+            if ended.is_multiple_of(WITHDRAWN_AT_ONCE) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            if ended == WITHDRAWN {
+                self.is_locked_before_last.store(self.is_locked.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn other_threads_get_the_lock_while_many_requests_of_a_connection_are_cancelled() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let observer = Arc::new(EndObserver::default());
+        let _ = inner.observer.set(observer.clone());
+        let session = Session { connection: inner.own_connection.clone(), inner };
+        let gone = session.connect();
+        for _ in 0..WITHDRAWN {
+            gone.submit(Evaluation::new("1"), drop);
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while observer.ended.load(Ordering::Relaxed) == 0 {
+                    thread::yield_now();
+                }
+                drop(session.inner.scheduler.lock());
+                observer.is_locked.store(true, Ordering::Relaxed);
+            });
+            gone.withdraw_waiting();
+        });
+        assert!(observer.is_locked_before_last.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn withdrawing_the_waiting_requests_of_a_connection_cancels_no_other_requests() {

@@ -94,6 +94,8 @@ pub(super) struct Evaluations {
     lost: Vec<u64>,
     /// The entries, by number.
     entries: BTreeMap<u64, EvaluationEntry>,
+    /// The numbers of the evaluations, by the jobs that work on them.
+    jobs: BTreeMap<u64, u64>,
     /// The size of all kept outcomes in bytes, and the numbers of their evaluations.
     bytes: usize,
     kept: BTreeSet<u64>,
@@ -118,6 +120,7 @@ impl Evaluations {
             waiters: BTreeMap::new(),
         };
         self.entries.insert(self.last, entry);
+        self.jobs.insert(job, self.last);
         self.last
     }
 
@@ -143,7 +146,11 @@ impl Evaluations {
     /// Records that `job` begins or resumes an evaluation.
     pub(super) fn begin(&mut self, id: u64, job: u64, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&id) {
-            entry.job = job;
+            if entry.job != job {
+                self.jobs.remove(&entry.job);
+                self.jobs.insert(job, id);
+                entry.job = job;
+            }
             entry.stage = Stage::Running(now);
         }
     }
@@ -191,7 +198,7 @@ impl Evaluations {
             self.kept.insert(id);
             self.evict(id, &mut forgotten);
         } else {
-            forgotten.extend(self.entries.remove(&id));
+            forgotten.extend(self.remove(id));
         }
         EndedEvaluation { outcome, waiters, forgotten }
     }
@@ -203,12 +210,12 @@ impl Evaluations {
 
     /// Returns the evaluation that this job works on.
     pub(super) fn find_by_job(&self, job: u64) -> Option<u64> {
-        self.entries.values().rev().find(|entry| entry.job == job).map(|entry| entry.id)
+        self.jobs.get(&job).copied()
     }
 
     /// Returns the connection of the evaluation that this job works on.
     pub(super) fn connection_of_job(&self, job: u64) -> Option<Arc<Connection>> {
-        self.entries.values().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
+        self.entries.get(self.jobs.get(&job)?).map(|entry| entry.connection.clone())
     }
 
     /// Returns the outcome of a held evaluation.
@@ -228,6 +235,7 @@ impl Evaluations {
     /// Removes all evaluations that are over. The numbers continue, and evaluations that wait or run stay.
     pub(super) fn reset(&mut self) {
         self.entries.retain(|_, entry| entry.stage != Stage::Over);
+        self.jobs.retain(|_, id| self.entries.contains_key(id));
         self.lost.clear();
         self.bytes = 0;
         self.kept.clear();
@@ -268,10 +276,17 @@ impl Evaluations {
             let is_over = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.stage == Stage::Over);
             let Some(oldest) = self.kept.iter().copied().find(|id| *id != newest && is_over(id)) else { return };
             self.kept.remove(&oldest);
-            let entry = self.entries.remove(&oldest);
+            let entry = self.remove(oldest);
             self.bytes -= entry.as_ref().map_or(0, |entry| entry.bytes);
             forgotten.extend(entry);
         }
+    }
+
+    /// Removes and returns the entry of an evaluation.
+    fn remove(&mut self, id: u64) -> Option<EvaluationEntry> {
+        let entry = self.entries.remove(&id)?;
+        self.jobs.remove(&entry.job);
+        Some(entry)
     }
 
     /// Takes the reply of a wait.
@@ -554,5 +569,26 @@ mod tests {
         assert!(waiting.iter().all(|id| progress(id) == Ok(Progress::Queued)));
         assert!(gone.iter().all(|id| progress(id) == Err(EvaluationError::Gone { id: *id })));
         assert!(kept.iter().all(|id| matches!(progress(id), Ok(Progress::Over(..)))));
+        let found: Vec<_> = (0..30).filter_map(|job| session.evaluation_of(JobId(job))).collect();
+        assert_eq!(found, [waiting, kept].concat());
+        session.inner.scheduler.lock().evaluations.reset();
+        let found: Vec<_> = (0..30).filter_map(|job| session.evaluation_of(JobId(job))).collect();
+        assert_eq!(found, waiting);
+    }
+
+    /// Output of a thread that outlives its evaluation goes to the evaluation's connection, which is looked up for each
+    /// part of the output, under the scheduler's lock.
+    #[test]
+    fn the_search_for_the_evaluation_of_a_job_does_not_visit_the_evaluations_that_wait() {
+        let session = session();
+        let begin = Instant::now();
+        let ids: Vec<_> = (0..100_000).map(|job| add_evaluation(&session, job)).collect();
+        let adding = begin.elapsed();
+        let begin = Instant::now();
+        let scheduler = session.inner.scheduler.lock();
+        assert!((100_000..101_000).all(|job| scheduler.evaluations.connection_of_job(job).is_none()));
+        let searching = begin.elapsed();
+        assert!(searching < adding, "{searching:?}, and {adding:?} to add the evaluations");
+        assert_eq!(scheduler.evaluations.find_by_job(0), Some(ids[0]));
     }
 }

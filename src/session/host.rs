@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, UnbalancedText, escape_line_breaks};
+use super::events::{ClippedBuffer, JobEnd, UnbalancedText, defining_form, escape_line_breaks};
 use super::limits::HEAP_CHECK_INTERVAL;
 use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
@@ -59,7 +59,7 @@ impl Host for Inner {
                 }
                 Instruction::Wait(until) => {
                     self.notify(scheduler.take_changed_lanes());
-                    self.stop_idle_clock(&scheduler);
+                    self.stop_idle_clock(&scheduler, now);
                     // Work that another thread adds after the lock is released changes the count.
                     let changed = &self.changed[lane as usize];
                     let seen = changed.current();
@@ -81,6 +81,10 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
+        if let Event::Defined(start, description) = event {
+            self.record_defining_form(job, start, &description.to_owned());
+            return false;
+        }
         let mut scheduler = self.scheduler.lock();
         if let Event::ThreadRefused(reason) = event {
             self.record_thread_refusal(scheduler, reason);
@@ -205,16 +209,6 @@ impl Host for Inner {
                 return self.has_other_connections(&running.connection) && !self.is_replaying();
             }
             Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
-            Event::Defined(..) => {
-                // The end of an evaluation in the background leaves the connection's package as it is.
-                let binds_package = running.activity.binds_package() || running.is_background();
-                let (attached, observer) = (running.connection.is_attached(), self.observer.get());
-                let Some(builder) = running.activity.current_builder() else { return false };
-                builder.handle_event(event);
-                if let (Some(observer), Some((form, changes))) = (observer, builder.last_defined()) {
-                    observer.form_defined(form, changes, binds_package, attached, builder.evaluation());
-                }
-            }
             event => {
                 let activity = &mut running.activity;
                 return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
@@ -234,10 +228,15 @@ fn find_hints(texts: Vec<UnbalancedText>, end: &AtomicBool) -> Vec<(UnbalancedTe
 }
 
 impl Inner {
-    /// Stops the clock when nothing runs, so that the clock's thread checks no limits for a job that is over. Called only
-    /// before a Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
-    fn stop_idle_clock(&self, scheduler: &SchedulerState) {
-        if scheduler.running.is_empty() && scheduler.finishing.is_empty() && scheduler.abandoned.is_empty() {
+    /// Stops the clock when nothing runs and no thread must be started later, so that the clock's thread checks no limits
+    /// for a job that is over. Called only before a Lisp thread sleeps, so that the clock keeps running when one evaluation
+    /// directly follows another.
+    fn stop_idle_clock(&self, scheduler: &SchedulerState, now: Instant) {
+        if scheduler.running.is_empty()
+            && scheduler.finishing.is_empty()
+            && scheduler.abandoned.is_empty()
+            && scheduler.next_thread_attempt(now).is_none()
+        {
             self.clock.stop();
         }
     }
@@ -258,6 +257,23 @@ impl Inner {
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {
             self.clock.arm(at);
         }
+    }
+
+    /// Records a form of `job` that has defined something. `start` and `description` are arguments of [`defining_form`].
+    fn record_defining_form(&self, job: u64, start: u64, description: &str) {
+        let copy_code = |running: &mut RunningJob| Some(running.activity.current_builder()?.code().clone());
+        let Some(code) = self.scheduler.lock().find(job).and_then(copy_code) else { return };
+        let Some((form, changes)) = defining_form(&code, start, description) else { return };
+        let mut scheduler = self.scheduler.lock();
+        let Some(running) = scheduler.find(job) else { return };
+        // The end of an evaluation in the background leaves the connection's package as it is.
+        let binds_package = running.activity.binds_package() || running.is_background();
+        let attached = running.connection.is_attached();
+        let Some(builder) = running.activity.current_builder() else { return };
+        if let Some(observer) = self.observer.get() {
+            observer.form_defined(&form, &changes, binds_package, attached, builder.evaluation());
+        }
+        builder.add_defined(code, form, &changes);
     }
 
     /// Records that no evaluating thread could be started. A background evaluation that needed the thread fails.
@@ -292,5 +308,30 @@ impl Inner {
             Event::Notice(text) => connection.state().add_notice(escape_line_breaks(&text.to_owned())),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::*;
+    use crate::Limits;
+
+    /// An evaluation may wait for the thread while nothing else happens.
+    #[test]
+    fn the_clock_wakes_for_the_next_attempt_to_start_a_thread() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let now = Instant::now();
+        let Err(again) = inner.scheduler.lock().record_thread_refusal("there is no room", now) else {
+            unreachable!("no request waits for the background")
+        };
+        assert_eq!(inner.interrupt_overdue(now), Some(again));
+        inner.clock.arm(again);
+        inner.stop_idle_clock(&inner.scheduler.lock(), now);
+        let waiting = inner.clone();
+        let (wake, woken) = mpsc::channel();
+        std::thread::spawn(move || wake.send(waiting.clock.wait()));
+        assert!(woken.recv_timeout(Duration::from_secs(20)).expect("the clock wakes") >= again);
     }
 }

@@ -153,7 +153,8 @@ impl Inner {
     }
 
     /// Interrupts the jobs that exceed their time limit or the heap limit, abandons or reports a job that is stuck, and
-    /// ends cancelled evaluations whose post-processing continues. Returns the time of the next check.
+    /// ends cancelled evaluations whose post-processing continues. Tries again to start a thread that could not be started.
+    /// Returns the time of the next check.
     pub(super) fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
         let mut scheduler = self.scheduler.lock();
         let mut next = Vec::new();
@@ -196,6 +197,7 @@ impl Inner {
         }
         settled.extend(self.end_overdue_post_processing(&mut scheduler, now));
         next.extend(scheduler.finishing.iter().filter_map(FinishingEvaluation::ends_at));
+        next.extend(scheduler.next_thread_attempt(now));
         for (id, reason) in overdue {
             self.interrupt(&mut scheduler, id, reason);
         }

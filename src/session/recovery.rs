@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use serde::{Deserialize, Serialize};
 
 use super::error_state::ErrorState;
@@ -56,10 +57,10 @@ impl Inner {
         }
     }
 
-    /// Cancels all waiting requests. Returns their answers.
-    fn cancel_waiting(&self, scheduler: &mut SchedulerState) -> Vec<AnswerFn> {
+    /// Cancels all waiting requests, as [`withdraw_all`](Self::withdraw_all) does. Returns their answers.
+    fn cancel_waiting(&self, scheduler: &mut MutexGuard<'_, SchedulerState>) -> Vec<AnswerFn> {
         let waiting = scheduler.take_all_waiting();
-        waiting.into_iter().map(|(lane, request)| self.withdraw(scheduler, lane, request)).collect()
+        self.withdraw_all(scheduler, waiting)
     }
 }
 
@@ -307,6 +308,8 @@ impl Session {
         {
             observer.external_wait_changed(true);
         }
+        // Another connection's request may be the next to begin.
+        self.inner.unlock_and_notify(scheduler);
         Some(UserQuestion { session: self.clone(), number })
     }
 }
@@ -368,4 +371,38 @@ impl Drop for UserQuestion {
 /// Returns the outcome of an evaluation whose image was lost, or that failed outside Lisp.
 pub(crate) fn failed_outcome(kind: &str, message: String) -> Outcome {
     OutcomeBuilder::blank(0).finish_with_error(kind, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::{Event, Host};
+    use crate::{Evaluation, Limits};
+
+    /// Runs the next evaluation on thread number `thread`, until it fails and is held.
+    fn hold_next(session: &Session, thread: u64) {
+        session.submit(Evaluation { hold: true, ..Evaluation::new("1") }, drop);
+        let job = session.inner.next_job(Lane::Evaluation, thread, None).expect("a job").id;
+        session.inner.event(job, false, Event::Held { unchanged: false });
+        session.inner.event(job, false, Event::Done { success: false });
+    }
+
+    /// While the user is asked, a connection's requests wait. The thread that must serve the next request may be asleep.
+    #[test]
+    fn a_question_to_the_user_wakes_the_thread_for_the_next_request_of_another_connection() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let first = Session { connection: inner.own_connection.clone(), inner };
+        let second = first.connect();
+        for (session, thread) in [(&first, 1), (&second, 2)] {
+            hold_next(session, thread);
+        }
+        for session in [&first, &second] {
+            session.submit(Evaluation::new("2"), drop);
+        }
+        let wakeups = || first.inner.changed[Lane::Evaluation as usize].current();
+        let before = wakeups();
+        let error = first.last_error().expect("the error of the held evaluation");
+        let question = first.begin_user_question(&error, 0, drop);
+        assert!(question.is_some() && wakeups() != before);
+    }
 }

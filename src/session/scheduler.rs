@@ -513,6 +513,7 @@ impl SchedulerState {
     pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Instruction {
         match lane {
             Lane::Evaluation => {
+                let was_changed = self.changed[lane as usize];
                 let is_new = self.threads.register(thread);
                 self.reschedule(now);
                 let next = match held {
@@ -522,6 +523,11 @@ impl SchedulerState {
                 if is_new {
                     self.threads.supply.record_started();
                     self.reschedule(now);
+                }
+                if let Instruction::Wait(_) = next {
+                    // If there is work for another thread, that thread was woken when the work appeared. Woken again by
+                    // this thread, it might wake this thread in turn, and so on until the work begins.
+                    self.changed[lane as usize] = was_changed;
                 }
                 next
             }
@@ -735,6 +741,12 @@ impl SchedulerState {
             self.abandoned.record_refusal(reason);
         }
         Err(self.threads.supply.record_failure(now))
+    }
+
+    /// Returns the time of the next attempt to start a thread after one could not be started; `None` unless this time is
+    /// still to come.
+    pub(super) fn next_thread_attempt(&self, now: Instant) -> Option<Instant> {
+        self.threads.supply.next_attempt(now)
     }
 
     /// Returns the classes of the connection's requests on the evaluation lane that may be served now.
@@ -1046,6 +1058,14 @@ mod tests {
         Request { background, ..test_requests::request(&Connection::new(0), id, JobKind::Reset) }
     }
 
+    /// Ends a running evaluation, which stays held until `until`.
+    fn hold(scheduler: &mut SchedulerState, job: u64, until: Option<Instant>) {
+        let mut running = scheduler.take_running(job).unwrap();
+        let Activity::Evaluate(evaluate) = &mut running.activity else { unreachable!("it evaluates") };
+        evaluate.held = true;
+        scheduler.holds.push(running.take_hold(until).unwrap());
+    }
+
     /// The first thread is Lisp's main thread, which must stay free for the foreground.
     #[test]
     fn the_first_thread_runs_no_background_evaluation() {
@@ -1136,6 +1156,30 @@ mod tests {
         assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
     }
 
+    /// Two such threads would wake each other again and again until the new thread runs.
+    #[test]
+    fn a_thread_that_holds_an_evaluation_wakes_no_other_while_a_new_thread_starts() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let (holder, other) = (Connection::new(1), Connection::new(2));
+        let push = |scheduler: &mut SchedulerState, connection: &Arc<Connection>, id| {
+            let request = test_requests::request(connection, id, test_requests::evaluation_kind(false));
+            scheduler.push(Lane::Evaluation, request);
+            scheduler.reschedule(now);
+            scheduler.take_changed_lanes()[Lane::Evaluation as usize]
+        };
+        assert!(push(&mut scheduler, &holder, 1));
+        let next = scheduler.next(Lane::Evaluation, 1, None, now);
+        assert!(matches!(next, Instruction::Run(Job { id: 1, .. })));
+        hold(&mut scheduler, 1, None);
+        assert!(push(&mut scheduler, &other, 2));
+        let next = scheduler.next(Lane::Evaluation, 1, Some(1), now);
+        assert!(matches!(next, Instruction::Wait(None)));
+        assert!(!scheduler.take_changed_lanes()[Lane::Evaluation as usize]);
+        let next = scheduler.next(Lane::Evaluation, 2, None, now);
+        assert!(matches!(next, Instruction::Run(Job { id: 2, .. })));
+    }
+
     /// A thread does not release its hold while a job is in the foreground, and does not wake at the hold's time limit.
     #[test]
     fn holding_threads_wake_when_the_foreground_evaluation_moves_to_the_background() {
@@ -1148,10 +1192,7 @@ mod tests {
             scheduler.push(Lane::Evaluation, request);
         }
         assert!(matches!(next(&mut scheduler, 1, None), Instruction::Run(Job { id: 1, .. })));
-        let mut running = scheduler.take_running(1).unwrap();
-        let Activity::Evaluate(evaluate) = &mut running.activity else { unreachable!("it evaluates") };
-        evaluate.held = true;
-        scheduler.holds.push(running.take_hold(Some(now)).unwrap());
+        hold(&mut scheduler, 1, Some(now));
         assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 2, .. })));
         assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Wait(None)));
         scheduler.take_changed_lanes();
@@ -1185,10 +1226,7 @@ mod tests {
         push(&mut scheduler, 3, test_requests::evaluation_kind(false));
         push(&mut scheduler, 4, JobKind::Query);
         assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 3, .. })));
-        let mut running = scheduler.take_running(3).unwrap();
-        let Activity::Evaluate(evaluate) = &mut running.activity else { unreachable!("it evaluates") };
-        evaluate.held = true;
-        scheduler.holds.push(running.take_hold(None).unwrap());
+        hold(&mut scheduler, 3, None);
         assert!(is_refusal_of(next(&mut scheduler, 2, Some(3)), 4));
         assert_eq!(scheduler.check_idle(), Err(InspectError::Held));
 

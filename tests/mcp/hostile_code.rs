@@ -375,6 +375,37 @@ fn heap_exhausted_report_names_the_function_and_frees_the_data(mode: Mode) {
     session.finish();
 }
 
+/// The second evaluation is ended while the first evaluation unwinds. The heap stays full, so each collection in a cleanup
+/// form ends the evaluation again.
+#[apply(both_modes)]
+fn reports_of_two_evaluations_that_end_because_of_a_full_heap_show_no_cleanup_form(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "512M"]);
+    session.evaluate(
+        "(defvar *begun* (sb-thread:make-semaphore))
+         (defvar *ended* (sb-thread:make-semaphore))
+         (defvar *kept* nil)
+         (defvar *garbage* nil)
+         (defun clean-up ()
+           (sb-thread:signal-semaphore *ended*)
+           (loop repeat 100 until (= (sb-thread:semaphore-count *ended*) 2) do (sleep 0.01))
+           (loop repeat 10000 do (setf *garbage* (make-array 1000))))",
+        10.0,
+    );
+    let code = "(unwind-protect (progn (sb-thread:signal-semaphore *begun*) (sleep 60)) (clean-up))";
+    let begun = session.0.call_tool("evaluate-lisp", json!({"code": code, "background": true})).0;
+    assert!(begun.ends_with("Evaluation 3 continues in the background."), "{begun}");
+    let code = "(sb-thread:wait-on-semaphore *begun*)
+                (unwind-protect (loop (push (make-array 1000) *kept*)) (clean-up))";
+    let foreground = session.answer(code, 30.0);
+    let background = session.0.call_tool("check-evaluation", json!({"id": 3, "wait": 25}));
+    for (text, is_error) in [foreground, background] {
+        assert!(is_error && error_type(&text) == Some("HEAP-EXHAUSTED"), "{text}");
+        assert!(!text.contains(": (CLEAN-UP)"), "{text}");
+    }
+    session.evaluate("(setf *kept* nil)", 10.0);
+    session.finish();
+}
+
 #[apply(both_modes)]
 fn threads_that_fill_the_heap_are_ended(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);

@@ -946,6 +946,19 @@ fn long_comment_before_many_definitions_is_not_read_for_each_of_them() {
     assert!(many < one * 3 + Duration::from_secs(3), "one form: {one:?}, many forms: {many:?}");
 }
 
+/// The form is copied for the session's definitions.
+#[apply(both_modes)]
+fn long_defining_form_delays_no_other_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let server = runtime.server(&["--heap", "4G"]);
+    let mut client = runtime.attach(&server);
+    let code = format!("(defun long-text () \"{}\")", "x".repeat(40 << 20));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        client.call_ok("evaluate-lisp", json!({"code": code, "timeout": 120}));
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
 /// Signals an error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
 const LARGE_ERROR: &str = r#"
 (labels ((f (n a b c d e g h)

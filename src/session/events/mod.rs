@@ -8,7 +8,7 @@ mod text;
 
 pub(crate) use error::UnbalancedText;
 pub(crate) use inspection::InspectionBuilder;
-pub(crate) use outcome::OutcomeBuilder;
+pub(crate) use outcome::{OutcomeBuilder, defining_form};
 pub(crate) use text::{ClippedBuffer, escape_line_breaks, first_chars};
 
 use crate::error::InspectError;

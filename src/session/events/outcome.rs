@@ -55,7 +55,9 @@ pub(crate) struct OutcomeBuilder {
     stdout: Clipped,
     stderr: Clipped,
     turns: Vec<u32>,
+    /// The number of printed characters that were kept before this evaluation was held and resumed.
     printed_before: u64,
+    /// The number of further characters to keep of the output.
     output_left: u64,
     warnings: Vec<WarningBuilder>,
     warnings_omitted: u64,
@@ -83,8 +85,6 @@ pub(crate) struct OutcomeBuilder {
     /// The description of the current step, such as `the test FOO`, if the step has a time limit of its own.
     step: Option<String>,
     defined: Vec<DefiningForm>,
-    /// The last form that defined something, even if it failed afterwards, and its changes.
-    last_defined: Option<(DefiningForm, Changes)>,
     notices: Vec<String>,
     records: RecordsBuilder,
 }
@@ -146,7 +146,7 @@ impl OutcomeBuilder {
 
     /// Returns the number of printed characters that are kept so far.
     pub(crate) fn printed_chars(&self) -> u64 {
-        self.turns.iter().copied().map(u64::from).sum()
+        self.limits.max_output - self.printed_before - self.output_left
     }
 
     /// Clears the evaluation's number, for the outcome of a debugger operation, which is not the evaluation's own outcome.
@@ -277,15 +277,11 @@ impl OutcomeBuilder {
                     self.notices.push(escape_line_breaks(&first_chars(text, MAX_NOTICE_CHARS)));
                 }
             }
-            Event::Defined(start, description) => {
-                self.last_defined = defining_form(&self.code, start, &description.to_owned());
-                let defined = self.last_defined.iter().filter(|(_, changes)| changes.role != FormRole::Failed);
-                self.defined.extend(defined.map(|(form, _)| form.clone()));
-            }
             event @ Event::Record(_) => {
                 let enough = self.records.handle_event(event);
+                let printed = self.printed_chars();
                 if let Some(system) = self.records.last_system() {
-                    system.printed = self.turns.iter().copied().map(u64::from).sum();
+                    system.printed = printed;
                 }
                 return enough;
             }
@@ -310,9 +306,17 @@ impl OutcomeBuilder {
         Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
     }
 
-    /// Returns the last form that defined something, even if it failed afterwards, and its changes.
-    pub(crate) fn last_defined(&self) -> Option<&(DefiningForm, Changes)> {
-        self.last_defined.as_ref()
+    pub(crate) fn code(&self) -> &Code {
+        &self.code
+    }
+
+    /// Adds a form that has defined something, unless it failed afterwards. `code` is the copy of the code in which
+    /// [`defining_form`] found the form.
+    pub(crate) fn add_defined(&mut self, code: Code, form: DefiningForm, changes: &Changes) {
+        self.code = code;
+        if changes.role != FormRole::Failed {
+            self.defined.push(form);
+        }
     }
 
     /// Returns the progress messages of operations so far, one per line.
@@ -479,8 +483,8 @@ impl OutcomeBuilder {
 /// Returns the form of `code` that begins at character `start`, and its changes. `description` is Lisp's report on the
 /// form. The report's first line is the position at which the form ends; the [changes](Changes::parse) follow, one per
 /// line. The name of the form's package comes last, after an `@`, and may contain line breaks. Returns `None` if the
-/// description is malformed.
-fn defining_form(code: &Code, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
+/// description is malformed. Copying a long form takes time, so this function must not be called under a lock.
+pub(crate) fn defining_form(code: &Code, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
     let (lines, package) = description.split_once("\n@")?;
     let mut lines = lines.lines();
     let start = usize::try_from(start).ok()?;
