@@ -1346,7 +1346,11 @@ fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
     let begin = Instant::now();
     call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    drop(std::fs::OpenOptions::new().write(true).open(&pipe).unwrap());
+    // Without NONBLOCK, opening the pipe would block forever if the load had ended without opening it.
+    let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
+    wait_until("the loader opens the pipe", || {
+        rustix::fs::open(pipe.as_path(), flags, rustix::fs::Mode::empty()).is_ok()
+    });
     let ended = call_ok(&mut server, "check-evaluation", json!({"wait": 60}));
     assert!(!ended.contains("IMAGE-LOST"), "{ended}");
 }
