@@ -1337,7 +1337,8 @@ fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
     make_fifo(&pipe);
     let begun = server.home().join("begun");
     let load = format!(
-        "(progn (with-open-file (out {begun:?} :direction :output)) (ignore-errors (load-shared-object {pipe:?})))"
+        "(progn (with-open-file (out {begun:?} :direction :output))
+                (handler-case (load-shared-object {pipe:?}) (error (error) (princ-to-string error))))"
     );
     let loading = server.post_call("evaluate-lisp", json!({"code": load, "background": true}));
     server.answer(loading);
@@ -1348,9 +1349,13 @@ fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     // Without NONBLOCK, opening the pipe would block forever if the load had ended without opening it.
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
-    wait_until("the loader opens the pipe", || {
-        rustix::fs::open(pipe.as_path(), flags, rustix::fs::Mode::empty()).is_ok()
-    });
+    let end = Instant::now() + DEADLINE;
+    while rustix::fs::open(pipe.as_path(), flags, rustix::fs::Mode::empty()).is_err() {
+        if Instant::now() > end {
+            panic!("the loader has not opened the pipe: {}", call_ok(&mut server, "check-evaluation", json!({})));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
     let ended = call_ok(&mut server, "check-evaluation", json!({"wait": 60}));
     assert!(!ended.contains("IMAGE-LOST"), "{ended}");
 }
