@@ -148,8 +148,10 @@
                           (let ((lambda `(lambda () ,(if (typep form '(cons (eql declare))) `(progn ,form) form))))
                             (funcall
                              (handler-bind ((sb-ext:compiler-note #'muffle-warning))
-                               (sb-c:compile-in-lexenv lambda lexenv nil source-info toplevel-form-number ephemeral
-                                                       nil))))))))
+                               (let ((sb-c::*source-form-context-alist*
+                                       (acons lambda sb-impl::*eval-source-context* sb-c::*source-form-context-alist*)))
+                                 (sb-c:compile-in-lexenv lambda lexenv nil source-info toplevel-form-number ephemeral
+                                                         nil)))))))))
 
 (defun undefined-kind-and-name (condition)
   "If CONDITION warns about an undefined name, return :FUNCTION, :VARIABLE or :TYPE and the name, else NIL."
