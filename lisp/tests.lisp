@@ -379,6 +379,34 @@ BEGINNING is the beginning of the assumption's name."
       (sb-thread:join-thread (sb-thread:make-thread #'end-twice) :default nil))
     (expect 1 replacements)))
 
+(defun spin (x)
+  "Loop, but use X."
+  (declare (optimize (debug 2)))
+  (loop (when (eq x :stop) (return x))))
+
+(defun arguments-of-spin ()
+  "Return the arguments of the frame of SPIN in this thread, or NIL."
+  (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
+        while frame
+        do (multiple-value-bind (name arguments) (ignore-errors (sb-debug::frame-call frame))
+             (when (eq name 'spin)
+               (return arguments)))))
+
+(define-test an-interrupted-frame-has-its-arguments
+  (let ((thread (sb-thread:make-thread #'spin :arguments '(1)))
+        (interrupted (sb-thread:make-semaphore))
+        (arguments '()))
+    (unwind-protect
+         ;; The first interruption may come before the loop begins.
+         (loop repeat 100
+               until (equal '(1) arguments)
+               do (sb-thread:interrupt-thread thread (lambda ()
+                                                       (setf arguments (arguments-of-spin))
+                                                       (sb-thread:signal-semaphore interrupted)))
+                  (sb-thread:wait-on-semaphore interrupted :timeout 60))
+      (sb-thread:terminate-thread thread))
+    (expect '(1) arguments)))
+
 (defun run-test (function)
   "Call FUNCTION, a test. Return NIL if the test passes, or the error that it signalled."
   (handler-case (progn (funcall (the function function)) nil)

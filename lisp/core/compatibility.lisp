@@ -36,7 +36,7 @@
   "Return the function that is globally named NAME, without encapsulations."
   `(,(or (find-symbol "UNENCAPSULATED-FUNCTION" "SB-EXT") 'fdefinition) ,name))
 
-;;; Since SBCL 2.6.8, EVAL calls the code that it has compiled inside the dynamic extent of the compiler, and no longer calls
+;;; Since SBCL 2.6.5, EVAL calls the code that it has compiled inside the dynamic extent of the compiler, and no longer calls
 ;;; COMPILE-IN-LEXENV. The patches of COMPILE-IN-LEXENV must see the compilation of submitted code, but not its evaluation.
 (defmacro define-eval-patch ()
   "Define the patch that separates the compilation of evaluated code from its evaluation, where SBCL combines them."
@@ -56,3 +56,23 @@
                     (let ((sb-c::*source-form-context-alist*
                             (acons lambda sb-impl::*eval-source-context* sb-c::*source-form-context-alist*)))
                       (sb-c:compile-in-lexenv lambda lexenv nil source-info toplevel-form-number ephemeral nil)))))))
+
+;;; Since SBCL 2.6.5, COMPILE and EVAL bind *COMPILER-ERROR-BAILOUT* only while they convert a form.
+(declaim (inline compiling-p))
+(defun compiling-p ()
+  "Return true while the compiler works in this thread."
+  (or (boundp 'sb-c::*compiler-error-bailout*) (boundp 'sb-c:*compilation*)))
+
+;;; Since SBCL 2.6.5, reading a variable of an interrupted frame asks for the kind of the frame's code location. That signals
+;;; an error unless the code was interrupted exactly at a location that the compiler has recorded.
+(defmacro define-code-location-patch ()
+  "Define the patch without which an interrupted frame has neither arguments nor local variables, where SBCL needs it."
+  (let ((kind (find-symbol "CODE-LOCATION-KIND" "SB-DI"))
+        (reader (find-symbol "ACCESS-COMPILED-DEBUG-VAR-SLOT" "SB-DI")))
+    (when (and reader
+               (member (fdefinition kind) (sb-introspect:find-function-callees (fdefinition reader))))
+      `(define-patch ,kind (code-location)
+         (lambda (kind location)
+           (declare (type function kind))
+           ;; The reader compares the kind with the kinds of locations after calls.
+           (if (sb-di:code-location-unknown-p location) :unknown (funcall kind location)))))))

@@ -148,7 +148,7 @@ other warnings again before they count them, and the compiler's verdict is based
 of SBCL's own calls of WARN are direct: they bypass the patch of WARN, which calls SIGNAL-RECORDED-WARNING."
   (let ((restart (and (error-output-is-stderr-p)
                       ;; While compiling, the compiler signals the warning again and muffles it itself.
-                      (not (boundp 'sb-c::*compiler-error-bailout*))
+                      (not (compiling-p))
                       (find-restart 'muffle-warning condition))))
     (when (and restart
                (equal '(lambda () :in sb-kernel::%warn)
@@ -189,7 +189,7 @@ control."
 (defun record-compiler-error (condition)
   "Push CONDITION, an error that the compiler turns into a run-time error, unless it was pushed before."
   (let ((cause (sb-int:encapsulated-condition condition)))
-    (when (and *recording-warnings* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *last-recorded-condition*)))
+    (when (and *recording-warnings* (compiling-p) (not (eq cause *last-recorded-condition*)))
       (setf *last-recorded-condition* cause)
       (push-warning "COMPILE-TIME-ERROR" cause)
       (when (typep cause 'sb-int:encapsulated-condition)

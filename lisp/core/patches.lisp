@@ -343,6 +343,8 @@ count as the file's, because SBCL does not make them every time."
 (define-patch sb-debug:map-backtrace (function start from count)
   #'map-user-backtrace)
 
+(define-code-location-patch)
+
 ;;; Errors and exhausted stacks
 
 (define-patch invoke-debugger (condition)

@@ -964,7 +964,7 @@ loaded; or NIL."
 (defun compiler-location ()
   "Return a list of the four values that WARNING-LOCATION returns, for the form that the compiler is processing; or NIL if
 the source location is unknown."
-  (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
+  (let* ((context (and (or (compiling-p) sb-c::*compiler-error-context*)
                        (sb-c::find-error-context nil)))
          (file (and context (sb-c::compiler-error-context-file-name context)))
          (location (cond ((null context) nil)

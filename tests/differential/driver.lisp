@@ -108,7 +108,8 @@
     (push (cons condition (format nil "~A: ~A" type (report-text condition))) *warnings*)))
 
 (defun compiling-p ()
-  (boundp 'sb-c::*compiler-error-bailout*))
+  ;; Since SBCL 2.6.5, COMPILE and EVAL bind *COMPILER-ERROR-BAILOUT* only while they convert a form.
+  (or (boundp 'sb-c::*compiler-error-bailout*) (boundp 'sb-c:*compilation*)))
 
 (defvar *warn-texts* '()
   "The texts that WARN prints to standard error in this call, which the server's answers leave out.")
@@ -135,6 +136,22 @@
                     (lambda (function &rest arguments)
                       (let ((*compiling-form* (not *called*)))
                         (apply function arguments))))
+
+;;; Since SBCL 2.6.5, EVAL calls the code that it has compiled inside the compiler. If that code signals a
+;;; COMPILED-PROGRAM-ERROR, EVAL unwinds and signals another error. The server compiles the form first, as EVAL of SBCL 2.6.4
+;;; does (DEFINE-EVAL-PATCH in lisp/core/compatibility.lisp), so bare SBCL has to do the same here.
+(let ((name (find-symbol "EVAL-WITH-COMPILE-IN-LEXENV" "SB-C")))
+  (when name
+    (sb-int:encapsulate name 'differential
+                        (lambda (eval form lexenv source-info toplevel-form-number ephemeral)
+                          (declare (ignore eval))
+                          (let ((lambda `(lambda () ,(if (typep form '(cons (eql declare))) `(progn ,form) form))))
+                            (funcall
+                             (handler-bind ((sb-ext:compiler-note #'muffle-warning))
+                               (let ((sb-c::*source-form-context-alist*
+                                       (acons lambda sb-impl::*eval-source-context* sb-c::*source-form-context-alist*)))
+                                 (sb-c:compile-in-lexenv lambda lexenv nil source-info toplevel-form-number ephemeral
+                                                         nil)))))))))
 
 (defun undefined-kind-and-name (condition)
   "If CONDITION warns about an undefined name, return :FUNCTION, :VARIABLE or :TYPE and the name, else NIL."

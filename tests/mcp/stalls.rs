@@ -1267,16 +1267,14 @@ fn killing_thousands_of_child_processes_delays_no_other_client() {
     wait_until("the processes run", || children().split_ascii_whitespace().count() == CHILDREN);
     let started: Vec<u32> = children().split_ascii_whitespace().map(|pid| pid.parse().expect("a number")).collect();
     let client = runtime.attach(&server);
-    let pings = Pings::during(&runtime, client, |idle| {
-        kill_worker(idle);
-        call_ok(&mut server, "reset-session", json!({}));
-    });
+    let pings = Pings::during(&runtime, client, |_| drop(call_ok(&mut server, "reset-session", json!({}))));
     wait_until("the processes are gone", || {
         let running = processes();
         !started.iter().any(|pid| running.contains_key(pid))
     });
-    // The next worker starts only after the system has ended the processes, which alone takes 0.1 s.
-    pings.assert_within(IDLE_LIMIT);
+    // The next worker starts only after the system has ended the processes, which compete with the server for the processors
+    // as they end. Quadratic work would take 14 s.
+    assert!(pings.slowest <= 2 * BUSY_LIMIT, "a ping took {:?}", pings.slowest);
     server.assert_works();
 }
 
@@ -1402,7 +1400,8 @@ fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
     make_fifo(&pipe);
     let begun = server.home().join("begun");
     let load = format!(
-        "(progn (with-open-file (out {begun:?} :direction :output)) (ignore-errors (load-shared-object {pipe:?})))"
+        "(progn (with-open-file (out {begun:?} :direction :output))
+                (handler-case (load-shared-object {pipe:?}) (error (error) (princ-to-string error))))"
     );
     let loading = server.post_call("evaluate-lisp", json!({"code": load, "background": true}));
     server.answer(loading);
@@ -1411,7 +1410,15 @@ fn slow_load_of_a_shared_object_delays_no_query(mode: Mode) {
     let begin = Instant::now();
     call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    drop(std::fs::OpenOptions::new().write(true).open(&pipe).unwrap());
+    // Without NONBLOCK, opening the pipe would block forever if the load had ended without opening it.
+    let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
+    let end = Instant::now() + DEADLINE;
+    while rustix::fs::open(pipe.as_path(), flags, rustix::fs::Mode::empty()).is_err() {
+        if Instant::now() > end {
+            panic!("the loader has not opened the pipe: {}", call_ok(&mut server, "check-evaluation", json!({})));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
     let ended = call_ok(&mut server, "check-evaluation", json!({"wait": 60}));
     assert!(!ended.contains("IMAGE-LOST"), "{ended}");
 }
