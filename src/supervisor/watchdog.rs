@@ -30,8 +30,9 @@ const UNFINISHED_LIMIT: u32 = 5;
 const UNREADY_LIMIT: u32 = 45;
 /// The shortest time between two checks of such a worker. However short the interval, a slow machine can boot SBCL.
 const UNREADY_INTERVAL: Duration = Duration::from_secs(1);
-/// The number of bytes from the worker between two checks that shows that the supervisor is behind with the worker's reports.
-/// Until the supervisor has caught up, the worker reads no requests, and each read from the worker returns a full pipe.
+/// The number of bytes from the worker between two checks that shows that the supervisor is behind with the worker's
+/// reports. Until the supervisor has caught up, the worker reads no requests, and each read from the worker returns a
+/// full pipe.
 const MANY_BYTES: u64 = 16 << 10;
 
 /// The watchdog of one worker process.
