@@ -15,7 +15,6 @@ use crate::outcome::Outcome;
 use crate::recovery::checkpoint::autosave::AutosaveTrigger;
 use crate::recovery::checkpoint::save::SaveReporter;
 use crate::recovery::checkpoint::store::Checkpoint;
-use crate::recovery::definitions::UnrestoredForm;
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::messages::{
     ReplacementMessages, outcome_after_reset, outcome_lost_with_batch, replacement_messages, restore_notice,
@@ -25,6 +24,7 @@ use crate::recovery::replay::{DefinitionReplay, ReplayEnd};
 use crate::recovery::reporter::{EventForwarder, Reporter};
 use crate::recovery::state::{CheckpointRestore, ClientState, RecoveryState};
 use crate::recovery::status_page::{StatusField, StatusPage};
+use crate::recovery::unrestored::UnrestoredForms;
 use crate::rpc::event_loop::EventLoop;
 use crate::rpc::output::Output;
 use crate::rpc::route::call_of_job;
@@ -61,7 +61,7 @@ pub(super) struct RecoveryContext {
     /// left to the image that replaces this one.
     waiting_lines: Arc<Mutex<BTreeSet<u64>>>,
     /// The forms that could not be restored and have not been defined again.
-    unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
+    unrestored: Arc<Mutex<UnrestoredForms>>,
     /// The errors of all clients of the last image, by connection.
     errors: Arc<BTreeMap<u64, SavedErrors>>,
     /// The messages about the last image for each audience, in the order of [`Audience::ALL`]. Set once the definitions are
@@ -445,7 +445,7 @@ impl RecoveryContext {
         let Some(report) = self.replay.evaluate(session, state.definitions(), self.status) else { return };
         session.discard_pending_messages();
         notices.into_iter().for_each(|notice| session.add_notice(notice));
-        self.unrestored.lock().extend(state.missing_forms(&report.failed));
+        self.unrestored.lock().append(state.missing_forms(&report.failed));
         let messages = Audience::ALL.map(|audience| audience.address(|| replacement_messages(state, &report)));
         let _ = self.messages.set(messages);
         self.reporter.report(&WorkerEvent::replayed(&report.failed));

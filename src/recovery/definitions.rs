@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::unrestored::UnrestoredForms;
 use crate::outcome::{Changes, DefiningForm, FormRole, json_size};
 
 /// The number of forms up to which all forms are kept, even repetitions.
@@ -115,7 +116,7 @@ pub(crate) struct UnrestoredForm {
     pub(crate) form: DefiningForm,
     /// The names that are missing without the form ([`Changes::made`]).
     #[serde(default)]
-    pub(super) missing: Vec<String>,
+    pub(super) missing: BTreeSet<String>,
     /// The reason why the form could not be restored, as one line.
     pub(crate) reason: String,
 }
@@ -133,25 +134,14 @@ impl UnrestoredForm {
         if definition.form.code.len() > MAX_DROPPED_FORM {
             definition.form.code = definition.form.code.chars().take(EXCERPT_CHARS).collect();
         }
-        let Changes { mut defined, methods, .. } = definition.changes;
-        defined.extend(methods);
-        Self { missing: defined, form: definition.form, reason }
+        let Changes { defined, methods, .. } = definition.changes;
+        Self { missing: defined.into_iter().chain(methods).collect(), form: definition.form, reason }
     }
 
     /// Returns an upper bound of the size, in bytes of JSON.
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.form.code, &self.form.package, &self.reason];
         JSON_OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
-    }
-
-    /// Records an evaluation. Returns true when nothing is missing any more: the evaluated form is the unrestored form
-    /// and did not fail, or every missing name has been defined or removed since. Further methods of a generic function
-    /// do not count.
-    pub(crate) fn try_resolve(&mut self, evaluated: &EvaluatedForm<'_>) -> bool {
-        let EvaluatedForm { form, role, names } = evaluated;
-        let had_names = !self.missing.is_empty();
-        self.missing.retain(|name| !names.contains(name));
-        self.form == **form && *role != FormRole::Failed || had_names && self.missing.is_empty()
     }
 }
 
@@ -166,21 +156,6 @@ pub(crate) fn bounded_copy(form: &DefiningForm) -> (DefiningForm, Option<usize>)
     (DefiningForm { code, package: form.package.clone() }, Some(size))
 }
 
-/// A form that was evaluated, which may resolve [unrestored forms](UnrestoredForm).
-pub(crate) struct EvaluatedForm<'a> {
-    form: &'a DefiningForm,
-    role: FormRole,
-    /// The names that the form defined or removed.
-    names: HashSet<&'a String>,
-}
-
-impl<'a> EvaluatedForm<'a> {
-    /// Creates the record of a form that made these changes.
-    pub(crate) fn new(form: &'a DefiningForm, changes: &'a Changes) -> Self {
-        Self { form, role: changes.role, names: changes.defined.iter().chain(&changes.removed).collect() }
-    }
-}
-
 /// The definitions of a session in the order of their evaluation, within bounds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "StoredDefinitions")]
@@ -189,9 +164,9 @@ pub(crate) struct Definitions {
     entries: Vec<(u64, Definition)>,
     /// The number of definitions that were ever added.
     count: u64,
-    /// The newest definitions that were dropped for lack of room and have not been defined again, each with its
-    /// position.
-    dropped_forms: Vec<(u64, UnrestoredForm)>,
+    /// The newest definitions that were dropped for lack of room and have not been defined again, each at its position.
+    #[serde(serialize_with = "UnrestoredForms::serialize_with_positions")]
+    dropped_forms: UnrestoredForms,
     /// The number of dropped definitions for which `dropped_forms` had no room, so that they are only counted.
     dropped: usize,
     /// The [size](Definition::size) of all entries together.
@@ -213,9 +188,11 @@ struct StoredDefinitions {
 }
 
 impl From<StoredDefinitions> for Definitions {
-    fn from(StoredDefinitions { entries, count, dropped_forms, dropped }: StoredDefinitions) -> Self {
+    fn from(StoredDefinitions { entries, count, dropped_forms: stored, dropped }: StoredDefinitions) -> Self {
         let bytes = entries.iter().map(|(_, definition)| definition.size()).sum();
         let limit = entries.len();
+        let mut dropped_forms = UnrestoredForms::default();
+        dropped_forms.extend(stored);
         Self { entries, count, dropped_forms, dropped, bytes, limit }
     }
 }
@@ -240,8 +217,7 @@ impl Definitions {
     /// Adds a definition. If definitions are dropped to make room, returns the positions of the dropped definitions that
     /// are only counted from now on.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
-        let evaluated = EvaluatedForm::new(&definition.form, &definition.changes);
-        self.dropped_forms.retain_mut(|(_, form)| !form.try_resolve(&evaluated));
+        self.dropped_forms.record(&definition.form, &definition.changes);
         // If the last entry records that this form failed in the same evaluation, the form was resumed: replace the entry.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
             self.bytes -= failed.size();
@@ -302,23 +278,18 @@ impl Definitions {
             self.bytes -= self.entries[index].1.size();
             is_dropped[index] = true;
         }
+        let mut dropped_forms = Vec::new();
         for (index, (position, definition)) in std::mem::take(&mut self.entries).into_iter().enumerate() {
             if !is_dropped[index] {
                 self.entries.push((position, definition));
             } else if ranks[index] >= DropRank::SideEffecting {
-                self.dropped_forms.push((position, UnrestoredForm::from_dropped(definition)));
+                dropped_forms.push((position, UnrestoredForm::from_dropped(definition)));
             }
         }
-        self.dropped_forms.sort_by_key(|(position, _)| *position);
-        let mut bytes = 0;
-        let fits = |(_, form): &&(u64, UnrestoredForm)| {
-            bytes += form.size();
-            bytes <= MAX_DROPPED_BYTES
-        };
-        let named = self.dropped_forms.iter().rev().take(MAX_DROPPED).take_while(fits).count();
-        let excess = self.dropped_forms.len() - named;
-        self.dropped += excess;
-        self.dropped_forms.drain(..excess).map(|(position, _)| position).collect()
+        self.dropped_forms.extend(dropped_forms);
+        let excess = self.dropped_forms.keep_newest(MAX_DROPPED, MAX_DROPPED_BYTES);
+        self.dropped += excess.len();
+        excess
     }
 
     /// Marks more definitions in `keep`, which is true for each definition that stays: a repeated definition of a package
@@ -439,12 +410,12 @@ impl Definitions {
 
     /// Returns the dropped definitions from `position` on that are kept, so that messages can name them.
     pub(crate) fn dropped_forms(&self, position: u64) -> impl Iterator<Item = &UnrestoredForm> {
-        self.dropped_forms.iter().filter(move |(at, _)| *at >= position).map(|(_, form)| form)
+        self.dropped_forms.iter_from(position).map(|(_, form)| form)
     }
 
     /// Forgets the dropped definitions from `position` on that were kept for messages.
     pub(crate) fn forget_dropped_forms(&mut self, position: u64) {
-        self.dropped_forms.retain(|(at, _)| *at < position);
+        self.dropped_forms.truncate(position);
     }
 
     /// Returns the number of definitions that were dropped for lack of room and are not among
@@ -471,7 +442,7 @@ impl Definitions {
     /// Returns a copy of the definitions from `position` on.
     pub(crate) fn suffix_from(&self, position: u64) -> Self {
         let entries = self.entries[self.first_index_since(position)..].to_vec();
-        let dropped_forms = self.dropped_forms.iter().filter(|(at, _)| *at >= position).cloned().collect();
+        let dropped_forms = self.dropped_forms.iter_from(position).map(|(at, form)| (at, form.clone())).collect();
         StoredDefinitions { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
     }
 
@@ -662,8 +633,8 @@ mod tests {
             dropped.extend(definitions.add(definition(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20)))));
         }
         assert!(dropped.is_empty() && definitions.dropped_count() == 0 && definitions.bytes <= MAX_BYTES);
-        assert!(definitions.dropped_forms.iter().map(|(position, _)| *position).eq(0..definitions.entries[0].0));
-        assert_eq!(definitions.dropped_forms.len() + definitions.entries.len(), 40);
+        assert!(definitions.dropped_forms.iter_from(0).map(|(position, _)| position).eq(0..definitions.entries[0].0));
+        assert_eq!(definitions.dropped_forms.iter().len() + definitions.entries.len(), 40);
         assert!(
             definitions
                 .dropped_forms(0)
@@ -679,7 +650,7 @@ mod tests {
         }
         assert!(definitions.bytes > MAX_BYTES / 2 && serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
         // Only the newest dropped forms are kept. Older dropped forms are only counted.
-        assert_eq!(definitions.dropped_forms.len(), MAX_DROPPED);
+        assert_eq!(definitions.dropped_forms.iter().len(), MAX_DROPPED);
         assert!(dropped.iter().copied().eq(0..definitions.dropped_count() as u64));
         assert_eq!(definitions.dropped_count() + MAX_DROPPED + definitions.entries.len(), 200_041);
     }
@@ -760,50 +731,5 @@ mod tests {
         assert_eq!((long.code.len(), size), (EXCERPT_CHARS, Some(MAX_FORM + 20)));
         let short = definition("(f)".to_owned()).form;
         assert_eq!(bounded_copy(&short), (short, None));
-    }
-
-    #[test]
-    fn an_unrestored_form_is_resolved_once_all_its_names_are_defined_or_removed() {
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let resolves = |unrestored: &mut UnrestoredForm, code: &str, changes: &Changes| {
-            let form = DefiningForm { code: code.to_owned(), package: "APP".to_owned() };
-            unrestored.try_resolve(&EvaluatedForm::new(&form, changes))
-        };
-        let defining = |defined: &[&str]| Changes { defined: names(defined), ..Changes::default() };
-        let missing = |defined: &[&str]| {
-            let changes = defining(defined);
-            UnrestoredForm::new(&Definition { changes, ..definition("(define-both)".to_owned()) }, "it failed")
-        };
-        let mut both = missing(&["FUNCTION APP::F", "VARIABLE APP::F"]);
-        assert!(!resolves(&mut both, "(defun f ())", &defining(&["FUNCTION APP::F"])));
-        assert!(!resolves(&mut both, "(defun g ())", &defining(&["FUNCTION APP::G"])));
-        let removing = Changes { removed: names(&["VARIABLE APP::F"]), ..Changes::default() };
-        assert!(resolves(&mut both, "(unintern 'f)", &removing));
-        // An unrestored form without names is resolved only by an equal form.
-        let mut load = missing(&[]);
-        assert!(!resolves(&mut load, "(load \"a\")", &defining(&["FUNCTION APP::F"])));
-        let same = definition("(define-both)".to_owned());
-        assert!(load.try_resolve(&EvaluatedForm::new(&same.form, &same.changes)));
-    }
-
-    #[test]
-    fn an_unrestored_method_is_resolved_by_the_same_form_or_the_removal_of_its_function() {
-        let changes = |lines: &str| Changes::parse(lines.lines());
-        let method = "(defmethod m ((x string)))";
-        let unrestored = || {
-            let changes = changes("=defmethod\n+FUNCTION M\n*METHOD M");
-            UnrestoredForm::new(&Definition { changes, ..definition(method.to_owned()) }, "it failed")
-        };
-        let resolves = |unrestored: &mut UnrestoredForm, code: &str, changes: &Changes| {
-            let form = definition(code.to_owned()).form;
-            unrestored.try_resolve(&EvaluatedForm::new(&form, changes))
-        };
-        let mut lost = unrestored();
-        for further in ["=defmethod\n+FUNCTION M\n*METHOD M", "=defmethod\n*METHOD M", "=defmethod\n+FUNCTION M"] {
-            assert!(!resolves(&mut lost, "(further)", &changes(further)), "{further}");
-        }
-        assert!(resolves(&mut lost, method, &changes("=defmethod\n*METHOD M")));
-        let removal = changes("=other\n-FUNCTION M\n-MACRO M\n-METHOD M");
-        assert!(resolves(&mut unrestored(), "(fmakunbound 'm)", &removal));
     }
 }

@@ -616,7 +616,7 @@ mod tests {
         let codes: Vec<_> = state.definitions().map(|definition| &*definition.form.code).collect();
         assert_eq!((codes, state.saved_files(), unreadable), (vec!["(a)", "(b)"], vec!["x.core".to_owned()], 0));
         assert_eq!((state.evaluations, state.dropped_since_checkpoint(), state.clients[&0].errors.count), (9, 1, 4));
-        assert_eq!(state.unrestored.len(), 1);
+        assert_eq!(state.unrestored.iter().len(), 1);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -134,12 +134,13 @@ pub(crate) fn unrestored_line(unrestored: &UnrestoredForm) -> String {
 }
 
 /// Appends a list of the first [`MAX_LISTED_FORMS`] unrestored forms, and the number of further forms.
-fn push_unrestored(text: &mut String, unrestored: &[UnrestoredForm]) {
-    for form in unrestored.iter().take(MAX_LISTED_FORMS) {
+fn push_unrestored<'a>(text: &mut String, unrestored: impl ExactSizeIterator<Item = &'a UnrestoredForm>) {
+    let count = unrestored.len();
+    for form in unrestored.take(MAX_LISTED_FORMS) {
         *text += &format!("\n- {}", unrestored_line(form));
     }
-    if unrestored.len() > MAX_LISTED_FORMS {
-        *text += &format!("\n- and {} more", unrestored.len() - MAX_LISTED_FORMS);
+    if count > MAX_LISTED_FORMS {
+        *text += &format!("\n- and {} more", count - MAX_LISTED_FORMS);
     }
 }
 
@@ -268,14 +269,14 @@ fn describe_restored_checkpoint(state: &RecoveryState, report: &ReplayReport) ->
             _ => format!("Restored: {} of {total} defining forms. Not restored:", report.replayed),
         },
     };
-    push_unrestored(&mut text, &failures);
+    push_unrestored(&mut text, failures.iter());
     if dropped > 0 {
         let forms = if dropped == 1 { "form" } else { "forms" };
         text += &format!("\n- {dropped} older {forms}, dropped to save space");
     }
     if !state.unrestored.is_empty() {
         text += "\nStill missing since an earlier restore:";
-        push_unrestored(&mut text, &state.unrestored);
+        push_unrestored(&mut text, state.unrestored.iter());
     }
     text
 }

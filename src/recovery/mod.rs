@@ -22,3 +22,4 @@ pub(crate) mod reporter;
 pub(crate) mod state;
 pub(crate) mod status_page;
 pub(crate) mod text;
+pub(crate) mod unrestored;

@@ -43,7 +43,7 @@ impl OldLine {
                 state.definitions.get_or_insert_default().count_dropped(dropped);
             }
             Self::Errors(errors) => state.clients.entry(0).or_default().errors = errors,
-            Self::Unrestored(unrestored) => state.unrestored = unrestored,
+            Self::Unrestored(unrestored) => state.unrestored = unrestored.into(),
             Self::Form(definition) => state.apply(SessionEvent::Defined(definition)),
             Self::Error { added, last } => state.apply(SessionEvent::Errors { client: 0, added, last }),
             Self::Saving(file) => state.apply(SessionEvent::Saving { file }),

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::checkpoint::autosave::AutosaveTrigger;
-use super::definitions::{Definition, EvaluatedForm, UnrestoredForm, bounded_copy};
+use super::definitions::{Definition, bounded_copy};
 use super::event::{MAX_ERROR_BYTES, SessionEvent, WorkerEvent};
 use super::replay::DefinitionReplay;
 use super::status_page::{StatusField, StatusPage, deadline};
+use super::unrestored::UnrestoredForms;
 use crate::image::interruption::StuckReason;
 use crate::outcome::{Changes, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::event_loop::EventLoop;
@@ -63,7 +64,7 @@ pub(crate) struct EventForwarder {
     pub(crate) replay: Arc<DefinitionReplay>,
     pub(crate) autosave_trigger: Arc<AutosaveTrigger>,
     /// The forms that could not be restored and have not been defined again.
-    pub(crate) unrestored: Arc<Mutex<Vec<UnrestoredForm>>>,
+    pub(crate) unrestored: Arc<Mutex<UnrestoredForms>>,
     /// By connection: the number of the client's last error as reported to the supervisor; `None` if the last evaluation
     /// succeeded.
     pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
@@ -150,8 +151,7 @@ impl Observer for EventForwarder {
         let now = Instant::now();
         let took = now - std::mem::replace(&mut *self.form_started_at.lock(), now);
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        let evaluated = EvaluatedForm::new(form, changes);
-        self.unrestored.lock().retain_mut(|unrestored| !unrestored.try_resolve(&evaluated));
+        self.unrestored.lock().record(form, changes);
         let ((form, too_long), changes) = (bounded_copy(form), changes.clone());
         let definition = Definition { form, changes, local, attached, evaluation, took, too_long };
         self.reporter.report_change(SessionEvent::Defined(definition));

@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::store::Checkpoint;
-use super::definitions::{Definition, Definitions, EvaluatedForm, UnrestoredForm};
+use super::definitions::{Definition, Definitions, UnrestoredForm};
 use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use super::replay_policy::{ReplayDecision, ReplayPolicy};
+use super::unrestored::UnrestoredForms;
 use crate::Limits;
 use crate::image::interruption::StuckReason;
 use crate::outcome::Outcome;
@@ -45,7 +46,7 @@ pub(crate) struct RecoveryState {
     /// definitions that the booted checkpoint does not contain.
     pub(crate) definitions: Option<Definitions>,
     /// The forms that could not be restored and have not been defined again.
-    pub(crate) unrestored: Vec<UnrestoredForm>,
+    pub(crate) unrestored: UnrestoredForms,
     /// The saves that have begun and are not known to be complete.
     saving: VecDeque<PendingSave>,
     /// The checkpoints that the next image may boot from, oldest first.
@@ -297,7 +298,7 @@ impl RecoveryState {
             handshakes: Vec::new(),
             limits: None,
             definitions: restores.then(Definitions::default),
-            unrestored: Vec::new(),
+            unrestored: UnrestoredForms::default(),
             saving: VecDeque::new(),
             restorable: VecDeque::new(),
             replay: ReplayPolicy::default(),
@@ -327,8 +328,7 @@ impl RecoveryState {
                 }
             }
             SessionEvent::Defined(definition) => {
-                let evaluated = EvaluatedForm::new(&definition.form, &definition.changes);
-                self.unrestored.retain_mut(|form| !form.try_resolve(&evaluated));
+                self.unrestored.record(&definition.form, &definition.changes);
                 self.evaluations = self.evaluations.max(definition.evaluation);
                 if let Some(definitions) = &mut self.definitions {
                     for position in definitions.add(definition) {
@@ -457,7 +457,7 @@ impl RecoveryState {
     /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason; these
     /// definitions are not replayed again. Returns true if any form could not be restored.
     pub(crate) fn record_replay(&mut self, failed: &[(usize, String)]) -> bool {
-        let mut unrestored = self.missing_forms(failed);
+        let unrestored = self.missing_forms(failed);
         let position = self.checkpoint_position();
         if let Some(definitions) = &mut self.definitions {
             definitions.forget_dropped_forms(position);
@@ -467,14 +467,8 @@ impl RecoveryState {
         }
         self.replay = ReplayPolicy::default();
         let any = !unrestored.is_empty();
-        self.unrestored.append(&mut unrestored);
-        let mut bytes = 0;
-        let fits = |form: &&UnrestoredForm| {
-            bytes += form.size();
-            bytes <= MAX_UNRESTORED_BYTES
-        };
-        let kept = self.unrestored.iter().rev().take(MAX_UNRESTORED).take_while(fits).count();
-        self.unrestored.drain(..self.unrestored.len() - kept);
+        self.unrestored.append(unrestored);
+        self.unrestored.keep_newest(MAX_UNRESTORED, MAX_UNRESTORED_BYTES);
         any
     }
 
@@ -600,7 +594,7 @@ impl RecoveryState {
         self.discard_evaluations_after(0);
         self.definitions = self.definitions.take().map(|_| Definitions::default());
         self.restorable.clear();
-        self.unrestored.clear();
+        self.unrestored = UnrestoredForms::default();
     }
 
     /// Records that a call requested the restore of a checkpoint. The definitions, the checkpoints and the error states stay
@@ -918,12 +912,12 @@ mod tests {
             state.apply(SessionEvent::Defined(definition(&format!("(f {round})"))));
             assert!(state.record_replay(&[(0, "it failed".to_owned())]));
         }
-        assert_eq!(state.unrestored.len(), MAX_UNRESTORED);
+        assert_eq!(state.unrestored.iter().len(), MAX_UNRESTORED);
         for letter in ["x", "y", "z"] {
             state.apply(SessionEvent::Defined(definition(&letter.repeat(MAX_UNRESTORED_BYTES / 2 - 1000))));
             assert!(state.record_replay(&[(0, "it failed".to_owned())]));
         }
-        assert_eq!(state.unrestored.len(), 2);
+        assert_eq!(state.unrestored.iter().len(), 2);
     }
 
     #[test]
@@ -1135,7 +1129,7 @@ mod tests {
             assert!(state.record_replay(&[(0, "it failed".to_owned())]), "{lost}");
             let changes = Changes::parse(later.lines());
             state.apply(SessionEvent::Defined(Definition { changes, ..definition("(further)") }));
-            assert_eq!(state.unrestored.len(), 1, "{lost}");
+            assert_eq!(state.unrestored.iter().len(), 1, "{lost}");
         }
     }
 
@@ -1184,7 +1178,7 @@ mod tests {
         state.crash.as_mut().unwrap().poisoned.push(UnrestoredForm::new(&definition("(p)"), "it crashes the image"));
         let state = state.for_new_server();
         assert_eq!(codes(&state), ["(a)"]);
-        assert_eq!(state.unrestored[0].form.code, "(p)");
+        assert!(state.unrestored.iter().map(|form| &*form.form.code).eq(["(p)"]));
         assert_eq!((state.clients.len(), state.crash.is_none()), (1, true));
     }
 }

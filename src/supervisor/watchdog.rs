@@ -30,6 +30,10 @@ const UNFINISHED_LIMIT: u32 = 5;
 const UNREADY_LIMIT: u32 = 45;
 /// The shortest time between two checks of such a worker. However short the interval, a slow machine can boot SBCL.
 const UNREADY_INTERVAL: Duration = Duration::from_secs(1);
+/// The number of bytes from the worker between two checks that shows that the supervisor is behind with the worker's
+/// reports. Until the supervisor has caught up, the worker reads no requests, and each read from the worker returns a
+/// full pipe.
+const MANY_BYTES: u64 = 16 << 10;
 
 /// The watchdog of one worker process.
 #[derive(Debug, Default)]
@@ -43,6 +47,8 @@ pub(super) struct Watchdog {
     /// The number of the oldest line whose client waited at the last check, and the number of the foreground job that
     /// had begun last.
     waits: (Option<u64>, u64),
+    /// The number of bytes that were read from the worker by the last check.
+    bytes_read: u64,
     /// The number of bytes that were read from the worker by the last check, if they ended within a frame.
     unfinished_at: Option<u64>,
     // The counters of the faults: for each fault, the number of checks in a row that found it.
@@ -116,6 +122,8 @@ impl Watchdog {
             let cause = "was terminated because code had written to a file descriptor that the server uses";
             return Some(Crash::new(cause));
         }
+        let supervisor_is_behind = worker.bytes_read.saturating_sub(self.bytes_read) >= MANY_BYTES;
+        self.bytes_read = worker.bytes_read;
         // Only requests count: a notification may stay open until a request before it is answered.
         let waits = (requests.first_awaited(), begun);
         let inspecting = monotonic_nanoseconds() < worker.status.get(StatusField::InspectionDeadline);
@@ -123,13 +131,16 @@ impl Watchdog {
             || inspecting
             || worker.status.get(StatusField::PendingAnswers) > 0
             || !worker.status.background().is_empty();
-        let stalled = is_serving && !busy && waits.0.is_some() && waits == self.waits;
+        let stalled = is_serving && !supervisor_is_behind && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
         if count(&mut self.stalled, stalled) >= STALLED_LIMIT {
             return Some(Crash::new("stopped answering and was terminated").stalled_at(waits.0));
         }
         let last_read = worker.status.get(StatusField::LastLineRead);
-        let not_reading = is_serving && last_read == self.last_read && requests.has_open_line_after(last_read);
+        let not_reading = is_serving
+            && !supervisor_is_behind
+            && last_read == self.last_read
+            && requests.has_open_line_after(last_read);
         self.last_read = last_read;
         (count(&mut self.not_reading, not_reading) >= NOT_READING_LIMIT).then(|| {
             Crash::new("stopped reading requests and was terminated")
@@ -171,6 +182,26 @@ mod tests {
         };
         assert!(check(5, 6).is_none());
         assert!(check(5, 5).expect("nothing runs").cause.starts_with("stopped answering"));
+    }
+
+    /// The worker reads no requests while many reports to the supervisor wait.
+    #[test]
+    fn a_worker_is_kept_while_the_supervisor_is_behind_with_its_reports() {
+        let mut worker = replayed_worker();
+        let mut requests = Requests::new();
+        requests.add(0, b"{\"id\":7,\"method\":\"ping\"}");
+        assert!(requests.next_piece().is_some());
+        let mut watchdog = Watchdog::new(Duration::ZERO);
+        for _ in 0..2 * STALLED_LIMIT {
+            worker.bytes_read += MANY_BYTES;
+            assert!(watchdog.check(&worker, &requests, true).is_none());
+        }
+        // A few bytes may come from a thread that prints.
+        let crash = (0..NOT_READING_LIMIT).find_map(|_| {
+            worker.bytes_read += 100;
+            watchdog.check(&worker, &requests, true)
+        });
+        assert!(crash.expect("nothing is read").cause.starts_with("stopped reading"));
     }
 
     #[test]

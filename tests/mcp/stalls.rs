@@ -959,6 +959,43 @@ fn long_defining_form_delays_no_other_client(mode: Mode) {
     pings.assert_within(IDLE_LIMIT);
 }
 
+/// Forms that could not be restored, or were dropped to save space, are listed until other forms define their names.
+#[rstest::rstest]
+#[case::that_were_dropped_to_save_space(true)]
+#[case::that_failed_in_a_restore(false)]
+fn missing_names_delay_neither_further_definitions_nor_pings(#[case] are_dropped: bool) {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let file = runtime.directory.join("fail");
+    // The dropped forms that are kept take at most 1 MiB.
+    let length = if are_dropped { 180 } else { 950 };
+    let form = |form: usize| {
+        format!(
+            "(progn (when (probe-file {file:?}) (error \"not again\"))
+                    (dotimes (n 50) (eval (list 'defvar (intern (format nil \"{form}-~{length},'0d\" n)) 1))))\n"
+        )
+    };
+    let forms: String = (0..102).map(form).collect();
+    call_ok(&mut server, "evaluate-lisp", json!({"code": forms, "timeout": 60}));
+    if are_dropped {
+        // The definitions may take 16 MiB.
+        for number in 0..4 {
+            let code = format!("(progn #|{}|# (defvar *large-{number}* 1))", "x".repeat(5_000_000));
+            call_ok(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 60}));
+        }
+    } else {
+        std::fs::write(&file, "").expect("a file");
+        kill_worker(&server);
+        let restored = server.evaluate("1");
+        assert!(restored.contains("SIMPLE-ERROR: not again"), "{restored}");
+    }
+    let further: String = (0..5_000).map(|number| format!("(defvar x{number} 1)\n")).collect();
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        call_ok(&mut server, "evaluate-lisp", json!({"code": further, "timeout": 10}));
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
 /// Signals an error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
 const LARGE_ERROR: &str = r#"
 (labels ((f (n a b c d e g h)

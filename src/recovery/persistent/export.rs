@@ -26,7 +26,7 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
         let forms = if dropped == 1 { "form" } else { "forms" };
         _ = writeln!(text, "\n;;; Missing: {dropped} older {forms}, dropped to save space.");
     }
-    for UnrestoredForm { form, reason, .. } in &state.unrestored {
+    for UnrestoredForm { form, reason, .. } in state.unrestored.iter() {
         push_missing(&mut text, &format!("this form could not be restored ({reason})."), form);
     }
     for UnrestoredForm { form, reason, .. } in
