@@ -264,7 +264,7 @@ fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
     assert!((20..35).contains(&errors), "{errors} errors");
     let error = answers.iter().find(is_error).expect("an error");
     let message = error["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("has not read 64 MiB of earlier answers"), "{message}");
+    assert!(message.contains("64 MiB of earlier answers have not reached the client"), "{message}");
     server.assert_works();
 }
 
@@ -841,6 +841,30 @@ fn large_outputs_that_are_shown_again_delay_no_other_client(mode: Mode) {
         }
     });
     pings.assert_fast();
+}
+
+/// Each answer shows the output that a thread has printed since the answer before.
+#[apply(both_modes)]
+fn output_of_a_thread_in_answers_to_background_calls_delays_no_other_client(mode: Mode) {
+    const CALLS: usize = 24;
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-output": 10_000_000, "max-answer": 1_000_000}));
+    server.evaluate(
+        "(defvar *text* (make-string 1000000 :initial-element (code-char 1)))
+         (defvar *printer* (sb-thread:make-thread (lambda () (loop (write-string *text*) (sleep 0.001)))))",
+    );
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let arguments = json!({"code": "(sb-thread:thread-alive-p *printer*)", "background": true});
+        let calls = [(); CALLS].map(|()| server.post_call("evaluate-lisp", arguments.clone()));
+        for call in calls {
+            let answer = server.answer(call);
+            assert!(answer.get("error").is_none() && !outcome(&answer).1, "{}", answer["error"]);
+        }
+    });
+    pings.assert_fast();
+    // The answer may also contain output of the thread.
+    assert!(server.evaluate("(+ 1 2)").contains("=> 3"));
 }
 
 #[apply(both_modes)]
