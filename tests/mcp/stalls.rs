@@ -236,6 +236,15 @@ fn client_that_reads_nothing_delays_no_other_client(mode: Mode) {
     server.assert_works();
 }
 
+/// Asserts that the supervisor has never used more than 160 MiB of memory.
+#[track_caller]
+fn assert_peak_below_160_mib(server: &Server) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("a process");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
+    let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(kibibytes < 160 << 10, "the supervisor took {kibibytes} KiB");
+}
+
 /// The backlog that the server keeps for a client is bounded.
 #[apply(both_modes)]
 fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
@@ -252,10 +261,7 @@ fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
     // Another client's large answer arrives although large ones are queued before it.
     assert!(client.evaluate(PRINT_SIX_MB).len() > 900_000);
     if mode == Mode::Supervised {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("a process");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
-        let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
-        assert!(kibibytes < 160 << 10, "the supervisor took {kibibytes} KiB");
+        assert_peak_below_160_mib(&server);
     }
     server.start_reading();
     let answers: Vec<_> = ids.into_iter().map(|id| server.answer(id)).collect();
@@ -688,6 +694,28 @@ fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
     });
     pings.assert_fast();
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
+#[test]
+fn clients_that_send_many_blank_lines_delay_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 8].map(|()| runtime.attach(&server));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        std::thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| {
+                    // After a long line, the supervisor reads more bytes at a time.
+                    client.send_line(&" ".repeat(900_000));
+                    (0..24).for_each(|_| client.send_line(&"\n".repeat(1 << 17)));
+                    client.request("ping", &json!({}));
+                });
+            }
+        });
+    });
+    pings.assert_within(IDLE_LIMIT);
+    assert_peak_below_160_mib(&server);
+    server.assert_works();
 }
 
 /// Attaches 14 clients, each of which sends 9,900 calls with this `_meta` that wait for another client's evaluation.
