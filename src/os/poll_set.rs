@@ -14,6 +14,8 @@ use crate::os::busy_poll::wait_for_descriptors;
 pub(crate) struct PollSet<'a, T> {
     names: Vec<T>,
     fds: Vec<PollFd<'a>>,
+    /// The names that are ready without a poll.
+    ready: Vec<T>,
 }
 
 /// The descriptors that are ready, by name, with their poll(2) events.
@@ -22,11 +24,11 @@ pub(crate) struct ReadyDescriptors<T>(Vec<(T, PollFlags)>);
 
 impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     pub(crate) fn new() -> Self {
-        Self { names: Vec::with_capacity(8), fds: Vec::with_capacity(8) }
+        Self { names: Vec::with_capacity(8), fds: Vec::with_capacity(8), ready: Vec::new() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.fds.is_empty()
+        self.fds.is_empty() && self.ready.is_empty()
     }
 
     /// Adds `fd`, which counts as ready when it can be read, or its other end is closed.
@@ -44,23 +46,28 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
         self.add(name, PollFd::new(fd, PollFlags::empty()));
     }
 
+    /// Adds a name that is ready at once, for instance because input from its descriptor is left in a buffer.
+    pub(crate) fn add_ready(&mut self, name: T) {
+        self.ready.push(name);
+    }
+
     fn add(&mut self, name: T, fd: PollFd<'a>) {
         self.names.push(name);
         self.fds.push(fd);
     }
 
-    /// Waits until a descriptor is ready, at most for `timeout`. After the timeout or a signal, the result is empty.
+    /// Waits until a descriptor is ready, at most for `timeout`. Does not wait if a name is [ready](Self::add_ready). After
+    /// the timeout or a signal, only these names are ready.
     ///
     /// # Errors
     /// Returns the error of poll(2) if the set exceeds the process's limit of descriptors, or the system is out of memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<ReadyDescriptors<T>> {
+        let timeout = if self.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
         let count = wait_for_descriptors(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
-        Ok(ReadyDescriptors(if count == 0 {
-            Vec::new()
-        } else {
-            events.filter(|(_, events)| !events.is_empty()).collect()
-        }))
+        let polled = events.filter(|(_, events)| count > 0 && !events.is_empty());
+        let buffered = self.ready.iter().map(|name| (*name, PollFlags::IN));
+        Ok(ReadyDescriptors(polled.chain(buffered).collect()))
     }
 }
 

@@ -7,6 +7,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
 use super::recorder::{Recorder, Side};
+use crate::os::poll_set::PollSet;
 use crate::rpc::id_scanner::{IdScanner, ScannedMessage};
 
 /// Maximum length of a line, in bytes.
@@ -33,7 +34,7 @@ pub(crate) enum Line<'a> {
 /// The result of one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadStatus {
-    /// Bytes were read, which may complete a line.
+    /// The buffer has bytes that may complete a line.
     More,
     /// No bytes are available now.
     Nothing,
@@ -73,11 +74,28 @@ impl LineReader {
         Self { recorder, ..self }
     }
 
-    /// Reads once. Must be called only after [`Self::next_line`] has returned `None`.
+    /// Adds the stream to `set`. It is ready at once if the buffer may contain a line, otherwise when it can be read.
+    pub(crate) fn add_to<'a, T: Copy + PartialEq>(&'a self, set: &mut PollSet<'a, T>, name: T) {
+        if self.may_have_line() {
+            set.add_ready(name);
+        } else {
+            set.add_read(name, self);
+        }
+    }
+
+    /// Returns true unless the whole buffer has been searched for lines.
+    fn may_have_line(&self) -> bool {
+        self.searched < self.buffer.len()
+    }
+
+    /// Reads once, unless the buffer may contain a line.
     ///
     /// # Errors
     /// Returns the errors of read(2), except EAGAIN and EINTR.
     pub(crate) fn read(&mut self) -> io::Result<ReadStatus> {
+        if self.may_have_line() {
+            return Ok(ReadStatus::More);
+        }
         if self.at_end {
             return Ok(ReadStatus::End);
         }
@@ -181,6 +199,31 @@ mod tests {
         let expected = ["ab\n", "\n", "cd\n", "e\n", "f\n"].map(|line| Ok(line.as_bytes().to_vec()));
         assert_eq!(lines(&pieces), expected);
         assert_eq!(lines(&[]), []);
+    }
+
+    #[test]
+    fn lines_that_are_left_in_the_buffer_come_before_the_next_read() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let mut reader = LineReader::new(reader.into());
+        let is_ready_at_once = |reader: &LineReader| {
+            let mut set = PollSet::new();
+            reader.add_to(&mut set, "input");
+            set.wait(Some(std::time::Duration::ZERO)).unwrap().has("input")
+        };
+        assert!(!is_ready_at_once(&reader));
+        writer.write_all(b"a\nb\nc").unwrap();
+        assert_eq!(reader.read().unwrap(), ReadStatus::More);
+        assert_eq!(reader.next_line(), Some(Line::Text(b"a\n")));
+        assert!(is_ready_at_once(&reader));
+        assert_eq!(reader.read().unwrap(), ReadStatus::More);
+        assert_eq!(reader.next_line(), Some(Line::Text(b"b\n")));
+        assert_eq!(reader.next_line(), None);
+        assert!(!is_ready_at_once(&reader));
+        drop(writer);
+        assert_eq!(reader.read().unwrap(), ReadStatus::More);
+        assert_eq!(reader.next_line(), Some(Line::Text(b"c\n")));
+        assert_eq!(reader.next_line(), None);
+        assert_eq!(reader.read().unwrap(), ReadStatus::End);
     }
 
     #[test]

@@ -562,7 +562,7 @@ fn too_large_error(advice: &str) -> ErrorData {
 /// Returns the error that replaces an answer to a client with too many unread bytes. The request may have been refused.
 pub(crate) fn unread_error() -> ErrorData {
     let reason = format!(
-        "the answer was dropped, because the client has not read {} MiB of earlier answers; the request may have been \
+        "the answer was dropped, because {} MiB of earlier answers have not reached the client; the request may have been \
          executed. Read the earlier answers before you send more requests",
         MAX_UNREAD >> 20
     );

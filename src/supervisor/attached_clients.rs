@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use super::requests::MAX_LINES_PER_STEP;
 use crate::os::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
 use crate::rpc::attach::{Listener, MAX_ATTACHED};
@@ -65,7 +66,7 @@ impl AttachedClients {
         }
         for client in &self.clients {
             if client.output.backlog() <= MAX_UNREAD && reads(client.connection) {
-                set.add_read(name(AttachedDescriptor::Input(client.connection)), &client.input);
+                client.input.add_to(set, name(AttachedDescriptor::Input(client.connection)));
             }
             if !client.output.is_empty() {
                 set.add_write(name(AttachedDescriptor::Output(client.connection)), &client.output);
@@ -80,7 +81,7 @@ impl AttachedClients {
     }
 
     /// Writes output, reads lines and accepts clients on each descriptor for which `is_ready` returns true. Calls
-    /// `handle` with the number of the connection and each event on it.
+    /// `handle` with the number of the connection and each event on it, but at most [`MAX_LINES_PER_STEP`] lines.
     pub(super) fn handle_ready(
         &mut self,
         is_ready: impl Fn(AttachedDescriptor) -> bool,
@@ -92,7 +93,8 @@ impl AttachedClients {
             }
             if is_ready(AttachedDescriptor::Input(client.connection)) {
                 let read = client.input.read();
-                while let Some(line) = client.input.next_line() {
+                for _ in 0..MAX_LINES_PER_STEP {
+                    let Some(line) = client.input.next_line() else { break };
                     handle(client.connection, ClientEvent::Line(line));
                 }
                 client.is_gone |= !read.is_ok_and(|read| read != ReadStatus::End);
@@ -139,4 +141,33 @@ fn split_stream(stream: UnixStream) -> std::io::Result<(OwnedFd, OwnedFd)> {
     stream.set_nonblocking(true)?;
     let output = stream.try_clone()?;
     Ok((stream.into(), output.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn the_lines_of_one_read_are_handled_in_several_steps() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let (input, output) = split_stream(theirs).unwrap();
+        let (input, output) = (LineReader::new(input), WriteBuffer::new(output));
+        let client = AttachedClient { connection: 1, input, output, is_gone: false };
+        let mut attached = AttachedClients { listener: None, clients: vec![client], last_connection: 1 };
+        ours.write_all("x\n".repeat(2 * MAX_LINES_PER_STEP + 1).as_bytes()).unwrap();
+        let mut step = || {
+            let mut set = PollSet::new();
+            attached.add_descriptors(&mut set, |descriptor| descriptor, |_| true);
+            let ready = set.wait(Some(Duration::ZERO)).unwrap();
+            let mut lines = 0;
+            attached.handle_ready(
+                |descriptor| ready.has(descriptor),
+                |_, event| lines += usize::from(matches!(event, ClientEvent::Line(_))),
+            );
+            lines
+        };
+        assert_eq!([(); 4].map(|()| step()), [MAX_LINES_PER_STEP, MAX_LINES_PER_STEP, 1, 0]);
+    }
 }

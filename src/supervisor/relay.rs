@@ -12,6 +12,7 @@ use rustix::process::{Pid, getpid};
 
 use super::attached_clients::{AttachedClients, AttachedDescriptor, ClientEvent};
 use super::recovery::RecoveryRecord;
+use super::requests::MAX_LINES_PER_STEP;
 use super::shutdown::{FINAL_READ_TIME, Shutdown};
 use super::worker::{Worker, WorkerId};
 use super::worker_process::{WorkerProcess, describe_exit, is_possibly_external};
@@ -36,10 +37,10 @@ use crate::rpc::route::mark_notice;
 use crate::rpc::signals::Signals;
 use crate::session::recovery::failed_outcome;
 
-/// Size of a client's unanswered requests, in bytes, above which the supervisor reads no more from that client. The
-/// limit exceeds the worker's own limit by more than the longest line, so that the worker refuses excess requests and a
-/// cancellation still gets through.
-const MAX_REQUEST_BYTES: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
+/// Size of a client's unanswered requests, in bytes with the overhead of each line, above which the supervisor reads no more
+/// from that client. The limit exceeds the worker's own limits by more than the longest line, so that the worker refuses
+/// excess requests and a cancellation still gets through.
+const MAX_REQUEST_BYTES: usize = inflight::MAX_BYTES + MAX_LINE + (4 << 20);
 
 /// Maximum capacity of a pipe, in bytes, unless an administrator has raised it.
 const MAX_PIPE_CAPACITY: u64 = 1 << 20;
@@ -221,7 +222,7 @@ impl Relay {
             }
         }
         if let Some(input) = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0)) {
-            set.add_read(Descriptor::ClientInput, input);
+            input.add_to(&mut set, Descriptor::ClientInput);
         }
         if !self.output.is_empty() {
             set.add_write(Descriptor::ClientOutput, &self.output);
@@ -392,11 +393,12 @@ impl Relay {
         Err(LoopAction::Replace(id, crash.with_outcome(outcome)))
     }
 
-    /// Reads once from the client of stdin.
+    /// Reads once from the client of stdin, and handles at most [`MAX_LINES_PER_STEP`] lines.
     fn read_client(&mut self) {
         let Some(mut client) = self.input.take() else { return };
         let read = client.read();
-        while let Some(line) = client.next_line() {
+        for _ in 0..MAX_LINES_PER_STEP {
+            let Some(line) = client.next_line() else { break };
             match line {
                 Line::Text(line) => self.worker_of(0).add_line(0, line),
                 Line::TooLong(ScannedMessage::Request(id)) => drop(self.output.put(&messages::too_long_error(id))),

@@ -6,12 +6,16 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::messages::{self, LineIds, MAX_PARSED_LINE, MAX_REWRITTEN_LINE};
+use crate::os::helper_threads;
 use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::inflight::MAX_REQUESTS;
 use crate::rpc::route;
 
-/// The number of bytes that each line adds to its connection's total in addition to its text.
-const LINE_OVERHEAD: usize = 64;
+/// Maximum number of a client's lines that are read in one step of the event loop, so that other clients do not wait.
+pub(super) const MAX_LINES_PER_STEP: usize = 1_000;
+/// The number of bytes that each line adds to its connection's total in addition to its text: a queue may be half empty,
+/// and the smallest allocation takes 32 bytes.
+const LINE_OVERHEAD: usize = 2 * size_of::<PendingLine>() + 32;
 /// Maximum number of workers that may stall at a line or be lost while they decode it. After that, no other worker gets
 /// the line.
 const MAX_STALLS: u32 = 2;
@@ -38,12 +42,19 @@ pub(super) struct Requests {
     partial: BTreeMap<u64, (u64, usize)>,
     /// The number of the next line.
     next: u64,
-    /// The total size of each connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
-    bytes: BTreeMap<u64, usize>,
-    /// The number of lines that require an answer.
-    awaited: usize,
+    /// The totals of each connection's lines.
+    totals: BTreeMap<u64, Totals>,
     /// The ids that waiting lines cancel, as JSON, each with the number of these lines, by connection.
     cancelled: BTreeMap<u64, HashMap<String, usize>>,
+}
+
+/// The totals of one connection's lines.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Totals {
+    /// The size in bytes, with [`LINE_OVERHEAD`] added for each line.
+    bytes: usize,
+    /// The number of lines that require an answer.
+    awaited: usize,
 }
 
 /// A line that no worker has finished.
@@ -90,17 +101,18 @@ impl Requests {
             turns: VecDeque::new(),
             partial: BTreeMap::new(),
             next: 1,
-            bytes: BTreeMap::new(),
-            awaited: 0,
+            totals: BTreeMap::new(),
             cancelled: BTreeMap::new(),
         }
     }
 
     /// Adds a line of a client. An empty line marks the end of the connection.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
-        *self.bytes.entry(connection).or_default() += line.len() + LINE_OVERHEAD;
         // The ids are found when the line arrives: a search in all lines at once would take too long.
         let (is_awaited, cancels) = find_ids(line);
+        let totals = self.totals.entry(connection).or_default();
+        totals.bytes += line.len() + LINE_OVERHEAD;
+        totals.awaited += usize::from(is_awaited);
         let text = line.into();
         let line = PendingLine {
             arrived: Instant::now(),
@@ -113,7 +125,6 @@ impl Requests {
             is_unbegun: false,
             cancels,
         };
-        self.awaited += usize::from(line.is_awaited);
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -163,15 +174,10 @@ impl Requests {
         let waits = self.waiting.get(&connection).is_some_and(|lines| !lines.is_empty());
         if waits || self.partial.contains_key(&connection) {
             self.turns.push_back(connection);
-        } else if self.is_end(number) {
+        } else {
             self.waiting.remove(&connection);
         }
         Some(Piece { marked, age, dropped, is_last })
-    }
-
-    /// Returns true for the line that marks the end of a connection.
-    fn is_end(&self, number: u64) -> bool {
-        self.open.get(&number).is_some_and(|line| line.text.is_empty())
     }
 
     /// Queues all open lines for the next worker, before the waiting lines of each client. The clients take turns in the
@@ -201,32 +207,31 @@ impl Requests {
         Some(line.connection)
     }
 
-    /// Subtracts a removed line from the counts.
+    /// Subtracts a removed line from the totals.
     fn uncount(&mut self, line: &PendingLine) {
-        self.awaited -= usize::from(line.is_awaited);
-        if let Some(bytes) = self.bytes.get_mut(&line.connection) {
-            *bytes -= line.text.len() + LINE_OVERHEAD;
-            if *bytes == 0 {
-                self.bytes.remove(&line.connection);
-            }
+        let Some(totals) = self.totals.get_mut(&line.connection) else { return };
+        totals.bytes -= line.text.len() + LINE_OVERHEAD;
+        totals.awaited -= usize::from(line.is_awaited);
+        if totals.bytes == 0 {
+            self.totals.remove(&line.connection);
         }
     }
 
     /// Removes the waiting lines of a client that has disconnected, and queues the end of the connection for the
     /// worker. Open lines stay without their text until the worker has finished them.
     pub(super) fn disconnect(&mut self, connection: u64) {
-        for line in self.waiting.remove(&connection).into_iter().flatten() {
-            self.uncount(&line);
+        if let Some(lines) = self.waiting.remove(&connection) {
+            // Other clients would wait while many lines are freed.
+            helper_threads::run(move || drop(lines));
         }
         self.partial.remove(&connection);
         self.cancelled.remove(&connection);
+        let mut totals = Totals::default();
         for line in self.open.values_mut().filter(|line| line.connection == connection) {
-            if let Some(bytes) = self.bytes.get_mut(&connection) {
-                *bytes -= line.text.len() - 1;
-            }
-            self.awaited -= usize::from(line.is_awaited);
             (line.text, line.is_awaited) = (Box::from(*b"\n"), false);
+            totals.bytes += line.text.len() + LINE_OVERHEAD;
         }
+        self.totals.insert(connection, totals);
         self.add(connection, b"");
     }
 
@@ -292,7 +297,7 @@ impl Requests {
 
     /// Returns true when a client waits for an answer.
     pub(super) fn has_awaited_lines(&self) -> bool {
-        self.awaited > 0
+        self.totals.values().any(|totals| totals.awaited > 0)
     }
 
     /// Turns waiting requests that a later waiting line cancels into notifications when they are sent. Must be called before
@@ -331,12 +336,11 @@ impl Requests {
             messages::as_notifications(&line.text, is_cancelled)
         };
         let Some(text) = text else { return };
-        if let Some(bytes) = self.bytes.get_mut(&line.connection) {
-            *bytes = *bytes + text.len() - line.text.len();
-        }
-        self.awaited -= usize::from(line.is_awaited);
+        let Some(totals) = self.totals.get_mut(&line.connection) else { return };
+        totals.bytes = totals.bytes + text.len() - line.text.len();
+        totals.awaited -= usize::from(line.is_awaited);
         (line.is_awaited, line.text) = (find_ids(&text).0, text.into());
-        self.awaited += usize::from(line.is_awaited);
+        totals.awaited += usize::from(line.is_awaited);
     }
 
     /// Returns the call number that the next new line from a client will get.
@@ -346,7 +350,7 @@ impl Requests {
 
     /// Returns the total size of a connection's lines in bytes, with [`LINE_OVERHEAD`] added for each line.
     pub(super) fn bytes(&self, connection: u64) -> usize {
-        self.bytes.get(&connection).copied().unwrap_or(0)
+        self.totals.get(&connection).map_or(0, |totals| totals.bytes)
     }
 }
 
@@ -366,14 +370,15 @@ mod tests {
     use crate::rpc::route::MarkedContent;
 
     impl Requests {
-        /// Returns true when the counts equal the totals computed from all lines.
+        /// Returns true when the totals equal those computed from all lines.
         fn counts_match(&self) -> bool {
-            let (mut bytes, mut awaited) = (BTreeMap::new(), 0);
+            let mut computed = BTreeMap::<u64, Totals>::new();
             for line in self.open.values().chain(self.waiting.values().flatten()) {
-                *bytes.entry(line.connection).or_default() += line.text.len() + LINE_OVERHEAD;
-                awaited += usize::from(line.is_awaited);
+                let totals = computed.entry(line.connection).or_default();
+                totals.bytes += line.text.len() + LINE_OVERHEAD;
+                totals.awaited += usize::from(line.is_awaited);
             }
-            (bytes, awaited) == (self.bytes.clone(), self.awaited)
+            computed == self.totals
         }
 
         /// Sends all waiting lines, and returns the connection and the line number of each piece.
@@ -406,7 +411,7 @@ mod tests {
         assert!(requests.is_open(3) && !requests.is_open(2));
         assert_eq!((requests.next_number(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * LINE_OVERHEAD, 0));
         assert_eq!([1, 3].map(|number| requests.finish(number)), [Some(0), Some(0)]);
-        assert!(requests.bytes.is_empty());
+        assert!(requests.totals.is_empty() && requests.waiting.is_empty());
     }
 
     #[test]
@@ -502,9 +507,9 @@ mod tests {
         for line in [&br#"{"\u0069d":7,"method":"ping"}"#[..], b"{\"method\":\"x\"}"] {
             requests.add(3, line);
         }
-        assert_eq!((requests.first_awaited(), requests.awaited), (Some(0), 1));
+        assert_eq!((requests.first_awaited(), requests.totals[&3].awaited), (Some(0), 1));
         requests.send_all();
-        assert_eq!((requests.first_awaited(), requests.awaited), (Some(3), 1));
+        assert_eq!((requests.first_awaited(), requests.totals[&3].awaited), (Some(3), 1));
         assert!(requests.counts_match());
         requests.disconnect(3);
         assert!(requests.first_awaited().is_none() && !requests.has_awaited_lines() && requests.counts_match());
@@ -524,7 +529,7 @@ mod tests {
         assert_eq!(requests.send_all(), [(3, 3)]);
         assert_eq!(requests.texts(3), ["", "", ""]);
         assert_eq!([1, 2, 3].map(|number| requests.finish(number)), [Some(3); 3]);
-        assert!(requests.bytes.is_empty() && requests.waiting.is_empty());
+        assert!(requests.totals.is_empty() && requests.waiting.is_empty());
     }
 
     #[test]

@@ -119,7 +119,8 @@ impl Watchdog {
             is_serving && self.stopped == 0 && unfinished_at.is_some() && unfinished_at == self.unfinished_at;
         self.unfinished_at = unfinished_at;
         if count(&mut self.unfinished, unfinished) >= UNFINISHED_LIMIT {
-            let cause = "was terminated because code had written to a file descriptor that the server uses";
+            let cause = "stopped in the middle of a message to the server and was terminated (code may have written to a \
+                         file descriptor that the server uses)";
             return Some(Crash::new(cause));
         }
         let supervisor_is_behind = worker.bytes_read.saturating_sub(self.bytes_read) >= MANY_BYTES;
@@ -154,6 +155,7 @@ mod tests {
     use super::*;
     use crate::recovery::status_page::WorkerStatus;
     use crate::rpc::WriteBuffer;
+    use crate::rpc::frame::{FrameKind, encode_header};
 
     /// Makes a worker that has replayed its definitions. Its process is this process.
     fn replayed_worker() -> WorkerProcess {
@@ -202,6 +204,18 @@ mod tests {
             watchdog.check(&worker, &requests, true)
         });
         assert!(crash.expect("nothing is read").cause.starts_with("stopped reading"));
+    }
+
+    #[test]
+    fn a_worker_that_does_not_finish_a_frame_is_ended_without_a_claim_about_the_cause() {
+        let mut worker = replayed_worker();
+        let header = encode_header(FrameKind::Answer, 1, 100);
+        worker.input.as_mut().expect("a pipe").put(&header).expect("room in the pipe");
+        worker.read();
+        let (mut watchdog, requests) = (Watchdog::new(Duration::ZERO), Requests::new());
+        let crash = (0..=UNFINISHED_LIMIT).find_map(|_| watchdog.check(&worker, &requests, true));
+        let cause = crash.expect("the frame is unfinished").cause;
+        assert!(cause.starts_with("stopped in the middle of a message") && cause.contains("code may have"), "{cause}");
     }
 
     #[test]

@@ -114,8 +114,11 @@ impl Worker {
         }
     }
 
-    /// Queues a line of a client, and sends waiting lines as long as the process reads them.
+    /// Queues a line of a client, and sends waiting lines as long as the process reads them. A blank line has no effect.
     pub(super) fn add_line(&mut self, client: u64, line: &[u8]) {
+        if line.trim_ascii_start().is_empty() {
+            return;
+        }
         self.recovery.requests.add(client, line);
         self.send_waiting();
     }

@@ -236,6 +236,15 @@ fn client_that_reads_nothing_delays_no_other_client(mode: Mode) {
     server.assert_works();
 }
 
+/// Asserts that the supervisor has never used more than 160 MiB of memory.
+#[track_caller]
+fn assert_peak_below_160_mib(server: &Server) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("a process");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
+    let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(kibibytes < 160 << 10, "the supervisor took {kibibytes} KiB");
+}
+
 /// The backlog that the server keeps for a client is bounded.
 #[apply(both_modes)]
 fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
@@ -252,10 +261,7 @@ fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
     // Another client's large answer arrives although large ones are queued before it.
     assert!(client.evaluate(PRINT_SIX_MB).len() > 900_000);
     if mode == Mode::Supervised {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("a process");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
-        let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
-        assert!(kibibytes < 160 << 10, "the supervisor took {kibibytes} KiB");
+        assert_peak_below_160_mib(&server);
     }
     server.start_reading();
     let answers: Vec<_> = ids.into_iter().map(|id| server.answer(id)).collect();
@@ -264,7 +270,7 @@ fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
     assert!((20..35).contains(&errors), "{errors} errors");
     let error = answers.iter().find(is_error).expect("an error");
     let message = error["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("has not read 64 MiB of earlier answers"), "{message}");
+    assert!(message.contains("64 MiB of earlier answers have not reached the client"), "{message}");
     server.assert_works();
 }
 
@@ -690,6 +696,28 @@ fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
+#[test]
+fn clients_that_send_many_blank_lines_delay_no_other_client() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 8].map(|()| runtime.attach(&server));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        std::thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| {
+                    // After a long line, the supervisor reads more bytes at a time.
+                    client.send_line(&" ".repeat(900_000));
+                    (0..24).for_each(|_| client.send_line(&"\n".repeat(1 << 17)));
+                    client.request("ping", &json!({}));
+                });
+            }
+        });
+    });
+    pings.assert_within(IDLE_LIMIT);
+    assert_peak_below_160_mib(&server);
+    server.assert_works();
+}
+
 /// Attaches 14 clients, each of which sends 9,900 calls with this `_meta` that wait for another client's evaluation.
 fn clients_with_waiting_calls(runtime: &RuntimeDirectory, server: &Server, meta: &Value) -> Vec<Client> {
     let mut clients: Vec<_> = (0..14).map(|_| runtime.attach(server)).collect();
@@ -841,6 +869,30 @@ fn large_outputs_that_are_shown_again_delay_no_other_client(mode: Mode) {
         }
     });
     pings.assert_fast();
+}
+
+/// Each answer shows the output that a thread has printed since the answer before.
+#[apply(both_modes)]
+fn output_of_a_thread_in_answers_to_background_calls_delays_no_other_client(mode: Mode) {
+    const CALLS: usize = 24;
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-output": 10_000_000, "max-answer": 1_000_000}));
+    server.evaluate(
+        "(defvar *text* (make-string 1000000 :initial-element (code-char 1)))
+         (defvar *printer* (sb-thread:make-thread (lambda () (loop (write-string *text*) (sleep 0.001)))))",
+    );
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let arguments = json!({"code": "(sb-thread:thread-alive-p *printer*)", "background": true});
+        let calls = [(); CALLS].map(|()| server.post_call("evaluate-lisp", arguments.clone()));
+        for call in calls {
+            let answer = server.answer(call);
+            assert!(answer.get("error").is_none() && !outcome(&answer).1, "{}", answer["error"]);
+        }
+    });
+    pings.assert_fast();
+    // The answer may also contain output of the thread.
+    assert!(server.evaluate("(+ 1 2)").contains("=> 3"));
 }
 
 #[apply(both_modes)]

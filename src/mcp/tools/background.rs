@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rmcp::model::JsonObject;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -50,6 +51,12 @@ impl JsonSchema for Wait {
 /// Returns the time that a call waits for its evaluation; `None` for no limit.
 pub(super) fn wait_limit(background: Flag, wait: Option<Wait>) -> Option<Duration> {
     if background.0 { Some(Duration::ZERO) } else { wait.map(|wait| wait.0) }
+}
+
+/// Returns true if the call may be answered while its evaluation runs. The answer shows the output that waits for the
+/// connection's next answer, which may be large.
+pub(super) fn is_slow(arguments: &JsonObject) -> bool {
+    arguments.contains_key("background") || arguments.contains_key("wait")
 }
 
 /// Returns the reaction to a failure: the argument `asked`, or else the session's setting. An evaluation that may run in
