@@ -8,7 +8,9 @@ use parking_lot::MutexGuard;
 use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, UnbalancedText, defining_form, escape_line_breaks};
+use super::events::{
+    ClippedBuffer, JobEnd, MAX_LOCATION, UnbalancedText, clip_line, clip_name, clip_notice, defining_form, first_chars,
+};
 use super::limits::HEAP_CHECK_INTERVAL;
 use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
@@ -16,6 +18,8 @@ use crate::image::{Event, Host, Job, Lane, Text};
 
 /// The time limit of the search for the source locations where texts are unbalanced.
 const HINT_SEARCH_TIME: Duration = Duration::from_millis(200);
+/// The maximum number of characters that are kept of Lisp's reason for a refusal.
+const MAX_REASON: usize = 10_000;
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
@@ -91,7 +95,7 @@ impl Host for Inner {
             return false;
         }
         if let Event::Blocked(lock) = event {
-            scheduler.abandoned.record_lock_check(&lock.to_owned());
+            scheduler.abandoned.record_lock_check(&clip_name(lock));
             return false;
         }
         if let Event::Done { success } = event {
@@ -131,7 +135,7 @@ impl Host for Inner {
             if let Event::Refused(reason) = event
                 && scheduler.abandoned.runs(job)
             {
-                scheduler.abandoned.record_refusal(&reason.to_owned());
+                scheduler.abandoned.record_refusal(&first_chars(reason, MAX_REASON));
                 return false;
             }
             let connection =
@@ -150,7 +154,7 @@ impl Host for Inner {
             },
             Event::Refused(reason) => {
                 if let Activity::Held(about) = &mut running.activity {
-                    about.refused = Some(reason.to_owned());
+                    about.refused = Some(first_chars(reason, MAX_REASON));
                 }
             }
             Event::Interrupted(_) => self.record_interruption(running, false),
@@ -195,20 +199,20 @@ impl Host for Inner {
                 }
                 if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
                     observer.deadline_changed(time);
-                    observer.step_changed(time.map(|_| step.to_owned()).as_deref());
+                    observer.step_changed(time.map(|_| clip_line(step, MAX_LOCATION)).as_deref());
                 }
             }
             Event::Notice(text) if running.is_background() => {
                 return running.activity.handle_event(Event::Notice(text));
             }
             Event::Notice(text) => {
-                running.connection.state().add_notice(escape_line_breaks(&text.to_owned()));
+                running.connection.state().add_notice(clip_notice(text));
             }
             // With an empty text, Lisp asks whether it must describe the new definitions for other clients.
             Event::Definitions(text) if text.len() == 0 => {
                 return self.has_other_connections(&running.connection) && !self.is_replaying();
             }
-            Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
+            Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", clip_notice(text))),
             event => {
                 let activity = &mut running.activity;
                 return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
@@ -278,7 +282,7 @@ impl Inner {
 
     /// Records that no evaluating thread could be started. A background evaluation that needed the thread fails.
     fn record_thread_refusal(&self, mut scheduler: MutexGuard<'_, SchedulerState>, reason: Text<'_>) {
-        match scheduler.record_thread_refusal(&reason.to_owned(), Instant::now()) {
+        match scheduler.record_thread_refusal(&first_chars(reason, MAX_REASON), Instant::now()) {
             Ok(request) => {
                 let answer = RunningJob::unstarted(request, Lane::Evaluation).map(|mut running| {
                     if let Some(builder) = running.activity.current_builder() {
@@ -305,7 +309,7 @@ impl Inner {
                 let mut state = connection.state();
                 state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
-            Event::Notice(text) => connection.state().add_notice(escape_line_breaks(&text.to_owned())),
+            Event::Notice(text) => connection.state().add_notice(clip_notice(text)),
             _ => {}
         }
     }

@@ -959,6 +959,25 @@ fn long_defining_form_delays_no_other_client(mode: Mode) {
     pings.assert_within(IDLE_LIMIT);
 }
 
+/// Each of the other clients gets a notice about the definition.
+#[apply(both_modes)]
+fn definition_of_a_symbol_with_a_very_long_name_delays_no_other_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 12].map(|()| runtime.attach(&server));
+    let name = "(make-string 20000000 :initial-element #\\A :element-type 'base-char)";
+    let code = format!("(progn (eval (list 'defvar (intern {name}) 1)) nil)");
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        call_ok(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 120}));
+    });
+    pings.assert_within(IDLE_LIMIT);
+    for client in &mut clients {
+        let text = client.evaluate("1");
+        assert!(text.starts_with("[notice]\n") && text.contains(" defined AAAA"), "{} bytes", text.len());
+        assert!(text.chars().count() < 3_000, "{} bytes", text.len());
+    }
+}
+
 /// Signals an error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
 const LARGE_ERROR: &str = r#"
 (labels ((f (n a b c d e g h)

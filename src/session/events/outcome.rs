@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::JobEnd;
 use super::code::{Code, TextPosition};
 use super::error::{ErrorBuilder, UnbalancedText};
-use super::text::{ClippedBuffer, MAX_LOCATION, clip_name, escape_line_breaks, first_chars, push_within_chars};
+use super::text::{
+    ClippedBuffer, MAX_LOCATION, clip_line, clip_name, clip_notice, escape_line_breaks, first_chars, push_within_chars,
+};
 use crate::audience::Audience;
 use crate::config::Limits;
 use crate::image::interruption::StuckReason;
@@ -16,9 +18,8 @@ use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
 
-/// The maximum number of notices of a background evaluation, and of characters in one notice.
+/// The maximum number of notices of a background evaluation.
 const MAX_NOTICES: usize = 100;
-const MAX_NOTICE_CHARS: usize = 2_000;
 /// The maximum number of values that are recorded of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
@@ -197,7 +198,7 @@ impl OutcomeBuilder {
     /// Handles an event. Returns true if Lisp may stop printing the text begun last.
     pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
-            Event::Step(step, _) => self.step = (step.len() > 0).then(|| step.to_owned()),
+            Event::Step(step, _) => self.step = (step.len() > 0).then(|| clip_line(step, MAX_LOCATION)),
             Event::Unhandled(number) => {
                 let known = usize::try_from(number).ok().and_then(|number| number.checked_sub(self.signalled_before));
                 if let (Some(signalled), Some(known)) = (&mut self.signalled, known)
@@ -273,8 +274,7 @@ impl OutcomeBuilder {
             }
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
-                    // The notice may contain names from the user's code, and these may contain line breaks.
-                    self.notices.push(escape_line_breaks(&first_chars(text, MAX_NOTICE_CHARS)));
+                    self.notices.push(clip_notice(text));
                 }
             }
             event @ Event::Record(_) => {

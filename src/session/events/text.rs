@@ -8,6 +8,8 @@ use crate::outcome::Clipped;
 const MAX_COUNTED: u64 = 100_000;
 /// The maximum number of characters that [`clip_name`] keeps of a name or of a source line.
 const MAX_NAME: usize = 150;
+/// The maximum number of characters that are kept of a notice.
+pub(crate) const MAX_NOTICE_CHARS: usize = 2_000;
 /// The maximum number of characters that are kept of a frame's location, and of the first line of a failing form.
 pub(crate) const MAX_LOCATION: usize = 1_000;
 
@@ -61,13 +63,24 @@ pub(crate) fn first_chars(text: Text<'_>, most: usize) -> String {
     kept
 }
 
+/// Returns a text with line breaks escaped, cut after `most` characters. The text may contain names from the user's code,
+/// which may contain line breaks and be of any length. The scheduler's lock may be held, so a long text is not copied.
+pub(crate) fn clip_line(text: Text<'_>, most: usize) -> String {
+    let mut line = first_chars(text, most);
+    if text.len() > most {
+        line.push('…');
+    }
+    escape_line_breaks(&line)
+}
+
 /// Returns a name or a source line with line breaks escaped, cut after [`MAX_NAME`] characters.
 pub(crate) fn clip_name(text: Text<'_>) -> String {
-    let mut name = first_chars(text, MAX_NAME);
-    if text.len() > MAX_NAME {
-        name.push('…');
-    }
-    escape_line_breaks(&name)
+    clip_line(text, MAX_NAME)
+}
+
+/// Returns a notice with line breaks escaped, cut after [`MAX_NOTICE_CHARS`] characters.
+pub(crate) fn clip_notice(text: Text<'_>) -> String {
+    clip_line(text, MAX_NOTICE_CHARS)
 }
 
 /// Escapes line breaks as Rust and C do.
