@@ -959,6 +959,44 @@ fn long_defining_form_delays_no_other_client(mode: Mode) {
     pings.assert_within(IDLE_LIMIT);
 }
 
+/// The output changes between stdout and stderr after each character, so that its order takes four times as many bytes as its
+/// text.
+#[test]
+fn pages_of_the_output_of_a_running_evaluation_delay_no_other_client() {
+    const CHARACTERS: usize = 10_000_000;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-output": CHARACTERS}));
+    let print = "(write-char #\\X out) (write-char #\\Y err)";
+    server.evaluate(&format!(
+        "(progn (defun print-both (&aux (out *standard-output*) (err *error-output*))
+                  (dotimes (i {}) {print})
+                  (finish-output))
+                (compile 'print-both))",
+        CHARACTERS / 2
+    ));
+    let arguments = json!({"code": "(progn (print-both) (sleep 60))", "background": true});
+    let started = call_ok(&mut server, "evaluate-lisp", arguments);
+    let (_, id) = started.split_once("Evaluation ").expect("a number");
+    let id: u64 = id.split_whitespace().next().and_then(|id| id.parse().ok()).expect("a number");
+    wait_until("all is printed", || {
+        call_ok(&mut server, "check-evaluation", json!({"id": id})).contains(&CHARACTERS.to_string())
+    });
+    let mut clients = [(); 12].map(|()| runtime.attach(&server));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let page = json!({"id": id, "part": "output", "from": CHARACTERS - 2, "limit": 2});
+        let calls =
+            clients.each_mut().map(|client| [(); 2].map(|()| client.post_call("check-evaluation", page.clone())));
+        for (client, calls) in clients.iter_mut().zip(calls) {
+            for call in calls {
+                let (text, is_error) = outcome(&client.answer(call));
+                assert!(!is_error && text.contains("XY"), "{text}");
+            }
+        }
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
 /// Each of the other clients gets a notice about the definition.
 #[apply(both_modes)]
 fn definition_of_a_symbol_with_a_very_long_name_delays_no_other_client(mode: Mode) {

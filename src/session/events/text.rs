@@ -88,6 +88,14 @@ pub(crate) fn escape_line_breaks(text: &str) -> String {
     text.replace('\n', "\\n").replace('\r', "\\r")
 }
 
+/// Returns the part of `text` from byte `from` on, cut after a character if it is longer than `max` bytes. Returns `None` if
+/// nothing follows.
+pub(crate) fn part(text: &str, from: usize, max: usize) -> Option<&str> {
+    let rest = text.get(from..).filter(|rest| !rest.is_empty())?;
+    let end = (0..=max.min(rest.len())).rfind(|end| rest.is_char_boundary(*end)).unwrap_or(0);
+    Some(&rest[..end])
+}
+
 /// Adds `text` to `buffer`, and subtracts the kept bytes from `left`. Counts all of `text` as omitted if `left` is 0.
 pub(crate) fn push_within_bytes(left: &mut usize, buffer: &mut ClippedBuffer, text: Text<'_>) {
     if *left == 0 {
@@ -133,5 +141,19 @@ pub(crate) fn printed_on_one_line(call: ClippedBuffer) -> String {
         // No text means that the print method did not end and was interrupted.
         false if text.is_empty() => "#<unprintable>".to_owned(),
         false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_text_ends_with_a_whole_character() {
+        assert_eq!(part("aéb", 0, 2), Some("a"));
+        assert_eq!(part("aéb", 1, 2), Some("é"));
+        assert_eq!(part("aéb", 1, usize::MAX), Some("éb"));
+        assert_eq!(part("aéb", 4, 2), None);
+        assert_eq!(part("aéb", 9, 2), None);
     }
 }
