@@ -643,9 +643,9 @@ mod tests {
     #[test]
     fn output_so_far_is_copied_in_parts() {
         let mut builder = OutcomeBuilder::blank(1);
-        builder.stdout.text = "aλ".repeat(OUTPUT_PART);
+        builder.stdout.text = "aλ".repeat(OUTPUT_PART / 2);
         builder.stderr.text = "é".repeat(OUTPUT_PART);
-        builder.turns = vec![1; 3 * OUTPUT_PART];
+        builder.turns = vec![1; 2 * OUTPUT_PART];
         let mut outcome = builder.outcome_so_far();
         let mut copied = 0;
         loop {
@@ -657,13 +657,13 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(outcome.printed(), builder.printed_text());
+        assert!(outcome.printed() == builder.printed_text());
         // The last turn, which was copied before, becomes longer.
         builder.stderr.text.push('e');
         *builder.turns.last_mut().unwrap() += 1;
         assert!(builder.copy_output(&mut outcome));
-        assert_eq!(outcome.printed(), builder.printed_text());
-        assert_eq!(outcome.turns, builder.turns);
+        assert!(outcome.printed() == builder.printed_text());
+        assert!(outcome.printed().ends_with("λéaéλée"), "both streams alternate");
     }
 
     /// Returns the message of an evaluation that does not end after an interruption because of its time limit.
