@@ -266,8 +266,8 @@ impl Inner {
     /// Records a form of `job` that has defined something. `start` and `description` are arguments of [`defining_form`].
     ///
     /// Copying and reporting a long form takes time, so the scheduler's lock is not held meanwhile. The observer still gets
-    /// the forms of the job in order, and before the end of the job, because the thread that calls this function runs the job.
-    /// An image is saved only while no evaluation runs.
+    /// the forms of the job in order, and before the end of the job, because the thread that calls this function runs the
+    /// job. An image is saved only while no evaluation runs.
     fn record_defining_form(&self, job: u64, start: u64, description: &str) {
         let read = |running: &mut RunningJob| {
             let was_background = running.is_background();

@@ -959,8 +959,8 @@ fn long_defining_form_delays_no_other_client(mode: Mode) {
     pings.assert_within(IDLE_LIMIT);
 }
 
-/// The output changes between stdout and stderr after each character, so that its order takes four times as many bytes as its
-/// text.
+/// The output changes between stdout and stderr after each character, so that its order takes four times as many bytes as
+/// its text.
 #[test]
 fn pages_of_the_output_of_a_running_evaluation_delay_no_other_client() {
     const CHARACTERS: usize = 10_000_000;
