@@ -161,12 +161,13 @@ pub enum InspectError {
         /// The condition's report.
         message: String,
     },
-    /// The inspection took longer than this number of seconds: a print method or a macro function might not terminate, or
-    /// other code might hold a lock that the inspection needs.
+    /// The inspection took longer than this number of seconds: a print method or a macro function might not terminate, an
+    /// object might take long to print, or other code might hold a lock that the inspection needs.
     #[error(
         "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions might \
-         not terminate, or other code might hold a lock that the inspection needs, for instance while it compiles. \
-         Redefine that method or function, or call again later."
+         not terminate, an object such as a symbol with a very long name might take long to print, or other code might \
+         hold a lock that the inspection needs, for instance while it compiles. Redefine that method or function, or \
+         call again later."
     )]
     Timeout(u64),
     /// The inspection was cancelled, or the session was reset or restored before the inspection finished.

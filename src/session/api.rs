@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::activity::{HandledErrors, Inspection, RequestBody, Submission};
 use super::connection::Connection;
-use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
+use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder, part};
 use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND, FORKED, NO_THREADS};
@@ -327,6 +327,7 @@ impl Session {
         }
         let mut outcome = outcome_so_far(&mut scheduler, id);
         self.inner.unlock_and_notify(scheduler);
+        self.inner.copy_output(id, &mut outcome);
         self.connection.state().move_pending_to(&mut outcome);
         Some(outcome)
     }
@@ -336,6 +337,7 @@ impl Session {
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
         let mut outcome = outcome_so_far(&mut self.inner.scheduler.lock(), id);
+        self.inner.copy_output(id, &mut outcome);
         self.connection.state().move_pending_to(&mut outcome);
         outcome
     }
@@ -523,19 +525,26 @@ fn refusal(kind: &str, reason: &str) -> Arc<Outcome> {
     Arc::new(OutcomeBuilder::blank(0).finish_with_error(kind, reason.to_owned()))
 }
 
-/// Returns the outcome so far of an evaluation, which is empty while the evaluation does not run.
+impl Inner {
+    /// Adds to an outcome so far the rest of the output of its evaluation, in parts: copying a large output takes time, so
+    /// the lock is released in between. If the evaluation ends meanwhile, the rest is left out.
+    fn copy_output(&self, id: JobId, outcome: &mut Outcome) {
+        loop {
+            let mut scheduler = self.scheduler.lock();
+            let builder = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
+            if builder.is_none_or(|builder| builder.copy_output(outcome)) {
+                return;
+            }
+        }
+    }
+}
+
+/// Returns the outcome so far of an evaluation, with the beginning of its output. The outcome is empty while the evaluation
+/// does not run.
 fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
     let number = scheduler.evaluations.find_by_job(id.0).unwrap_or(0);
     let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
     running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far)
-}
-
-/// Returns the part of `text` from byte `from` on, cut after a character if it is longer than `max` bytes. Returns `None` if
-/// nothing follows.
-fn part(text: &str, from: usize, max: usize) -> Option<&str> {
-    let rest = text.get(from..).filter(|rest| !rest.is_empty())?;
-    let end = (0..=max.min(rest.len())).rfind(|end| rest.is_char_boundary(*end)).unwrap_or(0);
-    Some(&rest[..end])
 }
 
 /// A background job whose thread is about to wait for another job, and the function that ends the wait.
@@ -556,19 +565,5 @@ fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
     match crate::os::busy_poll::poll_briefly(20, || receiver.try_recv().ok()) {
         Some(value) => value,
         None => receiver.recv().expect("every job is answered"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_of_a_text_ends_with_a_whole_character() {
-        assert_eq!(part("aéb", 0, 2), Some("a"));
-        assert_eq!(part("aéb", 1, 2), Some("é"));
-        assert_eq!(part("aéb", 1, usize::MAX), Some("éb"));
-        assert_eq!(part("aéb", 4, 2), None);
-        assert_eq!(part("aéb", 9, 2), None);
     }
 }

@@ -29,8 +29,8 @@ fn locals_error(end: JobEnd) -> HoldError {
         | JobEnd::Interrupted(InterruptReason::Cancel)
         | JobEnd::Abandoned(InterruptReason::Cancel, _) => return HoldError::Cancelled,
         JobEnd::Interrupted(InterruptReason::Timeout) | JobEnd::Abandoned(InterruptReason::Timeout, _) => {
-            "The local variables could not be printed in time: one of the session's print methods might not terminate. \
-             Redefine that method."
+            "The local variables could not be printed in time: one of the session's print methods might not terminate, or \
+             a value might take long to print. Redefine that method, or do without the local variables."
         }
         JobEnd::Interrupted(InterruptReason::Heap) | JobEnd::Abandoned(InterruptReason::Heap, _) => {
             "The local variables could not be printed: the heap was nearly used up, so the printing was stopped. Keep \

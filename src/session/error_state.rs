@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use super::events::ClippedBuffer;
+use super::events::{ClippedBuffer, MAX_NOTICE_CHARS};
 use super::history::History;
 use crate::outcome::ErrorRecord;
 
-/// The maximum number of notices for the next answer, and of characters in one notice.
+/// The maximum number of notices for the next answer.
 const MAX_NOTICES: usize = 100;
-const MAX_NOTICE_CHARS: usize = 2_000;
 
 /// The last error, the history, and the messages for the next answer.
 #[derive(Default)]

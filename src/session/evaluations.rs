@@ -48,6 +48,8 @@ pub(super) struct EvaluationEntry {
     run_time: Duration,
     /// The outcome at the last hold or at the end; `None` until the evaluation is held or ends.
     outcome: Option<Arc<Outcome>>,
+    /// The number of characters of the output in the outcome.
+    printed: u64,
     /// The size of the outcome, as it counts towards [`MAX_BYTES`].
     bytes: usize,
     /// The replies that wait until no job works on the evaluation, by the numbers of their waits.
@@ -116,6 +118,7 @@ impl Evaluations {
             stage: Stage::Queued,
             run_time: Duration::ZERO,
             outcome: None,
+            printed: 0,
             bytes: 0,
             waiters: BTreeMap::new(),
         };
@@ -180,7 +183,7 @@ impl Evaluations {
         }
         entry.stop();
         let before = entry.outcome.take();
-        let mut combined = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
+        let mut combined = before.map(|before| Arc::unwrap_or_clone(before).followed_by(outcome.clone()));
         let bytes = combined.as_ref().unwrap_or(&outcome).byte_size();
         // The outcome at the hold may have been evicted. Then the new outcome is incomplete, and is not kept.
         outcome.kept = bytes <= MAX_BYTES && combined.as_ref().unwrap_or(&outcome).printed_before == 0;
@@ -193,6 +196,7 @@ impl Evaluations {
         let mut forgotten = Vec::new();
         if outcome.kept {
             entry.bytes = bytes;
+            entry.printed += outcome.turns.iter().copied().map(u64::from).sum::<u64>();
             entry.outcome = Some(combined);
             self.bytes += bytes;
             self.kept.insert(id);
@@ -320,8 +324,7 @@ impl Session {
             (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.run_time),
             (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
         };
-        let before = entry.outcome.as_ref().map_or(0, |outcome| outcome.turns.iter().copied().map(u64::from).sum());
-        let printed = before + scheduler.running_builder(entry.id).map_or(0, OutcomeBuilder::printed_chars);
+        let printed = entry.printed + scheduler.running_builder(entry.id).map_or(0, OutcomeBuilder::printed_chars);
         Ok(EvaluationStatus { id: entry.id, code: entry.code.to_string(), progress, printed })
     }
 
@@ -331,18 +334,28 @@ impl Session {
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
-        let (before, building) = {
+        let _copying = self.inner.output_copy.lock();
+        let mut so_far: Option<Outcome> = None;
+        // Copying a large output takes time, so the lock is released after each part.
+        let (before, is_running) = loop {
             let scheduler = self.inner.scheduler.lock();
-            (
-                scheduler.evaluations.get(id)?.outcome.clone(),
-                scheduler.running_builder(id).map(OutcomeBuilder::outcome_so_far),
-            )
+            let before = scheduler.evaluations.get(id)?.outcome.clone();
+            let Some(builder) = scheduler.running_builder(id) else { break (before, false) };
+            match &mut so_far {
+                Some(outcome) if outcome.printed_before == builder.printed_before() => {
+                    if builder.copy_output(outcome) {
+                        break (before, true);
+                    }
+                }
+                // If the evaluation was held and resumed meanwhile, `before` has the output that was copied.
+                _ => so_far = Some(builder.outcome_so_far()),
+            }
         };
         // Combining the texts takes time, so the lock is not held meanwhile.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
-        if let Some(outcome) = building {
+        if let Some(outcome) = so_far.filter(|_| is_running) {
             text += &outcome.printed();
             omitted += outcome.stdout.omitted + outcome.stderr.omitted;
         }
@@ -468,11 +481,12 @@ impl Inner {
         let delivers = to.is_some_and(|to| to.id == connection.id);
         if let (Stage::Over, Some(outcome)) = (entry.stage, &entry.outcome) {
             let mut outcome = outcome.clone();
-            clear_held_unless(scheduler.is_held(id), &mut outcome);
+            let is_held = scheduler.is_held(id);
             if delivers {
                 Self::withdraw_failure_notice(&connection, &outcome);
             }
             drop(scheduler);
+            clear_held_unless(is_held, &mut outcome);
             reply(outcome);
             return Ok(WaitId { evaluation: id, number: 0 });
         }

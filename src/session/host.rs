@@ -8,7 +8,9 @@ use parking_lot::MutexGuard;
 use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, UnbalancedText, defining_form, escape_line_breaks};
+use super::events::{
+    ClippedBuffer, JobEnd, MAX_LOCATION, UnbalancedText, clip_line, clip_name, clip_notice, defining_form, first_chars,
+};
 use super::limits::HEAP_CHECK_INTERVAL;
 use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
@@ -16,6 +18,8 @@ use crate::image::{Event, Host, Job, Lane, Text};
 
 /// The time limit of the search for the source locations where texts are unbalanced.
 const HINT_SEARCH_TIME: Duration = Duration::from_millis(200);
+/// The maximum number of characters that are kept of Lisp's reason for a refusal.
+const MAX_REASON: usize = 10_000;
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
@@ -91,7 +95,7 @@ impl Host for Inner {
             return false;
         }
         if let Event::Blocked(lock) = event {
-            scheduler.abandoned.record_lock_check(&lock.to_owned());
+            scheduler.abandoned.record_lock_check(&clip_name(lock));
             return false;
         }
         if let Event::Done { success } = event {
@@ -131,7 +135,7 @@ impl Host for Inner {
             if let Event::Refused(reason) = event
                 && scheduler.abandoned.runs(job)
             {
-                scheduler.abandoned.record_refusal(&reason.to_owned());
+                scheduler.abandoned.record_refusal(&first_chars(reason, MAX_REASON));
                 return false;
             }
             let connection =
@@ -150,7 +154,7 @@ impl Host for Inner {
             },
             Event::Refused(reason) => {
                 if let Activity::Held(about) = &mut running.activity {
-                    about.refused = Some(reason.to_owned());
+                    about.refused = Some(first_chars(reason, MAX_REASON));
                 }
             }
             Event::Interrupted(_) => self.record_interruption(running, false),
@@ -195,20 +199,20 @@ impl Host for Inner {
                 }
                 if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
                     observer.deadline_changed(time);
-                    observer.step_changed(time.map(|_| step.to_owned()).as_deref());
+                    observer.step_changed(time.map(|_| clip_line(step, MAX_LOCATION)).as_deref());
                 }
             }
             Event::Notice(text) if running.is_background() => {
                 return running.activity.handle_event(Event::Notice(text));
             }
             Event::Notice(text) => {
-                running.connection.state().add_notice(escape_line_breaks(&text.to_owned()));
+                running.connection.state().add_notice(clip_notice(text));
             }
             // With an empty text, Lisp asks whether it must describe the new definitions for other clients.
             Event::Definitions(text) if text.len() == 0 => {
                 return self.has_other_connections(&running.connection) && !self.is_replaying();
             }
-            Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
+            Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", clip_notice(text))),
             event => {
                 let activity = &mut running.activity;
                 return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
@@ -260,25 +264,42 @@ impl Inner {
     }
 
     /// Records a form of `job` that has defined something. `start` and `description` are arguments of [`defining_form`].
+    ///
+    /// Copying and reporting a long form takes time, so the scheduler's lock is not held meanwhile. The observer still gets
+    /// the forms of the job in order, and before the end of the job, because the thread that calls this function runs the
+    /// job. An image is saved only while no evaluation runs.
     fn record_defining_form(&self, job: u64, start: u64, description: &str) {
-        let copy_code = |running: &mut RunningJob| Some(running.activity.current_builder()?.code().clone());
-        let Some(code) = self.scheduler.lock().find(job).and_then(copy_code) else { return };
+        let read = |running: &mut RunningJob| {
+            let was_background = running.is_background();
+            // The end of an evaluation in the background leaves the connection's package as it is.
+            let binds_package = running.activity.binds_package() || was_background;
+            let attached = running.connection.is_attached();
+            let builder = running.activity.current_builder()?;
+            Some((builder.code().clone(), builder.evaluation(), was_background, binds_package, attached))
+        };
+        let read = self.scheduler.lock().find(job).and_then(read);
+        let Some((code, evaluation, was_background, binds_package, attached)) = read else { return };
         let Some((form, changes)) = defining_form(&code, start, description) else { return };
+        if let Some(observer) = self.observer.get() {
+            observer.form_defined(&form, &changes, binds_package, attached, evaluation);
+        }
         let mut scheduler = self.scheduler.lock();
         let Some(running) = scheduler.find(job) else { return };
-        // The end of an evaluation in the background leaves the connection's package as it is.
-        let binds_package = running.activity.binds_package() || running.is_background();
-        let attached = running.connection.is_attached();
-        let Some(builder) = running.activity.current_builder() else { return };
-        if let Some(observer) = self.observer.get() {
-            observer.form_defined(&form, &changes, binds_package, attached, builder.evaluation());
+        if running.is_background()
+            && !was_background
+            && let Some(observer) = self.observer.get()
+        {
+            // The observer may have learnt that the evaluation moved to the background before it got the form.
+            observer.evaluation_detached(evaluation);
         }
-        builder.add_defined(code, form, &changes);
+        if let Some(builder) = running.activity.current_builder() {
+            builder.add_defined(code, form, &changes);
+        }
     }
 
     /// Records that no evaluating thread could be started. A background evaluation that needed the thread fails.
     fn record_thread_refusal(&self, mut scheduler: MutexGuard<'_, SchedulerState>, reason: Text<'_>) {
-        match scheduler.record_thread_refusal(&reason.to_owned(), Instant::now()) {
+        match scheduler.record_thread_refusal(&first_chars(reason, MAX_REASON), Instant::now()) {
             Ok(request) => {
                 let answer = RunningJob::unstarted(request, Lane::Evaluation).map(|mut running| {
                     if let Some(builder) = running.activity.current_builder() {
@@ -305,7 +326,7 @@ impl Inner {
                 let mut state = connection.state();
                 state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
-            Event::Notice(text) => connection.state().add_notice(escape_line_breaks(&text.to_owned())),
+            Event::Notice(text) => connection.state().add_notice(clip_notice(text)),
             _ => {}
         }
     }
@@ -315,8 +336,50 @@ impl Inner {
 mod tests {
     use std::sync::{Arc, mpsc};
 
+    use parking_lot::Mutex;
+
     use super::*;
-    use crate::Limits;
+    use crate::outcome::{Changes, DefiningForm};
+    use crate::session::observer::Observer;
+    use crate::{Background, Evaluation, JobId, Limits, Session};
+
+    /// An observer that moves an evaluation to the background while it gets a form of the evaluation.
+    struct DetachingObserver {
+        session: Session,
+        evaluation: Mutex<Option<JobId>>,
+        events: Mutex<Vec<String>>,
+    }
+
+    impl Observer for DetachingObserver {
+        fn form_defined(&self, form: &DefiningForm, _: &Changes, binds_package: bool, _: bool, evaluation: u64) {
+            assert!(self.session.inner.scheduler.try_lock().is_some(), "the scheduler's lock is held");
+            let job = self.evaluation.lock().take();
+            assert!(self.session.leave_foreground(job.expect("one form")).is_some());
+            self.events.lock().push(format!("{} in {evaluation}, local: {binds_package}", form.code));
+        }
+
+        fn evaluation_detached(&self, evaluation: u64) {
+            self.events.lock().push(format!("{evaluation} in the background"));
+        }
+    }
+
+    /// The report of a long form takes time. A report that its evaluation is in the background applies to forms before it.
+    #[test]
+    fn evaluation_may_move_to_the_background_while_its_form_is_reported() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let evaluation = Evaluation { background: Background::Later, ..Evaluation::new("(defun f ())") };
+        let id = session.submit(evaluation, drop);
+        let observer =
+            Arc::new(DetachingObserver { session, evaluation: Mutex::new(Some(id)), events: Mutex::default() });
+        let _ = inner.observer.set(observer.clone());
+        let job = inner.next_job(Lane::Evaluation, 1, None).expect("a job");
+        inner.record_defining_form(job.id, 0, "12\n+FUNCTION F\n@COMMON-LISP-USER");
+        assert_eq!(
+            *observer.events.lock(),
+            ["1 in the background", "(defun f ()) in 1, local: false", "1 in the background"]
+        );
+    }
 
     /// An evaluation may wait for the thread while nothing else happens.
     #[test]

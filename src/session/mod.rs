@@ -71,7 +71,7 @@ fn bind_reply<T: Send + 'static>(reply: Reply<T>, value: T) -> AnswerFn {
 /// The state that all handles of a session share. Each field that every evaluation writes has a cache line of its own,
 /// since the caller's thread and the Lisp thread would slow each other down by writing to a shared line.
 struct Inner {
-    /// The scheduler state. Lock order: this lock is taken before all others.
+    /// The scheduler state. Lock order: this lock is taken before all others except `output_copy`.
     scheduler: CachePadded<Mutex<SchedulerState>>,
     /// The event counts, one per lane, on which the lane's threads wait for work. The threads poll the count briefly
     /// before they sleep.
@@ -79,6 +79,8 @@ struct Inner {
     /// The condition variable on which threads wait until no evaluation runs, unwinds or is held.
     idle: Condvar,
     limits: CachePadded<Mutex<Limits>>,
+    /// The lock for copying an evaluation's output, which may be large: one thread copies at a time.
+    output_copy: Mutex<()>,
     /// The session's own connection, which has number 0.
     own_connection: Arc<Connection>,
     /// The connections other than the session's own, in the order in which they were added. While this lock is held, no
@@ -107,6 +109,7 @@ impl Inner {
             changed: Default::default(),
             idle: Condvar::new(),
             limits: CachePadded::new(Mutex::new(limits)),
+            output_copy: Mutex::default(),
             own_connection: Connection::new(0),
             attached: Mutex::default(),
             next_connection: AtomicU64::new(1),

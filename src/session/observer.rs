@@ -54,7 +54,8 @@ pub(crate) trait Observer: Send + Sync {
     ) {
     }
     /// Called when the foreground evaluation with this number continues in the background. From now on, the package
-    /// counts as bound for this evaluation only, even for the forms that have defined something already.
+    /// counts as bound for this evaluation only, even for the forms that have defined something already. May be called
+    /// more than once for an evaluation.
     fn evaluation_detached(&self, _evaluation: u64) {}
     /// Called when a connection ends.
     fn connection_ended(&self, _connection: u64) {}

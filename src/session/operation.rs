@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::events::{ClippedBuffer, JobEnd, first_chars};
+use super::events::{ClippedBuffer, JobEnd, clip_name, first_chars};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
 use crate::outcome::{FieldValue, LoadProgress, Loading, Omitted, Record, System, of_kind};
@@ -154,7 +154,7 @@ impl RecordsBuilder {
                 }
                 return self.omitted > 0 || buffer.has_enough();
             }
-            Event::Error { kind, .. } => self.error = Some((kind.to_owned(), ClippedBuffer::new(MAX_FIELD))),
+            Event::Error { kind, .. } => self.error = Some((clip_name(kind), ClippedBuffer::new(MAX_FIELD))),
             Event::ErrorText { text, replaces } => {
                 if let Some((_, message)) = &mut self.error {
                     if replaces {

@@ -1048,6 +1048,63 @@ fn missing_names_delay_neither_further_definitions_nor_pings(#[case] are_dropped
     pings.assert_within(IDLE_LIMIT);
 }
 
+/// The output changes between stdout and stderr after each character, so that its order takes four times as many bytes as
+/// its text.
+#[test]
+fn pages_of_the_output_of_a_running_evaluation_delay_no_other_client() {
+    const CHARACTERS: usize = 10_000_000;
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    call_ok(&mut server, "configure-limits", json!({"max-output": CHARACTERS}));
+    let print = "(write-char #\\X out) (write-char #\\Y err)";
+    server.evaluate(&format!(
+        "(progn (defun print-both (&aux (out *standard-output*) (err *error-output*))
+                  (dotimes (i {}) {print})
+                  (finish-output))
+                (compile 'print-both))",
+        CHARACTERS / 2
+    ));
+    let arguments = json!({"code": "(progn (print-both) (sleep 60))", "background": true});
+    let started = call_ok(&mut server, "evaluate-lisp", arguments);
+    let (_, id) = started.split_once("Evaluation ").expect("a number");
+    let id: u64 = id.split_whitespace().next().and_then(|id| id.parse().ok()).expect("a number");
+    wait_until("all is printed", || {
+        call_ok(&mut server, "check-evaluation", json!({"id": id})).contains(&CHARACTERS.to_string())
+    });
+    let mut clients = [(); 12].map(|()| runtime.attach(&server));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        let page = json!({"id": id, "part": "output", "from": CHARACTERS - 2, "limit": 2});
+        let calls =
+            clients.each_mut().map(|client| [(); 2].map(|()| client.post_call("check-evaluation", page.clone())));
+        for (client, calls) in clients.iter_mut().zip(calls) {
+            for call in calls {
+                let (text, is_error) = outcome(&client.answer(call));
+                assert!(!is_error && text.contains("XY"), "{text}");
+            }
+        }
+    });
+    pings.assert_within(IDLE_LIMIT);
+}
+
+/// Each of the other clients gets a notice about the definition.
+#[apply(both_modes)]
+fn definition_of_a_symbol_with_a_very_long_name_delays_no_other_client(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 12].map(|()| runtime.attach(&server));
+    let name = "(make-string 20000000 :initial-element #\\A :element-type 'base-char)";
+    let code = format!("(progn (eval (list 'defvar (intern {name}) 1)) nil)");
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        call_ok(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 120}));
+    });
+    pings.assert_within(IDLE_LIMIT);
+    for client in &mut clients {
+        let text = client.evaluate("1");
+        assert!(text.starts_with("[notice]\n") && text.contains(" defined AAAA"), "{} bytes", text.len());
+        assert!(text.chars().count() < 3_000, "{} bytes", text.len());
+    }
+}
+
 /// Signals an error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
 const LARGE_ERROR: &str = r#"
 (labels ((f (n a b c d e g h)

@@ -2,7 +2,7 @@
 
 use super::JobEnd;
 use super::error::build_local;
-use super::text::{ClippedBuffer, escape_line_breaks, with_omission};
+use super::text::{ClippedBuffer, clip_line, clip_name, escape_line_breaks, with_omission};
 use crate::error::InspectError;
 use crate::image::{Event, ItemKind};
 use crate::outcome::{Definition, DefinitionKind, Definitions, FrameLocals, Role, SymbolDescription};
@@ -23,6 +23,9 @@ pub(crate) struct InspectionBuilder {
 /// local variable.
 const MAX_ITEM: u64 = 10_000;
 
+/// The maximum number of characters that are kept of an item's label.
+const MAX_LABEL: usize = 1_000;
+
 /// The maximum number of characters that are kept of a definition in the list of definitions, and of a variable's value
 /// in this list.
 const MAX_DEFINITION: u64 = 1_000;
@@ -42,7 +45,7 @@ impl InspectionBuilder {
     pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Item(kind, label) => {
-                self.items.push((kind, label.to_owned(), ClippedBuffer::new(item_limit(kind))));
+                self.items.push((kind, clip_line(label, MAX_LABEL), ClippedBuffer::new(item_limit(kind))));
             }
             Event::ItemText(text) => {
                 if let Some((_, _, item)) = self.items.last_mut() {
@@ -53,7 +56,7 @@ impl InspectionBuilder {
             Event::Frame(number) => self.locals.push((number, Vec::new())),
             Event::Local(name, validity) => {
                 if let Some((_, locals)) = self.locals.last_mut() {
-                    locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
+                    locals.push((clip_name(name), validity, ClippedBuffer::new(MAX_ITEM)));
                 }
             }
             Event::LocalText(text) => {
@@ -62,7 +65,7 @@ impl InspectionBuilder {
                     return value.has_enough();
                 }
             }
-            Event::Error { kind, .. } => self.error = Some((kind.to_owned(), String::new())),
+            Event::Error { kind, .. } => self.error = Some((clip_name(kind), String::new())),
             Event::ErrorText { text, replaces } => {
                 if let Some((_, message)) = &mut self.error {
                     if replaces {

@@ -9,7 +9,9 @@ mod text;
 pub(crate) use error::UnbalancedText;
 pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::{OutcomeBuilder, defining_form};
-pub(crate) use text::{ClippedBuffer, escape_line_breaks, first_chars};
+pub(crate) use text::{
+    ClippedBuffer, MAX_LOCATION, MAX_NOTICE_CHARS, clip_line, clip_name, clip_notice, first_chars, part,
+};
 
 use crate::error::InspectError;
 use crate::image::InterruptReason;

@@ -6,7 +6,10 @@ use std::time::Duration;
 use super::JobEnd;
 use super::code::{Code, TextPosition};
 use super::error::{ErrorBuilder, UnbalancedText};
-use super::text::{ClippedBuffer, MAX_LOCATION, clip_name, escape_line_breaks, first_chars, push_within_chars};
+use super::text::{
+    ClippedBuffer, MAX_LOCATION, clip_line, clip_name, clip_notice, escape_line_breaks, first_chars, part,
+    push_within_chars,
+};
 use crate::audience::Audience;
 use crate::config::Limits;
 use crate::image::interruption::StuckReason;
@@ -16,14 +19,16 @@ use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
 
-/// The maximum number of notices of a background evaluation, and of characters in one notice.
+/// The maximum number of notices of a background evaluation.
 const MAX_NOTICES: usize = 100;
-const MAX_NOTICE_CHARS: usize = 2_000;
 /// The maximum number of values that are recorded of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
 /// The maximum number of recorded errors that the code handles. Lisp's own limit is lower.
 const MAX_SIGNALLED: usize = 100;
+
+/// The number of bytes of the output that are copied while the scheduler's lock is held.
+const OUTPUT_PART: usize = 256 << 10;
 
 /// The maximum number of recorded errors before the final error of an evaluation.
 const MAX_SUPERSEDED: usize = 10;
@@ -197,7 +202,7 @@ impl OutcomeBuilder {
     /// Handles an event. Returns true if Lisp may stop printing the text begun last.
     pub(crate) fn handle_event(&mut self, event: Event<'_>) -> bool {
         match event {
-            Event::Step(step, _) => self.step = (step.len() > 0).then(|| step.to_owned()),
+            Event::Step(step, _) => self.step = (step.len() > 0).then(|| clip_line(step, MAX_LOCATION)),
             Event::Unhandled(number) => {
                 let known = usize::try_from(number).ok().and_then(|number| number.checked_sub(self.signalled_before));
                 if let (Some(signalled), Some(known)) = (&mut self.signalled, known)
@@ -273,8 +278,7 @@ impl OutcomeBuilder {
             }
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
-                    // The notice may contain names from the user's code, and these may contain line breaks.
-                    self.notices.push(escape_line_breaks(&first_chars(text, MAX_NOTICE_CHARS)));
+                    self.notices.push(clip_notice(text));
                 }
             }
             event @ Event::Record(_) => {
@@ -298,12 +302,40 @@ impl OutcomeBuilder {
         self.error = Some(error);
     }
 
-    /// Returns an outcome with the output so far, marked as the outcome of an evaluation in the background.
+    /// Returns an outcome with the beginning of the output so far, marked as the outcome of an evaluation in the background.
+    /// [`copy_output`](Self::copy_output) adds the rest of the output.
     pub(crate) fn outcome_so_far(&self) -> Outcome {
         let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
-        (builder.stdout, builder.stderr) = (self.stdout.clone(), self.stderr.clone());
-        (builder.turns, builder.printed_before) = (self.turns.clone(), self.printed_before);
-        Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
+        builder.printed_before = self.printed_before;
+        let mut outcome = Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) };
+        self.copy_output(&mut outcome);
+        outcome
+    }
+
+    /// Adds to `outcome`, an outcome so far of this evaluation, a part of the output that it lacks: at most [`OUTPUT_PART`]
+    /// bytes. Returns true if `outcome` then has all output so far.
+    pub(crate) fn copy_output(&self, outcome: &mut Outcome) -> bool {
+        let mut left = OUTPUT_PART;
+        for (printed, copy) in [(&self.stdout, &mut outcome.stdout), (&self.stderr, &mut outcome.stderr)] {
+            copy.text.reserve(printed.text.len().saturating_sub(copy.text.len()));
+            let added = part(&printed.text, copy.text.len(), left).unwrap_or_default();
+            copy.text.push_str(added);
+            copy.omitted = printed.omitted;
+            left -= added.len();
+        }
+        // The turn that was copied last may have become longer.
+        outcome.turns.pop();
+        outcome.turns.reserve(self.turns.len().saturating_sub(outcome.turns.len()));
+        let rest = self.turns.get(outcome.turns.len()..).unwrap_or_default();
+        outcome.turns.extend_from_slice(&rest[..rest.len().min(left / size_of::<u32>())]);
+        outcome.stdout.text.len() == self.stdout.text.len()
+            && outcome.stderr.text.len() == self.stderr.text.len()
+            && outcome.turns.len() == self.turns.len()
+    }
+
+    /// Returns the number of printed characters that were kept before the evaluation was resumed last.
+    pub(crate) fn printed_before(&self) -> u64 {
+        self.printed_before
     }
 
     pub(crate) fn code(&self) -> &Code {
@@ -602,10 +634,37 @@ fn timeout_clause(timeout: Duration) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{JobEnd, OutcomeBuilder};
+    use super::{JobEnd, OUTPUT_PART, OutcomeBuilder};
     use crate::config::Limits;
     use crate::image::InterruptReason;
     use crate::image::interruption::StuckReason;
+
+    /// The scheduler's lock is held while a part of the output is copied.
+    #[test]
+    fn output_so_far_is_copied_in_parts() {
+        let mut builder = OutcomeBuilder::blank(1);
+        builder.stdout.text = "aλ".repeat(OUTPUT_PART / 2);
+        builder.stderr.text = "é".repeat(OUTPUT_PART);
+        builder.turns = vec![1; 2 * OUTPUT_PART];
+        let mut outcome = builder.outcome_so_far();
+        let mut copied = 0;
+        loop {
+            let is_complete = builder.copy_output(&mut outcome);
+            let total = outcome.stdout.text.len() + outcome.stderr.text.len() + 4 * outcome.turns.len();
+            assert!(total - copied <= 2 * OUTPUT_PART, "{} bytes", total - copied);
+            copied = total;
+            if is_complete {
+                break;
+            }
+        }
+        assert!(outcome.printed() == builder.printed_text());
+        // The last turn, which was copied before, becomes longer.
+        builder.stderr.text.push('e');
+        *builder.turns.last_mut().unwrap() += 1;
+        assert!(builder.copy_output(&mut outcome));
+        assert!(outcome.printed() == builder.printed_text());
+        assert!(outcome.printed().ends_with("λéaéλée"), "both streams alternate");
+    }
 
     /// Returns the message of an evaluation that does not end after an interruption because of its time limit.
     fn message_of_unended(timeout: Option<Duration>, step: &str) -> String {

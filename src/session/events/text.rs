@@ -8,6 +8,8 @@ use crate::outcome::Clipped;
 const MAX_COUNTED: u64 = 100_000;
 /// The maximum number of characters that [`clip_name`] keeps of a name or of a source line.
 const MAX_NAME: usize = 150;
+/// The maximum number of characters that are kept of a notice.
+pub(crate) const MAX_NOTICE_CHARS: usize = 2_000;
 /// The maximum number of characters that are kept of a frame's location, and of the first line of a failing form.
 pub(crate) const MAX_LOCATION: usize = 1_000;
 
@@ -61,18 +63,37 @@ pub(crate) fn first_chars(text: Text<'_>, most: usize) -> String {
     kept
 }
 
+/// Returns a text with line breaks escaped, cut after `most` characters. The text may contain names from the user's code,
+/// which may contain line breaks and be of any length. The scheduler's lock may be held, so a long text is not copied.
+pub(crate) fn clip_line(text: Text<'_>, most: usize) -> String {
+    let mut line = first_chars(text, most);
+    if text.len() > most {
+        line.push('…');
+    }
+    escape_line_breaks(&line)
+}
+
 /// Returns a name or a source line with line breaks escaped, cut after [`MAX_NAME`] characters.
 pub(crate) fn clip_name(text: Text<'_>) -> String {
-    let mut name = first_chars(text, MAX_NAME);
-    if text.len() > MAX_NAME {
-        name.push('…');
-    }
-    escape_line_breaks(&name)
+    clip_line(text, MAX_NAME)
+}
+
+/// Returns a notice with line breaks escaped, cut after [`MAX_NOTICE_CHARS`] characters.
+pub(crate) fn clip_notice(text: Text<'_>) -> String {
+    clip_line(text, MAX_NOTICE_CHARS)
 }
 
 /// Escapes line breaks as Rust and C do.
 pub(crate) fn escape_line_breaks(text: &str) -> String {
     text.replace('\n', "\\n").replace('\r', "\\r")
+}
+
+/// Returns the part of `text` from byte `from` on, cut after a character if it is longer than `max` bytes. Returns `None` if
+/// nothing follows.
+pub(crate) fn part(text: &str, from: usize, max: usize) -> Option<&str> {
+    let rest = text.get(from..).filter(|rest| !rest.is_empty())?;
+    let end = (0..=max.min(rest.len())).rfind(|end| rest.is_char_boundary(*end)).unwrap_or(0);
+    Some(&rest[..end])
 }
 
 /// Adds `text` to `buffer`, and subtracts the kept bytes from `left`. Counts all of `text` as omitted if `left` is 0.
@@ -120,5 +141,19 @@ pub(crate) fn printed_on_one_line(call: ClippedBuffer) -> String {
         // No text means that the print method did not end and was interrupted.
         false if text.is_empty() => "#<unprintable>".to_owned(),
         false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_text_ends_with_a_whole_character() {
+        assert_eq!(part("aéb", 0, 2), Some("a"));
+        assert_eq!(part("aéb", 1, 2), Some("é"));
+        assert_eq!(part("aéb", 1, usize::MAX), Some("éb"));
+        assert_eq!(part("aéb", 4, 2), None);
+        assert_eq!(part("aéb", 9, 2), None);
     }
 }
