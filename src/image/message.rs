@@ -417,6 +417,11 @@ impl Characters<'_> {
         &codes[..self.length.min(codes.len())]
     }
 
+    /// Returns the first `count` characters, or all characters if there are fewer.
+    pub(crate) fn first(self, count: usize) -> Self {
+        Self { length: self.length.min(count), ..self }
+    }
+
     /// Returns the text, or the first code that a Rust string cannot hold, such as a surrogate's.
     pub(crate) fn to_text(self) -> Result<String, u32> {
         let codes = self.codes();
@@ -855,6 +860,7 @@ mod tests {
             let Token::String(characters) = MessageReader::new(writer.words()).token() else { panic!("no string") };
             assert_eq!(characters.to_text().as_deref(), Ok(text));
             assert_eq!(characters.to_text_lossy(), text);
+            assert_eq!(characters.first(2).to_text_lossy(), text.chars().take(2).collect::<String>());
         }
     }
 
