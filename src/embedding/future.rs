@@ -94,8 +94,8 @@ impl<F, R> Drop for CallTask<F, R> {
 
 impl<R> fmt::Debug for Call<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The state is left out: the lock would be held while the text is written, and writing it runs code of the
-        // program, which may block the monitor or call Lisp.
+        // The state is left out: its lock, which the monitor needs, would be held while code of the program, which may
+        // block or call Lisp, writes the text.
         f.debug_struct("Call").field("call", &self.call).finish_non_exhaustive()
     }
 }
