@@ -1014,15 +1014,36 @@ fn waker_after_a_waker_that_blocks() {
     wakes.recv_timeout(SOON).unwrap();
 }
 
+fn debug_writer_that_blocks() {
+    /// A writer that blocks forever once it has written this many pieces of text.
+    struct BlockingWriter(u32);
+    impl std::fmt::Write for BlockingWriter {
+        fn write_str(&mut self, _: &str) -> std::fmt::Result {
+            match self.0.checked_sub(1) {
+                Some(left) => self.0 = left,
+                None => Blocking::block(),
+            }
+            Ok(())
+        }
+    }
+    check_running_call_times_out_after(|lisp| {
+        for pieces in 0..30 {
+            let call = lisp.eval_async::<()>("1");
+            std::thread::spawn(move || std::fmt::write(&mut BlockingWriter(pieces), format_args!("{call:?}")));
+        }
+    });
+}
+
 #[test]
-fn blocking_or_panicking_waker_or_destructor_does_not_stop_time_limits() {
+fn blocking_or_panicking_code_of_the_program_does_not_stop_time_limits() {
     run_probes(
-        "blocking_or_panicking_waker_or_destructor_does_not_stop_time_limits",
+        "blocking_or_panicking_code_of_the_program_does_not_stop_time_limits",
         &[
             ("waker_that_blocks", waker_that_blocks),
             ("many_wakers_that_block", many_wakers_that_block),
             ("waker_that_panics", waker_that_panics),
             ("waker_after_a_waker_that_blocks", waker_after_a_waker_that_blocks),
+            ("debug_writer_that_blocks", debug_writer_that_blocks),
             ("closure_whose_drop_blocks", closure_whose_drop_blocks),
             ("handler_whose_drop_blocks", handler_whose_drop_blocks),
             ("handler_of_a_waiting_caller_whose_drop_blocks", handler_of_a_waiting_caller_whose_drop_blocks),

@@ -353,7 +353,9 @@ impl<'m> Reader<'m> {
                 (char::from_u32(code).map_or_else(surrogate, |c| format!("the character {c:?}")), 0)
             }
             Token::String(characters) => {
-                (format!("the string {:?}", shorten(&characters.to_text_lossy(), MAX_DESCRIPTION)), 0)
+                // Converting all characters of a long string would take too long.
+                let text = characters.first(MAX_DESCRIPTION + 1).to_text_lossy();
+                (format!("the string {:?}", shorten(&text, MAX_DESCRIPTION)), 0)
             }
             Token::Symbol(has_package) => {
                 (format!("the symbol {}", shorten(&self.symbol(has_package).to_string(), MAX_DESCRIPTION)), 0)

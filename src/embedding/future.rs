@@ -1,5 +1,6 @@
 //! Calls as futures, independent of any asynchronous runtime.
 
+use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -25,7 +26,6 @@ use crate::os::panics;
 /// interrupted before the call began, the waker is called on the interrupting thread. A waker that blocks does not
 /// delay the time limits of other calls. But the library has at most 64 helper threads: while 64 wakers and destructors
 /// block on these threads, later wakers and destructors wait.
-#[derive(Debug)]
 #[must_use = "dropping the future interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
@@ -34,7 +34,6 @@ pub struct Call<R> {
     call: Result<u64, Option<Error>>,
 }
 
-#[derive(Debug)]
 struct CallState<R> {
     result: Option<std::thread::Result<Result<R, Error>>>,
     is_over: bool,
@@ -90,6 +89,14 @@ impl<F, R> Drop for CallTask<F, R> {
             let waker = state.lock().end(Ok(Err(Error::Aborted)));
             panics::catch(|| waker.map(Waker::wake));
         }
+    }
+}
+
+impl<R> fmt::Debug for Call<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The state is left out: its lock, which the monitor needs, would be held while code of the program, which may
+        // block or call Lisp, writes the text.
+        f.debug_struct("Call").field("call", &self.call).finish_non_exhaustive()
     }
 }
 

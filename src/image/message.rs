@@ -417,6 +417,11 @@ impl Characters<'_> {
         &codes[..self.length.min(codes.len())]
     }
 
+    /// Returns the first `count` characters, or all characters if there are fewer.
+    pub(crate) fn first(self, count: usize) -> Self {
+        Self { length: self.length.min(count), ..self }
+    }
+
     /// Returns the text, or the first code that a Rust string cannot hold, such as a surrogate's.
     pub(crate) fn to_text(self) -> Result<String, u32> {
         let codes = self.codes();
@@ -472,12 +477,15 @@ pub(crate) enum Token<'m> {
 pub(crate) struct MessageReader<'m> {
     words: &'m [u64],
     position: usize,
+    /// The start and the end of the last object whose rest was skipped. When the rest of the enclosing object is skipped
+    /// next, this object need not be walked again.
+    skipped: Option<(usize, usize)>,
 }
 
 impl<'m> MessageReader<'m> {
     #[inline]
     pub(crate) fn new(words: &'m [u64]) -> Self {
-        Self { words, position: 0 }
+        Self { words, position: 0, skipped: None }
     }
 
     /// Returns the index of the next token, in words.
@@ -552,13 +560,18 @@ impl<'m> MessageReader<'m> {
 
     /// Skips the next object, however large.
     pub(crate) fn skip(&mut self) {
-        self.skip_rest(self.position);
+        self.skip_to(self.end_of_object(self.position));
     }
 
     /// Skips the rest of the object that begins at the word with index `start`. Handles in the part already read are not
     /// released: the caller owns them.
     pub(crate) fn skip_rest(&mut self, start: usize) {
         let end = self.end_of_object(start);
+        self.skipped = Some((start, end));
+        self.skip_to(end);
+    }
+
+    fn skip_to(&mut self, end: usize) {
         while self.position < end {
             // Dropping a token releases its handle.
             drop(self.token());
@@ -573,9 +586,14 @@ impl<'m> MessageReader<'m> {
     /// Returns the index of the word after the object that begins at the word with index `start`.
     fn end_of_object(&self, start: usize) -> usize {
         // This reader owns none of the handles that it passes.
-        let mut reader = ManuallyDrop::new(Self { words: self.words, position: start });
+        let mut reader = ManuallyDrop::new(Self { words: self.words, position: start, skipped: None });
         let mut left = 1_usize;
         while left > 0 && reader.position < reader.words.len() {
+            if let Some((_, end)) = self.skipped.filter(|(start, _)| *start == reader.position) {
+                reader.position = end;
+                left -= 1;
+                continue;
+            }
             let more = match *ManuallyDrop::new(reader.token()) {
                 Token::Symbol(true) | Token::Ratio | Token::Complex => 2,
                 Token::Symbol(false) | Token::Keyword => 1,
@@ -611,6 +629,7 @@ impl Drop for MessageReader<'_> {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -636,6 +655,33 @@ mod tests {
         }
         released.sort_unstable();
         assert_eq!(released, [first, second, after]);
+    }
+
+    /// Skips the rest of each of many nested objects, innermost first, as a failed conversion does.
+    #[test]
+    fn skipping_nested_objects_walks_each_object_once() {
+        let (depth, count) = if cfg!(miri) { (20, 20) } else { (10_000, 1_000_000) };
+        let innermost = std::iter::once(tag::LIST | count << 8).chain((0..count).flat_map(|_| [tag::INTEGER, 7]));
+        let before = (0..depth).flat_map(|_| [tag::LIST | 3 << 8, tag::INTEGER, 1]);
+        let after = (0..depth).flat_map(|_| [tag::INTEGER, 2]);
+        let words: Vec<u64> = before.chain(innermost).chain(after).chain([tag::INTEGER, 3]).collect();
+        let mut reader = MessageReader::new(&words);
+        let mut starts = Vec::new();
+        for _ in 0..depth {
+            starts.push(reader.position());
+            assert!(matches!((reader.token(), reader.token()), (Token::List(3), Token::Integer(1))));
+        }
+        starts.push(reader.position());
+        assert!(matches!((reader.token(), reader.token()), (Token::List(_), Token::Integer(7))));
+        let begun = Instant::now();
+        for (level, start) in starts.into_iter().enumerate().rev() {
+            reader.skip_rest(start);
+            assert_eq!(words[reader.position()..][..2], [tag::INTEGER, if level > 0 { 2 } else { 3 }]);
+            // Walking the innermost object again at each level would take minutes.
+            assert!(begun.elapsed() < Duration::from_secs(30), "{level} levels are left");
+        }
+        assert!(matches!(reader.token(), Token::Integer(3)));
+        assert_eq!(reader.position(), words.len());
     }
 
     impl From<KeyWithoutValue> for &'static str {
@@ -814,6 +860,7 @@ mod tests {
             let Token::String(characters) = MessageReader::new(writer.words()).token() else { panic!("no string") };
             assert_eq!(characters.to_text().as_deref(), Ok(text));
             assert_eq!(characters.to_text_lossy(), text);
+            assert_eq!(characters.first(2).to_text_lossy(), text.chars().take(2).collect::<String>());
         }
     }
 

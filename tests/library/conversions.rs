@@ -314,6 +314,43 @@ fn serde_structs_and_enums_map_to_property_lists_and_keywords() {
     assert!(lisp.eval::<Serde<Order>>("7").is_err());
 }
 
+/// A list of such lists.
+#[derive(serde::Deserialize)]
+struct Tree(Vec<Tree>);
+
+impl FromLisp for Tree {
+    const SHAPE: sbcl::Shape = sbcl::Shape::DEEP;
+
+    fn from_lisp(reader: &mut sbcl::Reader<'_>) -> Result<Self, sbcl::ConversionError> {
+        Vec::from_lisp(reader).map(Self)
+    }
+}
+
+#[test]
+fn failed_conversion_of_a_large_object_takes_no_longer_when_the_object_is_nested_deeply() {
+    let reads: [fn(&Value) -> Result<usize, Error>; 2] = [
+        |object| object.to::<Tree>().map(|tree| tree.0.len()),
+        |object| object.to::<sbcl::Serde<Tree>>().map(|tree| tree.0.0.len()),
+    ];
+    for read in reads {
+        let [shallow, deep] = [10, 200].map(|depth| {
+            let code = format!(
+                "(let ((object (make-list 100000 :initial-element 1)))
+                   (loop repeat {depth} do (setf object (list nil object nil)))
+                   object)"
+            );
+            let object: Value = lisp().eval(&code).unwrap();
+            let times = (0..3).map(|_| {
+                let start = Instant::now();
+                assert!(matches!(read(&object), Err(Error::Conversion(_))));
+                start.elapsed()
+            });
+            times.min().unwrap()
+        });
+        assert!(deep < 5 * shallow, "{shallow:?} {deep:?}");
+    }
+}
+
 #[test]
 fn inexact_integers_and_ratios_are_converted_to_the_nearest_f64() {
     let lisp = lisp();
