@@ -1045,7 +1045,8 @@ fn missing_names_delay_neither_further_definitions_nor_pings(#[case] are_dropped
     let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
         call_ok(&mut server, "evaluate-lisp", json!({"code": further, "timeout": 10}));
     });
-    pings.assert_within(IDLE_LIMIT);
+    // Searching all names for each definition would take seconds.
+    assert!(pings.slowest <= BUSY_LIMIT, "a ping took {:?}", pings.slowest);
 }
 
 /// The output changes between stdout and stderr after each character, so that its order takes four times as many bytes as
