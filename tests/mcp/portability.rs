@@ -249,10 +249,10 @@ fn check_contribs(server: &mut Server) {
                       image contains: sb-bsd-sockets, ";
         assert!(report.contains(reason.trim_start()), "{report}");
     }
-    for code in ["(require :sb-manual)", "(require \"SB-MANUAL\")", "(asdf:load-system :sb-manual)"] {
+    for code in ["(require :sb-nothing)", "(require \"SB-NOTHING\")", "(asdf:load-system :sb-nothing)"] {
         let report = evaluate_err(server, code);
         let reason =
-            format!("SB-MANUAL is not a contrib of SBCL {}. The image contains: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
+            format!("SB-NOTHING is not a contrib of SBCL {}. The image contains: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
         assert!(report.contains(&reason), "{report}");
     }
     // ASDF rejects a contrib that the image contains.
