@@ -61,6 +61,9 @@ the thread's own test run runs the tests instead.")
 (defvar *framework-called* nil
   "True once a call of a framework was redirected to this thread's test run, even if the call selected no tests.")
 
+(defglobal **redirection-lock** (sb-thread:make-mutex :name "redirection of test frameworks")
+  "Protects the encapsulations of the frameworks' functions, which SBCL changes without a lock.")
+
 (defun call-redirecting-frameworks (function)
   "Return the values of FUNCTION. Meanwhile, if this thread calls a framework's function that runs tests, run the selected
 tests in this test run instead, set *FRAMEWORK-CALLED*, and return to the caller the values that the framework's function
@@ -75,21 +78,23 @@ would return."
                                       collect (list symbol framework tests-of)))))
     (unwind-protect
          (progn
-           (loop for (symbol framework tests-of) in entries
-                 do (let ((framework framework) (tests-of tests-of))
-                      (encapsulate symbol type
-                                   (lambda (original &rest arguments)
-                                     (declare (type function original))
-                                     (cond (*redirecting-frameworks*
-                                            (setf *framework-called* t)
-                                            (let ((*redirecting-frameworks* nil)
-                                                  (*framework* framework))
-                                              (run-framework-tests framework (apply tests-of arguments))))
-                                           (t (apply original arguments)))))))
+           (sb-thread:with-mutex (**redirection-lock**)
+             (loop for (symbol framework tests-of) in entries
+                   do (let ((framework framework) (tests-of tests-of))
+                        (encapsulate symbol type
+                                     (lambda (original &rest arguments)
+                                       (declare (type function original))
+                                       (cond (*redirecting-frameworks*
+                                              (setf *framework-called* t)
+                                              (let ((*redirecting-frameworks* nil)
+                                                    (*framework* framework))
+                                                (run-framework-tests framework (apply tests-of arguments))))
+                                             (t (apply original arguments))))))))
            (let ((*redirecting-frameworks* t))
              (call-silencing-frameworks function)))
-      (loop for (symbol) in entries
-            do (sb-int:unencapsulate symbol type)))))
+      (sb-thread:with-mutex (**redirection-lock**)
+        (loop for (symbol) in entries
+              do (sb-int:unencapsulate symbol type))))))
 
 ;;; Test operations
 

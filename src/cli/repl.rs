@@ -701,7 +701,10 @@ impl Repl {
                     // The server may not offer get-backtrace.
                     Some(Err(failure)) => {
                         self.show_interrupted_output(client, &call)?;
-                        self.print(TextStyle::Failure, &format!("; Interrupted. No backtrace: {failure}\n"))?;
+                        self.print(
+                            TextStyle::Failure,
+                            &format!("; Interrupting the evaluation. No backtrace: {failure}\n"),
+                        )?;
                         return Ok(RequestReply::Interrupted { image_may_be_lost: true });
                     }
                     None => {}

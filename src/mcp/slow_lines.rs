@@ -1,7 +1,6 @@
-//! Slow lines: long lines, large batches, calls that search directories, read checkpoints, or show a large output, a
-//! backtrace or many errors, and calls that are answered while their evaluations run. A thread handles the slow lines of one
-//! client, and the client's later lines wait until the thread has handled them in order. Pings, cancellations, and answers
-//! to the server's questions do not wait.
+//! Slow lines: long lines, large batches, and calls that search directories, read checkpoints, or show a large output,
+//! a backtrace or many errors. A thread handles the slow lines of one client, and the client's later lines wait until
+//! the thread has handled them in order. Pings, cancellations, and answers to the server's questions do not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

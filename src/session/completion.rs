@@ -249,7 +249,7 @@ impl Inner {
         for (lane, request) in requests {
             answers.push(self.withdraw(scheduler, lane, request));
             if answers.len().is_multiple_of(WITHDRAWN_AT_ONCE) {
-                MutexGuard::unlocked(scheduler, || ());
+                MutexGuard::bump(scheduler);
             }
         }
         answers

@@ -10,6 +10,7 @@ use super::completion::EarlierErrors;
 use super::events::JobEnd;
 use super::post_processing::FinishingEvaluation;
 use super::scheduler::{Request, RunningJob, SchedulerState};
+use crate::image::heap::HeapUsage;
 use crate::image::interruption::{InterruptionAction, REACTION_TIME};
 use crate::image::{self, InterruptReason, JobKind, Lane};
 use crate::outcome::Clipped;
@@ -43,16 +44,16 @@ impl RunningJob {
         self.interrupt_reason() != Some(InterruptReason::Heap)
     }
 
-    /// Returns true if the heap contains more data than this job's limit allows.
-    fn fills_heap(&self) -> bool {
-        let (Some(limit), Some(usage)) = (self.heap_limit, image::heap::usage()) else { return false };
+    /// Returns true if the heap, with this usage, contains more data than this job's limit allows.
+    fn fills_heap(&self, usage: Option<HeapUsage>) -> bool {
+        let (Some(limit), Some(usage)) = (self.heap_limit, usage) else { return false };
         usage.kept > limit || usage.used > limit + usage.size / 4
     }
 
     /// Checks the heap, and returns true if the job must end because the heap is full. Withdraws an earlier
     /// interruption for the heap if there is room again.
     pub(super) fn check_heap(&mut self) -> bool {
-        let full = self.fills_heap();
+        let full = self.fills_heap(image::heap::usage());
         if full {
             self.interruption.request(InterruptReason::Heap, Duration::ZERO, Instant::now());
         } else if self.filled_heap && self.interrupt_reason() == Some(InterruptReason::Heap) {
@@ -156,6 +157,8 @@ impl Inner {
     /// ends cancelled evaluations whose post-processing continues. Tries again to start a thread that could not be started.
     /// Returns the time of the next check.
     pub(super) fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
+        // Counting the pages of a large heap takes time, so this is done once, without the lock.
+        let heap_usage = image::heap::usage();
         let mut scheduler = self.scheduler.lock();
         let mut next = Vec::new();
         let mut overdue = Vec::new();
@@ -165,7 +168,7 @@ impl Inner {
         let busy = !scheduler.running.is_empty();
         for running in &mut scheduler.running {
             // Each job is interrupted once for the heap: unwinding and garbage collection take time.
-            if !running.filled_heap && running.fills_heap() {
+            if !running.filled_heap && running.fills_heap(heap_usage) {
                 // Every running job is interrupted: the host cannot tell which job fills the heap.
                 running.filled_heap = true;
                 overdue.push((running.id, InterruptReason::Heap));

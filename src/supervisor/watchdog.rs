@@ -30,9 +30,8 @@ const UNFINISHED_LIMIT: u32 = 5;
 const UNREADY_LIMIT: u32 = 45;
 /// The shortest time between two checks of such a worker. However short the interval, a slow machine can boot SBCL.
 const UNREADY_INTERVAL: Duration = Duration::from_secs(1);
-/// The number of bytes from the worker between two checks that shows that the supervisor is behind with the worker's
-/// reports. Until the supervisor has caught up, the worker reads no requests, and each read from the worker returns a
-/// full pipe.
+/// The number of unread bytes from the worker that shows that the supervisor is behind with the worker's reports. Until the
+/// supervisor has caught up, the worker reads no requests.
 const MANY_BYTES: u64 = 16 << 10;
 
 /// The watchdog of one worker process.
@@ -47,8 +46,6 @@ pub(super) struct Watchdog {
     /// The number of the oldest line whose client waited at the last check, and the number of the foreground job that
     /// had begun last.
     waits: (Option<u64>, u64),
-    /// The number of bytes that were read from the worker by the last check.
-    bytes_read: u64,
     /// The number of bytes that were read from the worker by the last check, if they ended within a frame.
     unfinished_at: Option<u64>,
     // The counters of the faults: for each fault, the number of checks in a row that found it.
@@ -123,8 +120,7 @@ impl Watchdog {
                          file descriptor that the server uses)";
             return Some(Crash::new(cause));
         }
-        let supervisor_is_behind = worker.bytes_read.saturating_sub(self.bytes_read) >= MANY_BYTES;
-        self.bytes_read = worker.bytes_read;
+        let supervisor_is_behind = worker.unread_bytes() >= MANY_BYTES;
         // Only requests count: a notification may stay open until a request before it is answered.
         let waits = (requests.first_awaited(), begun);
         let inspecting = monotonic_nanoseconds() < worker.status.get(StatusField::InspectionDeadline);
@@ -194,15 +190,14 @@ mod tests {
         requests.add(0, b"{\"id\":7,\"method\":\"ping\"}");
         assert!(requests.next_piece().is_some());
         let mut watchdog = Watchdog::new(Duration::ZERO);
-        for _ in 0..2 * STALLED_LIMIT {
-            worker.bytes_read += MANY_BYTES;
-            assert!(watchdog.check(&worker, &requests, true).is_none());
+        worker.input.as_mut().expect("a pipe").put(&[0; MANY_BYTES as usize]).expect("room in the pipe");
+        assert!((0..2 * STALLED_LIMIT).all(|_| watchdog.check(&worker, &requests, true).is_none()));
+        while worker.unread_bytes() > 0 {
+            worker.read();
         }
         // A few bytes may come from a thread that prints.
-        let crash = (0..NOT_READING_LIMIT).find_map(|_| {
-            worker.bytes_read += 100;
-            watchdog.check(&worker, &requests, true)
-        });
+        worker.input.as_mut().expect("a pipe").put(&[0; 100]).expect("room in the pipe");
+        let crash = (0..NOT_READING_LIMIT).find_map(|_| watchdog.check(&worker, &requests, true));
         assert!(crash.expect("nothing is read").cause.starts_with("stopped reading"));
     }
 

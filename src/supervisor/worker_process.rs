@@ -174,6 +174,11 @@ impl WorkerProcess {
         }
     }
 
+    /// Returns the number of bytes that the process has written and that have not been read.
+    pub(super) fn unread_bytes(&self) -> u64 {
+        rustix::io::ioctl_fionread(&self.output).unwrap_or(0)
+    }
+
     /// Returns the next complete frame, or the next answer that came in parts; `None` until more is read.
     ///
     /// # Errors

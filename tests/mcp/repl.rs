@@ -282,7 +282,10 @@ fn ctrl_c_returns_to_the_prompt_in_a_server_without_get_backtrace() {
     terminal.wait_until("the evaluation runs", |pane| pane.lines().last() == Some("go"));
     terminal.keys(&["C-c"]);
     let pane = terminal.await_prompt("CL-USER>");
-    assert!(pane.contains("; Interrupted. No backtrace: There is no tool \"get-backtrace\"."), "{pane}");
+    assert!(
+        pane.contains("; Interrupting the evaluation. No backtrace: There is no tool \"get-backtrace\"."),
+        "{pane}"
+    );
     assert!(terminal.evaluate("(+ 1 1)", "CL-USER>").ends_with("=> 2"));
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::model::JsonObject;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -48,15 +47,12 @@ impl JsonSchema for Wait {
     }
 }
 
+/// The size of an output, in bytes, up to which the output is rendered on the event loop.
+const MAX_RENDERED_AT_ONCE: usize = 64 << 10;
+
 /// Returns the time that a call waits for its evaluation; `None` for no limit.
 pub(super) fn wait_limit(background: Flag, wait: Option<Wait>) -> Option<Duration> {
     if background.0 { Some(Duration::ZERO) } else { wait.map(|wait| wait.0) }
-}
-
-/// Returns true if the call may be answered while its evaluation runs. The answer shows the output that waits for the
-/// connection's next answer, which may be large.
-pub(super) fn is_slow(arguments: &JsonObject) -> bool {
-    arguments.contains_key("background") || arguments.contains_key("wait")
 }
 
 /// Returns the reaction to a failure: the argument `asked`, or else the session's setting. An evaluation that may run in
@@ -131,7 +127,13 @@ pub(super) fn evaluate(
     if wait_limit == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
-        return call.reply(session.so_far(job));
+        // The output so far is that of threads that earlier evaluations started.
+        let outcome = session.so_far(job);
+        if outcome.stdout.text.len() + outcome.stderr.text.len() <= MAX_RENDERED_AT_ONCE {
+            return call.reply(outcome);
+        }
+        // Rendering a large output here would delay other clients.
+        return helper_threads::run(move || call.reply(outcome));
     }
     if wait_limit.is_some() {
         evaluation.background = Background::Later;

@@ -51,13 +51,7 @@ impl ToolSpec for EvaluateLisp {
         `**`, `***` hold the last values. Returns [stdout], [stderr], [warnings], then `=> value` for each value \
         of the last form. If the code fails: [ERROR] with type and message, and a [Backtrace][[describe-last-error|; \
         describe-last-error has details]].";
-    const POLICY: CallPolicy = CallPolicy {
-        asks_user: true,
-        core: true,
-        always_loaded: true,
-        is_slow: background::is_slow,
-        ..CallPolicy::NONE
-    };
+    const POLICY: CallPolicy = CallPolicy { asks_user: true, core: true, always_loaded: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = schema::Evaluation;
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::arguments::{Count, Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
-use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
+use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::os::files;
 use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
 use crate::report::{self, MAX_PROFILED_FUNCTIONS};
@@ -93,7 +93,6 @@ impl ToolSpec for ProfileCode {
     const TITLE: &'static str = "Profile";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler. \
         Returns the functions that used time or memory, in all threads, with source locations; then the code's result.";
-    const POLICY: CallPolicy = CallPolicy { is_slow: background::is_slow, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 

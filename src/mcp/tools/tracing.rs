@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::arguments::{Count, Flag, Name, Names, Text, Timeout, describe_mismatch, name, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
-use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
+use super::{Call, CallHandler, Fault, ToolResult, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{CallTree, TracedCall};
 use crate::report::{self, MAX_RECORDED_CALLS, max_calls_shown};
 use crate::schema::{self, json};
@@ -68,7 +68,6 @@ impl ToolSpec for TraceCalls {
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced. Returns the tree of \
         their calls, in all threads, with arguments, values or error, and time; then the code's result. Macros and \
         inlined calls are not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
-    const POLICY: CallPolicy = CallPolicy { is_slow: background::is_slow, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 

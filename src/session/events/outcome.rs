@@ -27,8 +27,9 @@ const MAX_VALUES: usize = 1_000;
 /// The maximum number of recorded errors that the code handles. Lisp's own limit is lower.
 const MAX_SIGNALLED: usize = 100;
 
-/// The number of bytes of the output that are copied while the scheduler's lock is held.
-const OUTPUT_PART: usize = 256 << 10;
+/// The number of bytes of the output that are copied while the scheduler's lock is held. The output that is kept by default
+/// rarely takes more.
+const OUTPUT_PART: usize = 6 << 20;
 
 /// The maximum number of recorded errors before the final error of an evaluation.
 const MAX_SUPERSEDED: usize = 10;
