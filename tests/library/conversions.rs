@@ -326,9 +326,11 @@ impl FromLisp for Tree {
     }
 }
 
+type Read = fn(&Value) -> Result<usize, Error>;
+
 #[test]
 fn failed_conversion_of_a_large_object_takes_no_longer_when_the_object_is_nested_deeply() {
-    let reads: [fn(&Value) -> Result<usize, Error>; 2] = [
+    let reads: [Read; 2] = [
         |object| object.to::<Tree>().map(|tree| tree.0.len()),
         |object| object.to::<sbcl::Serde<Tree>>().map(|tree| tree.0.0.len()),
     ];

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -132,8 +133,7 @@ pub(super) fn evaluate(
         if outcome.stdout.text.len() + outcome.stderr.text.len() <= MAX_RENDERED_AT_ONCE {
             return call.reply(outcome);
         }
-        // Rendering a large output here would delay other clients.
-        return helper_threads::run(move || call.reply(outcome));
+        return reply_on_helper(call, outcome);
     }
     if wait_limit.is_some() {
         evaluation.background = Background::Later;
@@ -154,9 +154,18 @@ pub(super) fn evaluate(
             // The outcome has the notices and the output that the connection's next answer must contain, so the evaluation
             // must not answer the call once the outcome exists.
             if let Some((call, outcome)) = call.take_if(|| session.leave_foreground(job)) {
-                // Rendering a large output here would delay other clients: deadlines run on the event loop.
-                helper_threads::run(move || call.reply(outcome));
+                reply_on_helper(call, outcome);
             }
         });
     }
+}
+
+/// Answers a call on another thread: rendering a large output on the event loop would delay other clients. One answer is
+/// rendered at a time, so that the client can read the answers as fast as they come.
+fn reply_on_helper(call: Call, outcome: Outcome) {
+    static RENDERING: Mutex<()> = Mutex::new(());
+    helper_threads::run(move || {
+        let _rendering = RENDERING.lock();
+        call.reply(outcome);
+    });
 }
