@@ -48,7 +48,7 @@ impl JsonSchema for Wait {
     }
 }
 
-/// The size of an output, in bytes, up to which the output is rendered on the event loop.
+/// The maximum size of an output, in bytes, that is rendered on the event loop.
 const MAX_RENDERED_AT_ONCE: usize = 64 << 10;
 
 /// Returns the time that a call waits for its evaluation; `None` for no limit.
@@ -128,9 +128,9 @@ pub(super) fn evaluate(
     if wait_limit == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
-        // The output so far is that of threads that earlier evaluations started.
         let outcome = session.so_far(job);
-        if outcome.stdout.text.len() + outcome.stderr.text.len() <= MAX_RENDERED_AT_ONCE {
+        // Threads that earlier evaluations started may have printed much.
+        if outcome.background.text.len() <= MAX_RENDERED_AT_ONCE {
             return call.reply(outcome);
         }
         return reply_on_helper(call, outcome);
