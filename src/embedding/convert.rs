@@ -591,7 +591,7 @@ pub trait FromLisp: Sized {
     }
 }
 
-/// One object, read as a `T`. Only for a tuple does this differ from reading a call's values as a `T`.
+/// An `Object` is a `T` that is read from one object: a tuple is read from a list or a vector, not from a call's values.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<T: FromLisp> FromLisp for Object<T> {
