@@ -328,9 +328,9 @@ impl RecoveryContext {
 
     /// Calls `prepare`, and cancels and answers all requests. Then requests another image once interrupted evaluations
     /// have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session`
-    /// has not seen yet and the lines that wait. Unless the session is idle, another thread does all this: thousands of
-    /// answers would delay other clients, and an unwinding evaluation may need this thread. Returns false, and does nothing,
-    /// if another call has already requested an image.
+    /// has not seen yet and the lines that wait. Unless the session and the helper threads are idle, another thread does all
+    /// this: thousands of answers, or answers that are still being rendered, would delay other clients, and an unwinding
+    /// evaluation may need this thread. Returns false, and does nothing, if another call has already requested an image.
     fn request_image(
         &self,
         session: &Session,
@@ -340,7 +340,7 @@ impl RecoveryContext {
         if !self.event_loop.begin_replacement() {
             return false;
         }
-        let is_idle = !self.is_restoring() && !session.has_work();
+        let is_idle = !self.is_restoring() && !session.has_work() && helper_threads::is_idle();
         let (reporter, event_loop, session) = (self.reporter.clone(), self.event_loop.clone(), session.clone());
         let waiting_lines = self.waiting_lines.clone();
         let send_request = move || {

@@ -21,6 +21,14 @@ struct Helpers {
     idle: usize,
 }
 
+#[cfg(feature = "mcp")]
+impl Helpers {
+    /// Returns true if no work is queued or running.
+    fn is_idle(&self) -> bool {
+        self.idle == self.threads && self.work.is_empty()
+    }
+}
+
 static HELPERS: Mutex<Helpers> = Mutex::new(Helpers { work: VecDeque::new(), threads: 0, idle: 0 });
 static WORK_PUSHED: Condvar = Condvar::new();
 static THREAD_IDLE: Condvar = Condvar::new();
@@ -48,9 +56,13 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
 #[cfg(feature = "mcp")]
 pub(crate) fn wait_until_idle(deadline: std::time::Instant) {
     let mut helpers = HELPERS.lock();
-    while (helpers.idle < helpers.threads || !helpers.work.is_empty())
-        && !THREAD_IDLE.wait_until(&mut helpers, deadline).timed_out()
-    {}
+    while !helpers.is_idle() && !THREAD_IDLE.wait_until(&mut helpers, deadline).timed_out() {}
+}
+
+/// Returns true if no work is queued or running.
+#[cfg(feature = "mcp")]
+pub(crate) fn is_idle() -> bool {
+    HELPERS.lock().is_idle()
 }
 
 fn run_queued_work() {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::requests::MAX_LINES_PER_STEP;
 use crate::os::poll_set::PollSet;
@@ -113,6 +113,19 @@ impl AttachedClients {
         }
     }
 
+    /// Sends the answer that `answer` returns for each line that was read and not handled, until the time `end`.
+    pub(super) fn answer_unhandled(&mut self, end: Instant, answer: impl Fn(Line<'_>) -> Option<Vec<u8>>) {
+        for client in &mut self.clients {
+            while Instant::now() < end
+                && let Some(line) = client.input.next_line()
+            {
+                if let Some(answer) = answer(line) {
+                    client.is_gone |= client.output.put_owned(Cow::Owned(answer)).is_err();
+                }
+            }
+        }
+    }
+
     /// Returns the numbers of the connections.
     pub(super) fn connections(&self) -> Vec<u64> {
         self.clients.iter().map(|client| client.connection).collect()
@@ -145,7 +158,7 @@ fn split_stream(stream: UnixStream) -> std::io::Result<(OwnedFd, OwnedFd)> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
 
     use super::*;
 
@@ -169,5 +182,24 @@ mod tests {
             lines
         };
         assert_eq!([(); 4].map(|()| step()), [MAX_LINES_PER_STEP, MAX_LINES_PER_STEP, 1, 0]);
+    }
+
+    #[test]
+    fn lines_that_are_left_after_a_step_can_be_answered() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let (input, output) = split_stream(theirs).unwrap();
+        let (input, output) = (LineReader::new(input), WriteBuffer::new(output));
+        let client = AttachedClient { connection: 1, input, output, is_gone: false };
+        let mut attached = AttachedClients { listener: None, clients: vec![client], last_connection: 1 };
+        ours.write_all("x\n".repeat(MAX_LINES_PER_STEP + 2).as_bytes()).unwrap();
+        attached.handle_ready(|descriptor| descriptor == AttachedDescriptor::Input(1), |_, _| ());
+        attached.answer_unhandled(Instant::now(), |_| panic!("no time is left"));
+        let end = Instant::now() + Duration::from_secs(20);
+        attached.answer_unhandled(end, |line| (line == Line::Text(b"x\n")).then(|| b"answer\n".to_vec()));
+        attached.answer_unhandled(end, |_| panic!("no line is left"));
+        drop(attached);
+        let mut answers = String::new();
+        ours.read_to_string(&mut answers).unwrap();
+        assert_eq!(answers, "answer\nanswer\n");
     }
 }

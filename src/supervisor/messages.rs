@@ -9,7 +9,7 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use crate::rpc::framing;
+use crate::rpc::framing::{self, Line};
 use crate::rpc::id_scanner::{IdScanner, ScannedMessage, is_exact};
 use crate::rpc::inflight;
 
@@ -209,6 +209,16 @@ pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
     match line.trim_ascii_start().first() {
         Some(b'[') if !answers.is_empty() => Some(as_line(&Value::Array(answers))),
         _ => answers.pop().map(|answer| as_line(&answer)),
+    }
+}
+
+/// Returns the error for a line that was read and not handled when the server ends; `None` when the line requires no
+/// answer.
+pub(super) fn unhandled_refusal(line: Line<'_>, reason: &str) -> Option<Vec<u8>> {
+    match line {
+        Line::Text(line) => refusal(line, reason),
+        Line::TooLong(ScannedMessage::Request(id)) => Some(too_long_error(id)),
+        Line::TooLong(ScannedMessage::Response(_)) => None,
     }
 }
 

@@ -74,8 +74,10 @@ type StepResult = Result<(), LoopAction>;
 /// The event loop, with the connections to its clients, its workers, and the state of a shutdown.
 #[derive(Debug)]
 pub(super) struct Relay {
-    /// The input of the client of stdin; `None` once it has ended.
-    input: Option<LineReader>,
+    /// The input of the client of stdin.
+    input: LineReader,
+    /// True until the input of the client of stdin ends or a graceful shutdown begins.
+    reads_input: bool,
     /// The output to the client of stdout.
     output: WriteBuffer,
     attached: AttachedClients,
@@ -100,7 +102,8 @@ impl Relay {
         recovery: RecoveryRecord,
     ) -> io::Result<Self> {
         Ok(Self {
-            input: Some(LineReader::new(nonblocking_reader(input)?).with_recorder(options.recorder.clone())),
+            input: LineReader::new(nonblocking_reader(input)?).with_recorder(options.recorder.clone()),
+            reads_input: true,
             output: WriteBuffer::new(nonblocking_writer(output)?).with_recorder(options.recorder),
             attached: AttachedClients::new(options.listener),
             signals: Signals::new()?,
@@ -136,16 +139,11 @@ impl Relay {
         }
         // The log may have become writable since the shutdown began.
         self.workers.values_mut().for_each(|worker| worker.recovery.rewrite_log());
-        let Self { shutdown, mut output, mut attached, workers, .. } = self;
+        let Self { shutdown, mut input, mut output, mut attached, workers, .. } = self;
         let first = &workers[&WorkerId::FIRST];
         shutdown.map_or(0, |shutdown| {
-            shutdown.finish(&first.recovery.requests, &mut output, &mut attached, first.announced_status)
+            shutdown.finish(&first.recovery.requests, &mut input, &mut output, &mut attached, first.announced_status)
         })
-    }
-
-    /// Returns the worker that serves a client.
-    fn worker_of(&mut self, _client: u64) -> &mut Worker {
-        self.workers.entry(WorkerId::FIRST).or_insert_with(|| unreachable!("the first worker is never removed"))
     }
 
     fn step(&mut self) -> StepResult {
@@ -221,8 +219,8 @@ impl Relay {
                 set.add_write(Descriptor::WorkerInput(*id), input);
             }
         }
-        if let Some(input) = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0)) {
-            input.add_to(&mut set, Descriptor::ClientInput);
+        if self.reads_input && self.output.backlog() <= MAX_UNREAD && takes_more(0) {
+            self.input.add_to(&mut set, Descriptor::ClientInput);
         }
         if !self.output.is_empty() {
             set.add_write(Descriptor::ClientOutput, &self.output);
@@ -395,19 +393,21 @@ impl Relay {
 
     /// Reads once from the client of stdin, and handles at most [`MAX_LINES_PER_STEP`] lines.
     fn read_client(&mut self) {
-        let Some(mut client) = self.input.take() else { return };
-        let read = client.read();
+        // A signal may have begun the shutdown in this step.
+        if !self.reads_input {
+            return;
+        }
+        let Self { input, output, workers, .. } = self;
+        let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
+        let read = input.read();
         for _ in 0..MAX_LINES_PER_STEP {
-            let Some(line) = client.next_line() else { break };
+            let Some(line) = input.next_line() else { break };
             match line {
-                Line::Text(line) => self.worker_of(0).add_line(0, line),
-                Line::TooLong(ScannedMessage::Request(id)) => drop(self.output.put(&messages::too_long_error(id))),
-                Line::TooLong(ScannedMessage::Response(id)) => {
-                    self.worker_of(0).add_line(0, &messages::too_long_error(id));
-                }
+                Line::Text(line) => worker.add_line(0, line),
+                Line::TooLong(ScannedMessage::Request(id)) => drop(output.put(&messages::too_long_error(id))),
+                Line::TooLong(ScannedMessage::Response(id)) => worker.add_line(0, &messages::too_long_error(id)),
             }
         }
-        self.input = Some(client);
         if !read.is_ok_and(|read| read != ReadStatus::End) {
             self.shut_down(0);
         }
@@ -485,7 +485,7 @@ impl Relay {
     /// Begins a graceful shutdown: the supervisor reads no more requests, and running calls have until the deadline to
     /// finish.
     fn shut_down(&mut self, status: i32) {
-        self.input = None;
+        self.reads_input = false;
         self.attached.close();
         if let Some((_, lock)) = &mut self.session {
             lock.set_state(HolderState::Saving);
@@ -508,7 +508,7 @@ impl Relay {
         let Some(shutdown) = &self.shutdown else { return false };
         let has_awaited_lines = |worker: &Worker| worker.recovery.requests.has_awaited_lines();
         self.workers.values().all(|worker| worker.process.is_none())
-            && (!shutdown.waits_for_request || self.input.is_none() || self.workers.values().any(has_awaited_lines))
+            && (!shutdown.waits_for_request || !self.reads_input || self.workers.values().any(has_awaited_lines))
     }
 
     /// Closes the workers' inputs during a shutdown, and ends the loop when the shutdown is over.

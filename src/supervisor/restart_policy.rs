@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// The number of losses within [`LOSS_WINDOW`] at which the server stops. An answer between the losses restarts the count.
-const MAX_LOSSES: usize = 20;
+pub(super) const MAX_LOSSES: usize = 20;
 /// The number of losses of workers that had not served yet, within [`LOSS_WINDOW`], at which the server stops.
 const MAX_EARLY_LOSSES: usize = 5;
 /// The time within which losses are counted.

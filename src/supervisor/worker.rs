@@ -177,20 +177,18 @@ impl Worker {
         };
         let progress =
             process.is_some_and(|process| self.recovery.record_crash(&process.status, process.replayed, crash));
-        let stalling = self.recovery.requests.take_stalling_line();
-        let refusal = stalling.and_then(|(client, line)| Some((client, messages::stall_error(&line)?)));
-        self.recovery.requeue_open_lines();
-        if progress {
-            self.start_at = Instant::now();
-            return Ok(refusal);
-        }
-        self.start_at = self.restarts.record_loss(stage, Instant::now()).map_err(|times| {
+        let now = Instant::now();
+        let start_at = if progress { Ok(now) } else { self.restarts.record_loss(stage, now) };
+        // If the server stops, all open requests stay open, and are answered with the reason.
+        self.start_at = start_at.map_err(|times| {
             format!(
                 "the Lisp image was lost {times} (the last image {cause}); the server stops: remove the cause \
                      before you start the server again"
             )
         })?;
-        Ok(refusal)
+        let stalling = self.recovery.requests.take_stalling_line();
+        self.recovery.requeue_open_lines();
+        Ok(stalling.and_then(|(client, line)| Some((client, messages::stall_error(&line)?))))
     }
 
     /// Discards the process and schedules the next process at once. `record` records the reason in the recovery record.
@@ -215,4 +213,48 @@ fn log_failure_notice(reason: &str) -> String {
          server is killed. The server retries every {} seconds.",
         LOG_RETRY_INTERVAL.as_secs()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recovery::checkpoint::store::Checkpoints;
+    use crate::recovery::status_page::WorkerStatus;
+    use crate::supervisor::SupervisorOptions;
+    use crate::supervisor::restart_policy::MAX_LOSSES;
+
+    /// Makes a process that has replayed its definitions. Its id is the id of this process.
+    fn replayed_process() -> WorkerProcess {
+        let status = WorkerStatus::new(None, Default::default()).expect("memory");
+        let (output, input) = std::io::pipe().expect("a pipe");
+        let this_process = rustix::process::getpid();
+        let mut process = WorkerProcess::new(this_process, status, WriteBuffer::new(input.into()), output.into());
+        process.replayed = true;
+        process
+    }
+
+    #[test]
+    fn a_request_at_which_two_workers_have_stalled_stays_open_if_the_server_stops() {
+        let options = SupervisorOptions {
+            arguments: Vec::new(),
+            restore: true,
+            checkpoints: Checkpoints::new(std::env::temp_dir().join("sbcl-mcp-no-checkpoints"), 1 << 30, 2 << 20),
+            boots_last_checkpoint: true,
+            session: None,
+            listener: None,
+            watch_interval: Duration::from_secs(1),
+            recorder: None,
+        };
+        let mut worker = Worker::new(RecoveryRecord::new(&options), options.watch_interval);
+        worker.recovery.requests.add(0, b"{\"id\":7,\"method\":\"ping\"}\n");
+        for left in (0..MAX_LOSSES).rev() {
+            worker.process = Some(replayed_process());
+            assert!(worker.recovery.requests.next_piece().is_some());
+            let line = worker.recovery.requests.first_open_line_from(0);
+            // Only the last two workers stall.
+            let loss = worker.record_loss(&Crash::new("died").stalled_at(line.filter(|_| left < 2)));
+            assert_eq!(loss.is_err(), left == 0);
+        }
+        assert!(worker.recovery.requests.has_awaited_lines());
+    }
 }

@@ -624,6 +624,27 @@ fn pings_are_answered_while_a_reset_waits_for_cleanup_forms() {
     assert!(answered_by_the_same_worker, "pings wait for the next image");
 }
 
+/// The answers to calls that wait for the same evaluation are rendered one after the other on a helper thread.
+#[test]
+fn ping_is_answered_while_a_reset_waits_for_the_rendering_of_large_answers() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let marker = runtime.directory.join("marker");
+    call_ok(&mut server, "configure-limits", json!({"max-output": 10_000_000}));
+    let print = "(write-string (make-string 9000000 :initial-element #\\[))";
+    let code = format!("(progn {print} (loop until (probe-file {marker:?}) do (sleep 0.001)))");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    let waiting: Vec<_> = (0..20).map(|_| server.post_call("check-evaluation", json!({"wait": 60}))).collect();
+    // This call is answered once all calls before it wait.
+    call_ok(&mut server, "configure-limits", json!({}));
+    std::fs::write(&marker, "").expect("a file");
+    server.answer(waiting[0]);
+    let reset = server.post_call("reset-session", json!({}));
+    server.request("ping", json!({}));
+    assert!(!server.has_answered(reset), "the ping waits for the next image");
+    assert!(server.outcome(reset).0.contains("Session reset."));
+}
+
 #[test]
 fn large_requests_that_wait_when_the_image_is_lost_delay_no_other_client() {
     let runtime = RuntimeDirectory::new(Mode::Supervised);

@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Write};
 use std::process::Command;
 use std::time::Duration;
 
@@ -709,6 +710,39 @@ fn worker_crash_loop_ends_the_server_with_a_message() {
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(message.contains("lost 5 times") && message.contains("the server stops"), "{message}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("the server stops"));
+}
+
+/// The supervisor reads these requests at once. After the first 1,000 of them, it has a request to answer with the reason.
+#[test]
+fn every_request_of_one_read_is_answered_by_a_server_that_stops() {
+    const REQUESTS: u64 = 1_400;
+    let directory = Scratch::new();
+    directory.write(".sbclrc", ABORT);
+    let mut child = Command::new(binary())
+        .args(["serve", "--user-init"])
+        .env("HOME", &*directory)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(log.any(|line| line.unwrap().contains("the server stops")));
+    let request = |id: u64| format!("{}\n", json!({"jsonrpc": "2.0", "id": id, "method": "ping"}));
+    let requests: String = (0..REQUESTS).map(request).collect();
+    // A pipe has room for all of them.
+    assert!(requests.len() < 64 << 10);
+    stdin.write_all(requests.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    drop((stdin, log));
+    assert_eq!(output.status.code(), Some(1));
+    let answers = String::from_utf8(output.stdout).unwrap();
+    let answers: Vec<Value> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(answers.iter().all(|answer| answer["error"]["message"].as_str().unwrap().contains("the server stops")));
+    let mut ids: Vec<_> = answers.iter().map(|answer| answer["id"].as_u64().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..REQUESTS).collect::<Vec<_>>());
 }
 
 // ---- Random kills

@@ -44,6 +44,8 @@ const MAX_MANIFEST_BYTES: u64 = 32 << 10;
 /// Maximum number of manifests that are read of one directory. Code in the image can create any number of files there, which
 /// the supervisor reads while clients wait.
 const MAX_MANIFESTS: usize = 10_000;
+/// Maximum number of incomplete files that are deleted at a time: clients wait while the supervisor deletes files, too.
+const MAX_DELETED_FILES: usize = 1_000;
 /// The beginning of the name of a server's checkpoint directory. A hexadecimal number follows.
 const DIRECTORY_PREFIX: &str = "checkpoints-";
 /// Maximum length of a checkpoint's or session's name, in characters.
@@ -334,8 +336,8 @@ impl Checkpoints {
         self.remove_incomplete();
     }
 
-    /// Deletes incomplete files that killed processes left behind. Must not be called while a process is saving. Does
-    /// not wait for the disk.
+    /// Deletes incomplete files that killed processes left behind, but at most [`MAX_DELETED_FILES`]: a later call deletes
+    /// more. Must not be called while a process is saving. Does not wait for the disk.
     pub(crate) fn remove_incomplete(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
@@ -343,7 +345,8 @@ impl Checkpoints {
             _ => false,
         };
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()).filter(|path| is_checkpoint_file(path)).filter(is_left) {
+        let left = entries.map(|entry| entry.path()).filter(|path| is_checkpoint_file(path)).filter(is_left);
+        for path in left.take(MAX_DELETED_FILES) {
             // A `.forms` file is small, and its draft would have the name of the core's draft.
             let is_small = path.extension() == Some("forms".as_ref());
             let _ = if is_small { fs::remove_file(path) } else { remove_in_background(path) };
@@ -1036,6 +1039,21 @@ pub(crate) mod tests {
         test.0.remove_leftovers(&[known.file]);
         assert_eq!(test.names(), ["auto-1", "mine"]);
         assert_eq!(test.file_count(), 2 * 3 + others.len());
+    }
+
+    /// Code in the image can create any number of files, which the supervisor deletes while clients wait.
+    #[test]
+    fn a_bounded_number_of_incomplete_files_is_removed_at_a_time() {
+        let test = TestCheckpoints::new("many");
+        test.add("mine", 1, 10);
+        for number in 0..MAX_DELETED_FILES + 2 {
+            fs::write(test.0.directory.join(format!("{number:016x}.forms")), "").unwrap();
+        }
+        for left in [2, 0] {
+            test.0.remove_incomplete();
+            assert_eq!(test.file_count(), 3 + left);
+        }
+        assert_eq!(test.names(), ["mine"]);
     }
 
     #[test]
