@@ -153,6 +153,11 @@ impl RecoveryContext {
         self.status.adjust(StatusField::PendingAnswers, more);
     }
 
+    /// Records that the call whose jobs begin at `job` begins, before the call changes something without a job.
+    pub(super) fn record_begun(&self, job: u64) {
+        self.status.record_begun(job);
+    }
+
     /// Records that the decoding of a slow line begins or has ended. If the image is lost in between, the line may be
     /// the cause. Only one line is recorded at a time.
     pub(super) fn record_decoding(&self, call: u64, begins: bool) {

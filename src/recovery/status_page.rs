@@ -12,6 +12,7 @@ use rustix::process::Pid;
 
 use crate::image::process::{SharedPage, map_shared_page};
 use crate::os::files;
+use crate::rpc::route::call_of_job;
 use crate::session::MAX_BACKGROUND;
 
 /// A number on the page. The discriminant is the number's index on the page.
@@ -35,7 +36,7 @@ pub(crate) enum StatusField {
     PendingAnswers,
     /// The number of the newest evaluation.
     NewestEvaluation,
-    /// The number of the inspection job that is running; 0 for none.
+    /// The number of a job of the call whose inspection is running; 0 for none.
     Inspecting,
     /// The call number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
     LostLine,
@@ -46,7 +47,7 @@ pub(crate) enum StatusField {
     /// The number of a job of the call that requested the foreground evaluation that began last; 0 for the server's own job,
     /// and for a query, such as the save of a checkpoint.
     RequestedBy,
-    /// The highest number of a job of a call that has requested a foreground job.
+    /// The highest number of a job of a call of which a job has begun on an evaluating thread.
     HighestBegun,
     /// The number of the newest error.
     NewestError,
@@ -64,6 +65,12 @@ const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MA
 const STEP_INDEX: usize = BACKGROUND_INDICES.end;
 /// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
+
+/// The indices of the numbers of calls of which a job has begun on an evaluating thread. The remainder of a call's number
+/// selects its index. Of the calls at one index, the page has the highest number.
+const BEGUN_INDICES: std::ops::Range<usize> = STEP_INDEX + 1 + MAX_STEP / 8..512;
+/// The number of calls that the page has room for.
+const BEGUN_COUNT: usize = BEGUN_INDICES.end - BEGUN_INDICES.start;
 
 /// Returns the time of the monotonic clock, which all processes share, in nanoseconds.
 pub(crate) fn monotonic_nanoseconds() -> u64 {
@@ -103,6 +110,13 @@ impl StatusPage {
     /// Writes `new` if the current value is `old`.
     pub(crate) fn replace(self, field: StatusField, old: u64, new: u64) {
         let _ = self.0[field as usize].compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Records that a job begins on an evaluating thread. `job` is the number of a job of the call that requested the job.
+    pub(crate) fn record_begun(self, job: u64) {
+        let call = call_of_job(job);
+        self.raise(StatusField::HighestBegun, job);
+        self.0[BEGUN_INDICES.start + begun_offset(call)].fetch_max(call, Ordering::AcqRel);
     }
 
     /// Writes the numbers of the background evaluations, at most [`MAX_BACKGROUND`].
@@ -244,6 +258,12 @@ impl WorkerStatus {
             .expect("the page can be mapped")
     }
 
+    /// Reads the numbers of the calls of which a job has begun on an evaluating thread.
+    pub(crate) fn begun_calls(&self) -> BegunCalls {
+        let numbers = self.read::<BEGUN_COUNT>(BEGUN_INDICES.start);
+        BegunCalls { numbers, highest: numbers.into_iter().max().unwrap_or(0) }
+    }
+
     /// Reads the numbers of the background evaluations.
     pub(crate) fn background(&self) -> Vec<u64> {
         let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND_INDICES.start);
@@ -268,6 +288,27 @@ impl WorkerStatus {
         fence(Ordering::Acquire);
         bytes.map(u64::from_ne_bytes)
     }
+}
+
+/// The calls of which a job has begun on an evaluating thread, as far as the page has their numbers.
+#[derive(Debug)]
+pub(crate) struct BegunCalls {
+    numbers: [u64; BEGUN_COUNT],
+    /// The highest of the numbers.
+    highest: u64,
+}
+
+impl BegunCalls {
+    /// Returns false if no job of this call has begun on an evaluating thread. Returns true if a job has begun, and also if
+    /// another call may have replaced the call's number on the page: a call with a number higher by [`BEGUN_COUNT`] or more.
+    pub(crate) fn may_include(&self, call: u64) -> bool {
+        self.numbers[begun_offset(call)] == call || call <= self.highest.saturating_sub(BEGUN_COUNT as u64)
+    }
+}
+
+/// Returns the offset of a call's number among the numbers of begun calls.
+fn begun_offset(call: u64) -> usize {
+    (call % BEGUN_COUNT as u64) as usize
 }
 
 /// Returns the process with this id; `None` for 0, and for numbers that are not process ids.
@@ -298,6 +339,25 @@ pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::route::job_number;
+
+    #[test]
+    fn calls_that_have_not_begun_are_known_among_the_last_calls() {
+        const COUNT: u64 = BEGUN_COUNT as u64;
+        let status = WorkerStatus::new(None, NewestNumbers::default()).unwrap();
+        let page = status.map();
+        let begun = || (1..=2 * COUNT).filter(|call| status.begun_calls().may_include(*call)).collect::<Vec<_>>();
+        assert!(begun().is_empty());
+        for call in [7, 3, COUNT - 1] {
+            page.record_begun(job_number(call, 1));
+        }
+        assert_eq!(begun(), [3, 7, COUNT - 1]);
+        assert_eq!(status.get(StatusField::HighestBegun), job_number(COUNT - 1, 1));
+        // Calls 3 and `COUNT + 3` have the same index.
+        page.record_begun(job_number(COUNT + 3, 0));
+        page.record_begun(job_number(3, 0));
+        assert_eq!(begun(), [1, 2, 3, 7, COUNT - 1, COUNT + 3]);
+    }
 
     #[test]
     fn new_page_has_the_newest_numbers_before_a_worker_writes_to_it() {

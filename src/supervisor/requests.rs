@@ -74,7 +74,7 @@ struct PendingLine {
     is_awaited: bool,
     /// The number of workers that stalled at the line, were lost while they decoded it, or that the line did not reach.
     stalls: u32,
-    /// True when the last worker has not begun the line, for example because the line did not reach the worker.
+    /// True when the line did not reach the last worker, at least not as a whole.
     is_unbegun: bool,
     /// The ids of the requests that the line cancels, as JSON.
     cancels: Vec<String>,
@@ -182,8 +182,9 @@ impl Requests {
 
     /// Queues all open lines for the next worker, before the waiting lines of each client. The clients take turns in the
     /// order of their first open lines: a call that replaced the image is answered before another client's call replaces the
-    /// image again. Lines with numbers up to `known` keep their numbers, except lines that no worker has begun.
-    pub(super) fn requeue_open_lines(&mut self, known: u64) {
+    /// image again. Lines that an earlier worker may have begun, or the last worker according to `may_have_begun`, keep their
+    /// numbers.
+    pub(super) fn requeue_open_lines(&mut self, may_have_begun: impl Fn(u64) -> bool) {
         for (number, _) in std::mem::take(&mut self.partial).into_values() {
             self.record_unbegun(number);
         }
@@ -192,8 +193,8 @@ impl Requests {
         for (number, mut line) in open.into_iter().rev() {
             // The jobs of a line that no worker has begun must not count as begun. An earlier worker may have begun a line
             // that has kept its number.
-            let may_have_begun = number <= known && (!line.is_unbegun || line.number.is_some());
-            line.number = may_have_begun.then_some(number);
+            let keeps_number = line.number.is_some() || !line.is_unbegun && may_have_begun(number);
+            line.number = keeps_number.then_some(number);
             (line.is_unbegun, line.is_resent) = (false, true);
             self.waiting.entry(line.connection).or_default().push_front(line);
         }
@@ -441,7 +442,7 @@ mod tests {
         let begun: Vec<_> = (0..3).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 3);
         assert!(begun.iter().all(|piece| piece.age.is_none()));
-        requests.requeue_open_lines(1);
+        requests.requeue_open_lines(|line| line <= 1);
         let first = requests.next_piece().expect("a line");
         assert!(first.age.is_some_and(|age| age.starts_with(b"@1:1^")));
         assert_eq!(requests.send_all(), [(2, 4), (1, 5), (1, 5), (1, 6)]);
@@ -460,13 +461,13 @@ mod tests {
         assert_eq!(begun.len(), 4);
         // The line of client 2 has number 2, and is sent only in part. Line 1 reports that it has not begun.
         requests.record_all_unbegun(vec![1, 4], 1);
-        requests.requeue_open_lines(4);
+        requests.requeue_open_lines(|line| line <= 4);
         assert_eq!(requests.send_all(), [(1, 1), (2, 5), (3, 3), (1, 6), (2, 5), (2, 5)]);
         // The first worker may have begun line 1, although the second worker has not.
         for number in [1, 3, 6] {
             requests.record_unbegun(number);
         }
-        requests.requeue_open_lines(6);
+        requests.requeue_open_lines(|line| line <= 6);
         assert_eq!(requests.send_all(), [(1, 1), (3, 3), (2, 5), (1, 7), (2, 5), (2, 5)]);
         assert!(requests.counts_match());
     }
@@ -479,7 +480,7 @@ mod tests {
         }
         assert_eq!(requests.send_all(), [(4, 1), (2, 2), (4, 3)]);
         requests.add(1, b"a\n");
-        requests.requeue_open_lines(1);
+        requests.requeue_open_lines(|line| line <= 1);
         assert_eq!(requests.send_all(), [(4, 1), (2, 4), (1, 5), (4, 6)]);
     }
 
@@ -494,7 +495,7 @@ mod tests {
             assert_eq!(requests.first_open_line_from(numbers[1]), Some(numbers[1]));
             requests.record_stall(numbers[1]);
             assert_eq!(requests.take_stalling_line(), expected);
-            requests.requeue_open_lines(0);
+            requests.requeue_open_lines(|_| false);
         }
         requests.record_stall(99);
         assert!(requests.take_stalling_line().is_none() && requests.counts_match());
@@ -600,7 +601,7 @@ mod tests {
         assert_eq!(requests.first_awaited(), Some(0));
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(2));
-        requests.requeue_open_lines(0);
+        requests.requeue_open_lines(|_| false);
         requests.apply_cancellations();
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(9));

@@ -107,6 +107,9 @@ impl ToolSpec for CheckpointTool {
             }
             return handle_with(move |call| restore(call, checkpoint));
         }
+        if let Some(recovery) = &call.context.recovery {
+            recovery.record_begun(call.first_job);
+        }
         checkpoints.delete(&checkpoint).map_err(|error| {
             Fault::Refusal(format!(
                 "The checkpoint {name:?} cannot be \

@@ -434,7 +434,6 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
             let lost = recovery.lost_outcome(&session, call.first_job, evaluates);
             return call.reply(lost);
         }
-        session.number_jobs_from(call.first_job);
     }
     let arguments = arguments.unwrap_or_default();
     let handler = match find_tool(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
@@ -448,7 +447,7 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
         }
     };
     match handler {
-        Ok(handler) => handler(call),
+        Ok(handler) => session.handle_call(call.first_job, || handler(call)),
         Err(fault) => call.refuse(fault),
     }
 }
