@@ -263,13 +263,7 @@ impl Requests {
         }
     }
 
-    /// Records that the worker has not begun these open lines. `reporting` is the line of the call that made the report, which
-    /// has begun whatever a worker claims.
-    pub(super) fn record_all_unbegun(&mut self, lines: Vec<u64>, reporting: u64) {
-        lines.into_iter().filter(|line| *line != reporting).for_each(|line| self.record_unbegun(line));
-    }
-
-    /// Records that the worker has not begun an open line.
+    /// Records that an open line did not reach the worker, at least not as a whole.
     pub(super) fn record_unbegun(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.is_unbegun = true;
@@ -459,8 +453,8 @@ mod tests {
         }
         let begun: Vec<_> = (0..4).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 4);
-        // The line of client 2 has number 2, and is sent only in part. Line 1 reports that it has not begun.
-        requests.record_all_unbegun(vec![1, 4], 1);
+        // The line of client 2 has number 2, and is sent only in part.
+        requests.record_unbegun(4);
         requests.requeue_open_lines(|line| line <= 4);
         assert_eq!(requests.send_all(), [(1, 1), (2, 5), (3, 3), (1, 6), (2, 5), (2, 5)]);
         // The first worker may have begun line 1, although the second worker has not.

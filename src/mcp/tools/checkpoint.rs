@@ -272,13 +272,9 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     if let Some(obstacle) = recovery.replacement_obstacle(job) {
         return refuse(call, obstacle);
     }
-    let line = call.line();
     // The next worker answers the call. A cancelled call changes nothing.
-    if call.leave_unanswered()
-        && !recovery.request_restore(job, checkpoint, &session)
-        && let Some(line) = line
-    {
-        recovery.record_waiting(line);
+    if call.leave_unanswered() {
+        recovery.request_restore(job, checkpoint, &session);
     }
 }
 
