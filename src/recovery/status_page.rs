@@ -66,11 +66,12 @@ const STEP_INDEX: usize = BACKGROUND_INDICES.end;
 /// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
 
-/// The indices of the numbers of calls of which a job has begun on an evaluating thread. The remainder of a call's number
-/// selects its index. Of the calls at one index, the page has the highest number.
+/// The indices of the marks of calls of which a job has begun on an evaluating thread. A number there has marks for a block
+/// of 32 calls: the number of the block in the upper half, and a bit for each call in the lower half. Blocks whose numbers
+/// have the same remainder share an index, where the page has the marks of the highest block.
 const BEGUN_INDICES: std::ops::Range<usize> = STEP_INDEX + 1 + MAX_STEP / 8..512;
-/// The number of calls that the page has room for.
-const BEGUN_COUNT: usize = BEGUN_INDICES.end - BEGUN_INDICES.start;
+/// The number of blocks that the page has room for.
+const BLOCK_COUNT: usize = BEGUN_INDICES.end - BEGUN_INDICES.start;
 
 /// Returns the time of the monotonic clock, which all processes share, in nanoseconds.
 pub(crate) fn monotonic_nanoseconds() -> u64 {
@@ -114,9 +115,16 @@ impl StatusPage {
 
     /// Records that a job begins on an evaluating thread. `job` is the number of a job of the call that requested the job.
     pub(crate) fn record_begun(self, job: u64) {
-        let call = call_of_job(job);
         self.raise(StatusField::HighestBegun, job);
-        self.0[BEGUN_INDICES.start + begun_offset(call)].fetch_max(call, Ordering::AcqRel);
+        let (offset, mark) = begun_mark(call_of_job(job));
+        let marks = &self.0[BEGUN_INDICES.start + offset];
+        let _ = marks.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| {
+            match block_of(known).cmp(&block_of(mark)) {
+                std::cmp::Ordering::Less => Some(mark),
+                std::cmp::Ordering::Equal => Some(known | mark),
+                std::cmp::Ordering::Greater => None,
+            }
+        });
     }
 
     /// Writes the numbers of the background evaluations, at most [`MAX_BACKGROUND`].
@@ -258,10 +266,10 @@ impl WorkerStatus {
             .expect("the page can be mapped")
     }
 
-    /// Reads the numbers of the calls of which a job has begun on an evaluating thread.
+    /// Reads the marks of the calls of which a job has begun on an evaluating thread.
     pub(crate) fn begun_calls(&self) -> BegunCalls {
-        let numbers = self.read::<BEGUN_COUNT>(BEGUN_INDICES.start);
-        BegunCalls { numbers, highest: numbers.into_iter().max().unwrap_or(0) }
+        let marks = self.read::<BLOCK_COUNT>(BEGUN_INDICES.start);
+        BegunCalls { marks, highest_block: marks.into_iter().map(block_of).max().unwrap_or(0) }
     }
 
     /// Reads the numbers of the background evaluations.
@@ -290,25 +298,33 @@ impl WorkerStatus {
     }
 }
 
-/// The calls of which a job has begun on an evaluating thread, as far as the page has their numbers.
+/// The calls of which a job has begun on an evaluating thread, as far as the page has their marks.
 #[derive(Debug)]
 pub(crate) struct BegunCalls {
-    numbers: [u64; BEGUN_COUNT],
-    /// The highest of the numbers.
-    highest: u64,
+    marks: [u64; BLOCK_COUNT],
+    highest_block: u64,
 }
 
 impl BegunCalls {
     /// Returns false if no job of this call has begun on an evaluating thread. Returns true if a job has begun, and also if
-    /// another call may have replaced the call's number on the page: a call with a number higher by [`BEGUN_COUNT`] or more.
+    /// a higher block of calls, in which a job has begun, may have replaced the marks of the call's block.
     pub(crate) fn may_include(&self, call: u64) -> bool {
-        self.numbers[begun_offset(call)] == call || call <= self.highest.saturating_sub(BEGUN_COUNT as u64)
+        let (offset, mark) = begun_mark(call);
+        let known = self.marks[offset];
+        (block_of(known) == block_of(mark) && known & mark == mark)
+            || block_of(mark) + BLOCK_COUNT as u64 <= self.highest_block
     }
 }
 
-/// Returns the offset of a call's number among the numbers of begun calls.
-fn begun_offset(call: u64) -> usize {
-    (call % BEGUN_COUNT as u64) as usize
+/// Returns the offset among the [`BEGUN_INDICES`] of a call's block, and the marks of this block if no other call has begun.
+fn begun_mark(call: u64) -> (usize, u64) {
+    let block = call / 32;
+    ((block % BLOCK_COUNT as u64) as usize, (block << 32) | (1_u64 << (call % 32)))
+}
+
+/// Returns the number of the block to which these marks belong.
+fn block_of(marks: u64) -> u64 {
+    marks >> 32
 }
 
 /// Returns the process with this id; `None` for 0, and for numbers that are not process ids.
@@ -343,20 +359,23 @@ mod tests {
 
     #[test]
     fn calls_that_have_not_begun_are_known_among_the_last_calls() {
-        const COUNT: u64 = BEGUN_COUNT as u64;
+        const COUNT: u64 = 32 * BLOCK_COUNT as u64;
         let status = WorkerStatus::new(None, NewestNumbers::default()).unwrap();
         let page = status.map();
-        let begun = || (1..=2 * COUNT).filter(|call| status.begun_calls().may_include(*call)).collect::<Vec<_>>();
+        let begun = || {
+            let begun = status.begun_calls();
+            (1..=2 * COUNT).filter(|call| begun.may_include(*call)).collect::<Vec<_>>()
+        };
         assert!(begun().is_empty());
-        for call in [7, 3, COUNT - 1] {
+        for call in [40, 7, 3, COUNT - 1] {
             page.record_begun(job_number(call, 1));
         }
-        assert_eq!(begun(), [3, 7, COUNT - 1]);
+        assert_eq!(begun(), [3, 7, 40, COUNT - 1]);
         assert_eq!(status.get(StatusField::HighestBegun), job_number(COUNT - 1, 1));
-        // Calls 3 and `COUNT + 3` have the same index.
+        // The blocks of calls 3 and `COUNT + 3` have the same index.
         page.record_begun(job_number(COUNT + 3, 0));
         page.record_begun(job_number(3, 0));
-        assert_eq!(begun(), [1, 2, 3, 7, COUNT - 1, COUNT + 3]);
+        assert_eq!(begun(), (1..32).chain([40, COUNT - 1, COUNT + 3]).collect::<Vec<_>>());
     }
 
     #[test]
