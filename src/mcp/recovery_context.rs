@@ -57,9 +57,6 @@ pub(super) struct RecoveryContext {
     crashed: bool,
     pub(super) autosave_trigger: Arc<AutosaveTrigger>,
     pub(super) saves: SaveReporter,
-    /// The numbers of the lines whose calls have not begun, because the lines wait for other calls of their client or are
-    /// left to the image that replaces this one.
-    waiting_lines: Arc<Mutex<BTreeSet<u64>>>,
     /// The forms that could not be restored and have not been defined again.
     unrestored: Arc<Mutex<UnrestoredForms>>,
     /// The errors of all clients of the last image, by connection.
@@ -153,28 +150,16 @@ impl RecoveryContext {
         self.status.adjust(StatusField::PendingAnswers, more);
     }
 
+    /// Records that the call whose jobs begin at `job` begins, before the call changes something without a job.
+    pub(super) fn record_begun(&self, job: u64) {
+        self.status.record_begun(job);
+    }
+
     /// Records that the decoding of a slow line begins or has ended. If the image is lost in between, the line may be
     /// the cause. Only one line is recorded at a time.
     pub(super) fn record_decoding(&self, call: u64, begins: bool) {
         let (old, new) = if begins { (0, call) } else { (call, 0) };
         self.status.replace(StatusField::LineBeingDecoded, old, new);
-    }
-
-    /// Records that a line waits: no call of the line has begun.
-    pub(super) fn record_waiting(&self, line: u64) {
-        self.waiting_lines.lock().insert(line);
-    }
-
-    /// Records that a line no longer waits, because it is handled now or its client is gone. Returns false if another image
-    /// replaces this one, and handles the line.
-    pub(super) fn stop_waiting(&self, line: u64) -> bool {
-        // The lock is held during the check, so that no line begins that is reported as not begun.
-        let mut waiting = self.waiting_lines.lock();
-        let is_handled_here = !self.is_being_replaced();
-        if is_handled_here {
-            waiting.remove(&line);
-        }
-        is_handled_here
     }
 
     /// Returns true until the replay is complete and the client's waiting calls have continued.
@@ -306,14 +291,9 @@ impl RecoveryContext {
     }
 
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
-    /// that `session` has not seen yet. Returns false if another call has already requested an image, which handles this
-    /// call.
-    pub(super) fn request_restore(&self, job: u64, checkpoint: Checkpoint, session: &Session) -> bool {
-        self.request_image(
-            session,
-            || (),
-            move |notices, unbegun| WorkerEvent::restore_requested(job, checkpoint, notices, unbegun),
-        )
+    /// that `session` has not seen yet.
+    pub(super) fn request_restore(&self, job: u64, checkpoint: Checkpoint, session: &Session) {
+        self.request_image(session, || (), move |notices| WorkerEvent::restore_requested(job, checkpoint, notices));
     }
 
     /// Abandons the replay and asks the supervisor for a reset, for the call whose jobs begin at `job`. The new image
@@ -321,28 +301,25 @@ impl RecoveryContext {
     pub(super) fn request_reset(&self, job: u64, session: &Session) {
         let (context, own) = (self.clone(), session.clone());
         let abandon_replay = move || context.abandon_replay(&own);
-        self.request_image(session, abandon_replay, move |notices, unbegun| {
-            WorkerEvent::reset_requested(job, notices, unbegun)
-        });
+        self.request_image(session, abandon_replay, move |notices| WorkerEvent::reset_requested(job, notices));
     }
 
     /// Calls `prepare`, and cancels and answers all requests. Then requests another image once interrupted evaluations
     /// have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session`
-    /// has not seen yet and the lines that wait. Unless the session and the helper threads are idle, another thread does all
-    /// this: thousands of answers, or answers that are still being rendered, would delay other clients, and an unwinding
-    /// evaluation may need this thread. Returns false, and does nothing, if another call has already requested an image.
+    /// has not seen yet. Unless the session and the helper threads are idle, another thread does all this: thousands of
+    /// answers, or answers that are still being rendered, would delay other clients, and an unwinding evaluation may need
+    /// this thread. Does nothing if another call has already requested an image, which handles this call.
     fn request_image(
         &self,
         session: &Session,
         prepare: impl FnOnce() + Clone + Send + 'static,
-        request: impl FnOnce(&[String], &BTreeSet<u64>) -> WorkerEvent + Clone + Send + 'static,
-    ) -> bool {
+        request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
+    ) {
         if !self.event_loop.begin_replacement() {
-            return false;
+            return;
         }
         let is_idle = !self.is_restoring() && !session.has_work() && helper_threads::is_idle();
         let (reporter, event_loop, session) = (self.reporter.clone(), self.event_loop.clone(), session.clone());
-        let waiting_lines = self.waiting_lines.clone();
         let send_request = move || {
             prepare();
             session.cancel_and_answer_all(|| event_loop.drain_excess(UNWINDING_GRACE_PERIOD));
@@ -350,14 +327,12 @@ impl RecoveryContext {
             session.wait_until_unwound(deadline);
             // The helper threads render the answers of the cancelled evaluations.
             helper_threads::wait_until_idle(deadline);
-            let event = request(&session.take_notices(), &waiting_lines.lock());
-            reporter.report(&event);
+            reporter.report(&request(&session.take_notices()));
         };
         let leave = std::thread::Builder::new().name("sbcl-mcp-leave".to_owned());
         if is_idle || leave.spawn(send_request.clone()).is_err() {
             send_request();
         }
-        true
     }
 }
 
@@ -397,7 +372,6 @@ pub(super) fn resume(
         autosave_trigger: Arc::default(),
         // If definitions must be replayed, no checkpoint contains all of them yet.
         saves: SaveReporter::new(reporter.clone(), status, (forms == 0).then_some(state.evaluations)),
-        waiting_lines: Arc::default(),
         unrestored: Arc::new(Mutex::new(state.unrestored.clone())),
         errors: Arc::new(errors),
         messages: Arc::default(),

@@ -144,7 +144,6 @@ impl Conversation {
             Some(id) => WaitingLine::Cancellation(number, id, line.len()),
             None => WaitingLine::Text(number, line.to_vec()),
         };
-        self.tools().record_waiting(number);
         if let Some(line) = self.slow_lines.push(waiting) {
             self.handle_waiting(line);
         }
@@ -155,7 +154,7 @@ impl Conversation {
     /// the lines arrived.
     fn receive_during_replacement(&self, line: &[u8], number: u64) {
         if line.len() > MIN_SLOW_LINE {
-            return self.leave(number);
+            return self.leave_line();
         }
         let decoded = decode(line);
         let is_next = || self.slow_lines.is_empty() && !self.has_left_lines.load(Ordering::Relaxed);
@@ -165,22 +164,20 @@ impl Conversation {
             None if decoded.overtakes_slow_lines() || decoded.needs_no_lisp() && is_next() => {
                 self.handle_decoded(decoded, line.len(), number);
             }
-            None => self.leave(number),
+            None => self.leave_line(),
         }
     }
 
     /// Leaves a line to the image that replaces this one.
-    fn leave(&self, number: u64) {
-        self.tools().record_waiting(number);
+    fn leave_line(&self) {
         self.has_left_lines.store(true, Ordering::Relaxed);
     }
 
     /// Handles a slow line on a separate thread, after the client's earlier slow lines. `number` is the call number.
     pub(super) fn handle_slow(self: &Arc<Self>, line: Vec<u8>, number: u64) {
         if self.tools().is_being_replaced() {
-            return self.leave(number);
+            return self.leave_line();
         }
-        self.tools().record_waiting(number);
         let Some(line) = self.slow_lines.push(WaitingLine::Text(number, line)) else { return };
         self.slow_lines.0.lock().get_or_insert_default().push(line);
         let conversation = self.clone();
@@ -214,14 +211,14 @@ impl Conversation {
                 self.tools().record_decoding(number, true);
                 let decoded = decode(&text);
                 self.tools().record_decoding(number, false);
-                if self.tools().stop_waiting(number) {
-                    self.handle_decoded(decoded, text.len(), number);
+                if self.tools().is_being_replaced() {
+                    self.leave_line();
                 } else {
-                    self.leave(number);
+                    self.handle_decoded(decoded, text.len(), number);
                 }
             }
             WaitingLine::Cancellation(number, id, _) => {
-                if self.tools().stop_waiting(number) {
+                if !self.tools().is_being_replaced() {
                     self.inflight().cancel(&id);
                     self.inflight().output.send_done(number);
                 }
@@ -243,7 +240,6 @@ impl Conversation {
         drop(waiting);
         for line in dropped.lines {
             if let WaitingLine::Text(number, _) | WaitingLine::Cancellation(number, ..) = line {
-                self.tools().stop_waiting(number);
                 self.inflight().output.send_done(number);
             }
         }

@@ -4,7 +4,6 @@
 //! fixed maximums, and does not send an event that is still too large. The supervisor reports an event that it cannot read,
 //! and never substitutes a default for such an event.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -24,8 +23,6 @@ pub(crate) const MAX_ERROR_BYTES: usize = 64 << 10;
 const MAX_NOTICES: usize = 100;
 /// Maximum length of a notice, in characters.
 const MAX_NOTICE: usize = 10_000;
-/// Maximum number of lines that a replaced image reports as not begun.
-const MAX_UNBEGUN: usize = 50_000;
 /// Maximum number of forms that a replay reports as failed.
 const MAX_FAILED_FORMS: usize = 10_000;
 /// Maximum length of the reason for a failed form, in characters.
@@ -52,8 +49,6 @@ pub(crate) enum WorkerEvent {
         job: u64,
         /// Notices that the client has not seen yet.
         notices: Vec<String>,
-        /// The call numbers of lines that the worker has received, but whose calls have not begun.
-        unbegun: Vec<u64>,
     },
     /// A call requested the restore of a checkpoint.
     RestoreRequested {
@@ -62,8 +57,6 @@ pub(crate) enum WorkerEvent {
         checkpoint: Box<Checkpoint>,
         /// Notices that the client has not seen yet.
         notices: Vec<String>,
-        /// The call numbers of lines that the worker has received, but whose calls have not begun.
-        unbegun: Vec<u64>,
     },
     /// Lisp could not be interrupted; the image must be replaced.
     Stuck {
@@ -147,21 +140,14 @@ impl WorkerEvent {
         Self::Replayed { failed: failed.collect() }
     }
 
-    /// Creates the request for a reset, with the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters, and
-    /// the first [`MAX_UNBEGUN`] lines whose calls have not begun.
-    pub(crate) fn reset_requested(job: u64, notices: &[String], unbegun: &BTreeSet<u64>) -> Self {
-        Self::ResetRequested { job, notices: bounded_notices(notices), unbegun: bounded_lines(unbegun) }
+    /// Creates the request for a reset, with the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
+    pub(crate) fn reset_requested(job: u64, notices: &[String]) -> Self {
+        Self::ResetRequested { job, notices: bounded_notices(notices) }
     }
 
-    /// Creates the request for the restore of a checkpoint, with the notices and lines bounded as for a reset.
-    pub(crate) fn restore_requested(
-        job: u64,
-        checkpoint: Checkpoint,
-        notices: &[String],
-        unbegun: &BTreeSet<u64>,
-    ) -> Self {
-        let (notices, unbegun) = (bounded_notices(notices), bounded_lines(unbegun));
-        Self::RestoreRequested { job, checkpoint: Box::new(checkpoint), notices, unbegun }
+    /// Creates the request for the restore of a checkpoint, with the notices bounded as for a reset.
+    pub(crate) fn restore_requested(job: u64, checkpoint: Checkpoint, notices: &[String]) -> Self {
+        Self::RestoreRequested { job, checkpoint: Box::new(checkpoint), notices: bounded_notices(notices) }
     }
 
     /// Creates the event for the end of the worker, with the reason cut to [`MAX_NOTICE`] characters.
@@ -202,11 +188,6 @@ impl WorkerEvent {
 /// Returns the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
 fn bounded_notices(notices: &[String]) -> Vec<String> {
     notices.iter().take(MAX_NOTICES).map(|notice| cut(notice, MAX_NOTICE)).collect()
-}
-
-/// Returns the first [`MAX_UNBEGUN`] line numbers.
-fn bounded_lines(numbers: &BTreeSet<u64>) -> Vec<u64> {
-    numbers.iter().copied().take(MAX_UNBEGUN).collect()
 }
 
 /// Returns the first `characters` characters of `text`.
@@ -259,13 +240,10 @@ mod tests {
     fn texts_and_lists_in_events_are_cut_to_their_limits() {
         let notices = vec!["\u{1}".repeat(2 * MAX_NOTICE); 2 * MAX_NOTICES];
         let failed: Vec<_> = (0..2 * MAX_FAILED_FORMS).map(|index| (index, "x".repeat(2 * MAX_REASON))).collect();
-        let lines = (0..2 * MAX_UNBEGUN as u64).collect();
-        let WorkerEvent::ResetRequested { notices: kept, unbegun, .. } =
-            WorkerEvent::reset_requested(1, &notices, &lines)
-        else {
+        let WorkerEvent::ResetRequested { notices: kept, .. } = WorkerEvent::reset_requested(1, &notices) else {
             unreachable!("the constructor says which event")
         };
-        assert_eq!((kept.len(), kept[0].len(), unbegun.len()), (MAX_NOTICES, MAX_NOTICE, MAX_UNBEGUN));
+        assert_eq!((kept.len(), kept[0].len()), (MAX_NOTICES, MAX_NOTICE));
         let restored = WorkerEvent::replayed(&failed);
         let WorkerEvent::Replayed { failed } = &restored else { unreachable!("the constructor says which event") };
         assert_eq!((failed.len(), failed[0].1.len()), (MAX_FAILED_FORMS, MAX_REASON));
@@ -275,10 +253,9 @@ mod tests {
     fn events_with_maximum_contents_fit_into_a_frame() {
         let notices = vec!["\u{1}".repeat(MAX_NOTICE); MAX_NOTICES];
         let failed: Vec<_> = (0..MAX_FAILED_FORMS).map(|index| (index, "\u{1}".repeat(MAX_REASON))).collect();
-        let lines = (0..MAX_UNBEGUN as u64).map(|number| u64::MAX - number).collect();
         for event in [
             WorkerEvent::Ready,
-            WorkerEvent::reset_requested(u64::MAX, &notices, &lines),
+            WorkerEvent::reset_requested(u64::MAX, &notices),
             WorkerEvent::replayed(&failed),
             WorkerEvent::exiting(1, Some(&"\u{1}".repeat(2 * MAX_NOTICE))),
         ] {

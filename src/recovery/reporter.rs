@@ -77,6 +77,12 @@ impl Observer for EventForwarder {
         self.replay.is_evaluating()
     }
 
+    fn call_begun(&self, job: u64) {
+        if !self.is_replaying() {
+            self.status.record_begun(job);
+        }
+    }
+
     fn job_begun(
         &self,
         job: u64,
@@ -93,7 +99,6 @@ impl Observer for EventForwarder {
         self.status.set(StatusField::Deadline, timeout.map_or(0, deadline));
         self.status.set(StatusField::Client, connection);
         self.status.set(StatusField::RequestedBy, requested_by.filter(|_| !is_query).unwrap_or(0));
-        self.status.raise(StatusField::HighestBegun, requested_by.unwrap_or(0));
         self.status.set(StatusField::Begun, job);
     }
 

@@ -12,6 +12,7 @@ use rustix::process::Pid;
 
 use crate::image::process::{SharedPage, map_shared_page};
 use crate::os::files;
+use crate::rpc::route::call_of_job;
 use crate::session::MAX_BACKGROUND;
 
 /// A number on the page. The discriminant is the number's index on the page.
@@ -35,7 +36,7 @@ pub(crate) enum StatusField {
     PendingAnswers,
     /// The number of the newest evaluation.
     NewestEvaluation,
-    /// The number of the inspection job that is running; 0 for none.
+    /// The number of a job of the call whose inspection is running; 0 for none.
     Inspecting,
     /// The call number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
     LostLine,
@@ -46,7 +47,7 @@ pub(crate) enum StatusField {
     /// The number of a job of the call that requested the foreground evaluation that began last; 0 for the server's own job,
     /// and for a query, such as the save of a checkpoint.
     RequestedBy,
-    /// The highest number of a job of a call that has requested a foreground job.
+    /// The highest number of a job of a call of which a job has begun on an evaluating thread.
     HighestBegun,
     /// The number of the newest error.
     NewestError,
@@ -64,6 +65,13 @@ const BACKGROUND_INDICES: std::ops::Range<usize> = FIELD_COUNT..FIELD_COUNT + MA
 const STEP_INDEX: usize = BACKGROUND_INDICES.end;
 /// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
+
+/// The indices of the marks of calls of which a job has begun on an evaluating thread. A number there has marks for a block
+/// of 32 calls: the number of the block in the upper half, and a bit for each call in the lower half. Blocks whose numbers
+/// have the same remainder share an index, where the page has the marks of the highest block.
+const BEGUN_INDICES: std::ops::Range<usize> = STEP_INDEX + 1 + MAX_STEP / 8..512;
+/// The number of blocks that the page has room for.
+const BLOCK_COUNT: usize = BEGUN_INDICES.end - BEGUN_INDICES.start;
 
 /// Returns the time of the monotonic clock, which all processes share, in nanoseconds.
 pub(crate) fn monotonic_nanoseconds() -> u64 {
@@ -103,6 +111,20 @@ impl StatusPage {
     /// Writes `new` if the current value is `old`.
     pub(crate) fn replace(self, field: StatusField, old: u64, new: u64) {
         let _ = self.0[field as usize].compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Records that a job begins on an evaluating thread. `job` is the number of a job of the call that requested the job.
+    pub(crate) fn record_begun(self, job: u64) {
+        self.raise(StatusField::HighestBegun, job);
+        let (offset, mark) = begun_mark(call_of_job(job));
+        let marks = &self.0[BEGUN_INDICES.start + offset];
+        let _ = marks.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| {
+            match block_of(known).cmp(&block_of(mark)) {
+                std::cmp::Ordering::Less => Some(mark),
+                std::cmp::Ordering::Equal => Some(known | mark),
+                std::cmp::Ordering::Greater => None,
+            }
+        });
     }
 
     /// Writes the numbers of the background evaluations, at most [`MAX_BACKGROUND`].
@@ -244,6 +266,12 @@ impl WorkerStatus {
             .expect("the page can be mapped")
     }
 
+    /// Reads the marks of the calls of which a job has begun on an evaluating thread.
+    pub(crate) fn begun_calls(&self) -> BegunCalls {
+        let marks = self.read::<BLOCK_COUNT>(BEGUN_INDICES.start);
+        BegunCalls { marks, highest_block: marks.into_iter().map(block_of).max().unwrap_or(0) }
+    }
+
     /// Reads the numbers of the background evaluations.
     pub(crate) fn background(&self) -> Vec<u64> {
         let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND_INDICES.start);
@@ -268,6 +296,35 @@ impl WorkerStatus {
         fence(Ordering::Acquire);
         bytes.map(u64::from_ne_bytes)
     }
+}
+
+/// The calls of which a job has begun on an evaluating thread, as far as the page has their marks.
+#[derive(Debug)]
+pub(crate) struct BegunCalls {
+    marks: [u64; BLOCK_COUNT],
+    highest_block: u64,
+}
+
+impl BegunCalls {
+    /// Returns false if no job of this call has begun on an evaluating thread. Returns true if a job has begun, and also if
+    /// a higher block of calls, in which a job has begun, may have replaced the marks of the call's block.
+    pub(crate) fn may_include(&self, call: u64) -> bool {
+        let (offset, mark) = begun_mark(call);
+        let known = self.marks[offset];
+        (block_of(known) == block_of(mark) && known & mark == mark)
+            || block_of(mark) + BLOCK_COUNT as u64 <= self.highest_block
+    }
+}
+
+/// Returns the offset among the [`BEGUN_INDICES`] of a call's block, and the marks of this block if no other call has begun.
+fn begun_mark(call: u64) -> (usize, u64) {
+    let block = call / 32;
+    ((block % BLOCK_COUNT as u64) as usize, (block << 32) | (1_u64 << (call % 32)))
+}
+
+/// Returns the number of the block to which these marks belong.
+fn block_of(marks: u64) -> u64 {
+    marks >> 32
 }
 
 /// Returns the process with this id; `None` for 0, and for numbers that are not process ids.
@@ -298,6 +355,28 @@ pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::route::job_number;
+
+    #[test]
+    fn calls_that_have_not_begun_are_known_among_the_last_calls() {
+        const COUNT: u64 = 32 * BLOCK_COUNT as u64;
+        let status = WorkerStatus::new(None, NewestNumbers::default()).unwrap();
+        let page = status.map();
+        let begun = || {
+            let begun = status.begun_calls();
+            (1..=2 * COUNT).filter(|call| begun.may_include(*call)).collect::<Vec<_>>()
+        };
+        assert!(begun().is_empty());
+        for call in [40, 7, 3, COUNT - 1] {
+            page.record_begun(job_number(call, 1));
+        }
+        assert_eq!(begun(), [3, 7, 40, COUNT - 1]);
+        assert_eq!(status.get(StatusField::HighestBegun), job_number(COUNT - 1, 1));
+        // The blocks of calls 3 and `COUNT + 3` have the same index.
+        page.record_begun(job_number(COUNT + 3, 0));
+        page.record_begun(job_number(3, 0));
+        assert_eq!(begun(), (1..32).chain([40, COUNT - 1, COUNT + 3]).collect::<Vec<_>>());
+    }
 
     #[test]
     fn new_page_has_the_newest_numbers_before_a_worker_writes_to_it() {

@@ -245,9 +245,14 @@ impl Inner {
         }
     }
 
-    /// Reports the beginning of a foreground job to the observer, and sets the clock for the limits of any job.
+    /// Reports the beginning of a job on an evaluating thread to the observer, and sets the clock for the limits of any job.
     fn report_job_begun(&self, running: Option<&mut RunningJob>, now: Instant) {
         let Some(running) = running else { return };
+        if let Some(observer) = self.observer.get().filter(|_| running.evaluates())
+            && let Some(job) = running.requested_by()
+        {
+            observer.call_begun(job);
+        }
         if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
             observer.job_begun(running.id, running.requested_by(), running.is_query(), running.connection.id, timeout);

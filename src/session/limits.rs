@@ -149,7 +149,7 @@ impl Inner {
         if running.is_foreground() {
             observer.deadline_changed(Some(more));
         } else if running.lane == Lane::Inspection {
-            observer.inspection_changed(Some((running.id, more)));
+            observer.inspection_changed(Some((running.requested_by().unwrap_or(running.id), more)));
         }
     }
 

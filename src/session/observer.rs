@@ -11,6 +11,9 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 /// sends the answer that a change belongs to, on Lisp's threads, on the clock's thread or on the thread of a caller: no
 /// method may block.
 pub(crate) trait Observer: Send + Sync {
+    /// Called before a job begins on an evaluating thread, in the foreground or not. `job` is the number of a job of the call
+    /// that requested the job. Not called for the server's own job.
+    fn call_begun(&self, _job: u64) {}
     /// Called when a foreground job begins, with the numbers of the job and of its connection, and with the job's time
     /// limit; `None` for no limit. `requested_by` is the number of a job of the call that requested the job; `None` for the
     /// server's own job. `is_query` is true if the job evaluates no code, for example if it saves a checkpoint.
@@ -35,8 +38,8 @@ pub(crate) trait Observer: Send + Sync {
     fn job_ended(&self, _job: u64) {}
     /// Called with the numbers of all background evaluations when the set of these evaluations changes.
     fn background_changed(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
-    /// Called when an inspection begins or gets a new deadline, with the number of its job and the time until the
-    /// deadline, or with `None` when the inspection ends.
+    /// Called when an inspection begins or gets a new deadline, with the number of a job of the call that requested the
+    /// inspection and the time until the deadline, or with `None` when the inspection ends.
     fn inspection_changed(&self, _inspection: Option<(u64, Duration)>) {}
     /// Called when an evaluation ends or an error enters a connection's history. `added` is the new error in the
     /// history, `last` the connection's last error now.

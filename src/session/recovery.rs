@@ -12,7 +12,7 @@ use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
 use super::hold::Resumed;
 use super::observer::Observer;
-use super::scheduler::{ErrorQuery, OpenQuestion, RunningJob, SchedulerState};
+use super::scheduler::{ErrorQuery, OpenQuestion, RunningJob, SchedulerState, request_for_call};
 use super::{AnswerFn, Inner, JobId, Session};
 use crate::error::{HoldEnd, HoldError};
 use crate::image::{InterruptReason, JobKind, Lane};
@@ -129,9 +129,11 @@ impl Session {
         self.inner.scheduler.lock().evaluations.set_lost(numbers);
     }
 
-    /// Makes future jobs get numbers from `number` on.
-    pub(crate) fn number_jobs_from(&self, number: u64) {
-        self.inner.next_id.fetch_max(number, Ordering::Relaxed);
+    /// Calls `handle`, which handles a call and requests the call's jobs on this thread. `first_job` is the lowest number for
+    /// these jobs, and future jobs get numbers from there on.
+    pub(crate) fn handle_call(&self, first_job: u64, handle: impl FnOnce()) {
+        self.inner.next_id.fetch_max(first_job, Ordering::Relaxed);
+        request_for_call(first_job, handle);
     }
 
     /// Calls `answer` when a query for the error state may be answered. If this connection's foreground evaluation
@@ -375,9 +377,47 @@ pub(crate) fn failed_outcome(kind: &str, message: String) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::image::{Event, Host};
+    use crate::rpc::route::{call_of_job, job_number};
+    use crate::session::Operation;
     use crate::{Evaluation, Limits};
+
+    /// An observer that keeps the numbers by which it learns that calls begin.
+    #[derive(Default)]
+    struct CallObserver(Mutex<Vec<u64>>);
+
+    impl Observer for CallObserver {
+        fn call_begun(&self, job: u64) {
+            self.0.lock().push(job);
+        }
+
+        fn inspection_changed(&self, inspection: Option<(u64, Duration)>) {
+            self.0.lock().extend(inspection.map(|(job, _)| job));
+        }
+    }
+
+    /// While a thread handles a slow call, another thread may handle a later call.
+    #[test]
+    fn jobs_belong_to_their_call_although_they_get_numbers_of_a_later_call() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let observer = Arc::new(CallObserver::default());
+        let _ = inner.observer.set(observer.clone());
+        let [slow, later] = [1, 2].map(|call| job_number(call, 0));
+        for first_job in [later, slow] {
+            session.handle_call(first_job, || _ = session.submit(Evaluation::new("1"), drop));
+        }
+        session.handle_call(slow, || _ = session.query(&Operation::new("image-name"), drop));
+        for lane in [Lane::Evaluation, Lane::Evaluation, Lane::Inspection] {
+            let job = inner.next_job(lane, 1, None).expect("a job").id;
+            assert_eq!(call_of_job(job), 2);
+            inner.event(job, false, Event::Done { success: true });
+        }
+        assert_eq!(*observer.0.lock(), [later, slow, slow]);
+    }
 
     /// Runs the next evaluation on thread number `thread`, until it fails and is held.
     fn hold_next(session: &Session, thread: u64) {

@@ -12,6 +12,7 @@
 
 mod waiting_requests;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -35,6 +36,25 @@ use waiting_requests::{Position, RequestClass, WaitingRequests};
 /// own.
 pub(crate) const MAX_BACKGROUND: usize = 16;
 
+thread_local! {
+    /// The lowest number for the jobs of the call that this thread handles; `None` while this thread handles no call.
+    static FIRST_JOB_OF_CALL: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Calls `handle`. The requests that `handle` makes on this thread belong to the call whose jobs begin at `first_job`, even if
+/// their jobs get numbers of a later call, which another thread handles at the same time.
+pub(super) fn request_for_call(first_job: u64, handle: impl FnOnce()) {
+    /// The value before the call, which the thread gets back even if `handle` panics.
+    struct Previous(Option<u64>);
+    impl Drop for Previous {
+        fn drop(&mut self) {
+            FIRST_JOB_OF_CALL.set(self.0);
+        }
+    }
+    let _previous = Previous(FIRST_JOB_OF_CALL.replace(Some(first_job)));
+    handle();
+}
+
 /// A job that waits, with the reply that gets its result.
 pub(super) struct Request {
     /// The connection that sent the request.
@@ -47,8 +67,8 @@ pub(super) struct Request {
     /// The number of the question to the user that this request answers. The request is refused if the question is no
     /// longer open. `None` for a request that answers no question.
     pub(super) question: Option<u64>,
-    /// The number of a job of the call that made the request: the job's own number, except for a request that answers a
-    /// question to the user.
+    /// The number of a job of the call that made the request. For a request that neither was made within
+    /// [`request_for_call`] nor answers a question to the user, this is the job's own number.
     pub(super) job_of_call: u64,
     /// True if the request is refused unless the session is [idle](SchedulerState::check_idle) when its turn comes. Such a
     /// request releases no held evaluation.
@@ -72,7 +92,7 @@ impl Request {
             body,
             background: false,
             question: None,
-            job_of_call: job.id,
+            job_of_call: FIRST_JOB_OF_CALL.get().unwrap_or(job.id),
             job,
             needs_idle: false,
             is_internal: false,

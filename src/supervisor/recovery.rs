@@ -332,8 +332,8 @@ impl RecoveryRecord {
             begun: requested_by.max(job_in(StatusField::HighestBegun)),
             in_flight: runs && requested_by != 0,
             client,
-            // A job that its call submits late may have a number of another client's call, or of a call that is already
-            // answered.
+            // A job that was requested after its call had been handled may have a number of another client's call, or of a
+            // call that is already answered.
             job: (self.requests.connection(call_of_job(requested_by)) == Some(client))
                 .then(|| first_job_of_message(requested_by)),
             background: status.background(),
@@ -376,14 +376,16 @@ impl RecoveryRecord {
         Replacement { job, client: self.requests.connection(call_of_job(job)).unwrap_or(0), notices, restore: None }
     }
 
-    /// Queues the open requests for the next worker. Requests that an image may have begun keep their numbers.
-    pub(super) fn requeue_open_lines(&mut self) {
-        let known = [
-            Some(call_of_job(self.state.begun)),
-            self.state.replaced_for.last().map(|job| call_of_job(*job)),
-            self.state.inspected.map(|(call, _)| call),
-        ];
-        self.requests.requeue_open_lines(known.into_iter().flatten().max().unwrap_or(0));
+    /// Queues the open requests for the next worker. Requests that an image may have begun keep their numbers. So do requests
+    /// that have replaced an image, and the request whose inspection ran when an image was last lost during an inspection.
+    /// `status` is the status page of the last worker.
+    pub(super) fn requeue_open_lines(&mut self, status: &WorkerStatus) {
+        let Self { requests, state, .. } = self;
+        let begun = status.begun_calls();
+        let inspected = state.inspected.map(|(call, _)| call);
+        let has_replaced_image = |call: u64| state.replaced_for.iter().any(|job| call_of_job(*job) == call);
+        requests
+            .requeue_open_lines(|call| begun.may_include(call) || inspected == Some(call) || has_replaced_image(call));
     }
 
     /// Returns true when the call whose jobs begin at `job` may request another image: the call is open, and neither it nor
@@ -568,6 +570,31 @@ mod tests {
         assert_eq!(recovery.state.begun, first);
     }
 
+    /// The last call, whose job has begun, may be a call of another client.
+    #[test]
+    fn calls_that_have_not_begun_get_new_numbers_although_a_later_call_has_begun() {
+        let checkpoints = TestCheckpoints::new("waiting");
+        let (mut recovery, status) = session(&checkpoints);
+        for line in ["waits\n", "inspects\n", "resets\n", "runs\n"] {
+            recovery.requests.add(0, line.as_bytes());
+        }
+        let send_all = |recovery: &mut RecoveryRecord| {
+            while recovery.requests.next_piece().is_some() {}
+            (1..9).filter(|line| recovery.requests.is_open(*line)).collect::<Vec<_>>()
+        };
+        assert_eq!(send_all(&mut recovery), [1, 2, 3, 4]);
+        status.map().record_begun(job_number(4, 0));
+        status.map().set(StatusField::Inspecting, job_number(2, 0));
+        recovery.record_crash(&status, true, &Crash::new("died"));
+        recovery.requeue_open_lines(&status);
+        assert_eq!(send_all(&mut recovery), [2, 4, 5, 6]);
+        // The next image, which has a page of its own, has begun nothing. The line that reset the session keeps its number.
+        let next = WorkerStatus::new(None, Default::default()).expect("memory");
+        recovery.record_reset(&next, job_number(6, 0), Vec::new());
+        recovery.requeue_open_lines(&next);
+        assert_eq!(send_all(&mut recovery), [2, 4, 6, 7]);
+    }
+
     #[test]
     fn a_line_during_whose_decoding_two_images_were_lost_is_not_sent_to_a_third() {
         let checkpoints = TestCheckpoints::new("decoding");
@@ -583,7 +610,7 @@ mod tests {
             page.replace(StatusField::LineBeingDecoded, 99, 0);
             recovery.record_crash(&status, true, &Crash::new("died"));
             assert_eq!(recovery.requests.take_stalling_line(), expected);
-            recovery.requeue_open_lines();
+            recovery.requeue_open_lines(&status);
             // The next image has a page of its own.
             page.set(StatusField::LineBeingDecoded, 0);
         }

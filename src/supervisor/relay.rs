@@ -33,7 +33,7 @@ use crate::rpc::framing::{Line, LineReader, MAX_LINE, ReadStatus};
 use crate::rpc::id_scanner::ScannedMessage;
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
-use crate::rpc::route::{call_of_job, mark_notice};
+use crate::rpc::route::mark_notice;
 use crate::rpc::signals::Signals;
 use crate::session::recovery::failed_outcome;
 
@@ -335,12 +335,10 @@ impl Relay {
                 recovery.record_replay(&failed);
                 process.replayed = true;
             }
-            WorkerEvent::ResetRequested { job, notices, unbegun } if recovery.may_replace(job) => {
-                recovery.requests.record_all_unbegun(unbegun, call_of_job(job));
+            WorkerEvent::ResetRequested { job, notices } if recovery.may_replace(job) => {
                 return Err(LoopAction::Reset(id, job, notices));
             }
-            WorkerEvent::RestoreRequested { job, checkpoint, notices, unbegun } if recovery.may_replace(job) => {
-                recovery.requests.record_all_unbegun(unbegun, call_of_job(job));
+            WorkerEvent::RestoreRequested { job, checkpoint, notices } if recovery.may_replace(job) => {
                 return Err(LoopAction::Restore(id, job, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {

@@ -74,7 +74,7 @@ struct PendingLine {
     is_awaited: bool,
     /// The number of workers that stalled at the line, were lost while they decoded it, or that the line did not reach.
     stalls: u32,
-    /// True when the last worker has not begun the line, for example because the line did not reach the worker.
+    /// True when the line did not reach the last worker, at least not as a whole.
     is_unbegun: bool,
     /// The ids of the requests that the line cancels, as JSON.
     cancels: Vec<String>,
@@ -182,8 +182,9 @@ impl Requests {
 
     /// Queues all open lines for the next worker, before the waiting lines of each client. The clients take turns in the
     /// order of their first open lines: a call that replaced the image is answered before another client's call replaces the
-    /// image again. Lines with numbers up to `known` keep their numbers, except lines that no worker has begun.
-    pub(super) fn requeue_open_lines(&mut self, known: u64) {
+    /// image again. Lines that an earlier worker may have begun, or the last worker according to `may_have_begun`, keep their
+    /// numbers.
+    pub(super) fn requeue_open_lines(&mut self, may_have_begun: impl Fn(u64) -> bool) {
         for (number, _) in std::mem::take(&mut self.partial).into_values() {
             self.record_unbegun(number);
         }
@@ -192,8 +193,8 @@ impl Requests {
         for (number, mut line) in open.into_iter().rev() {
             // The jobs of a line that no worker has begun must not count as begun. An earlier worker may have begun a line
             // that has kept its number.
-            let may_have_begun = number <= known && (!line.is_unbegun || line.number.is_some());
-            line.number = may_have_begun.then_some(number);
+            let keeps_number = line.number.is_some() || !line.is_unbegun && may_have_begun(number);
+            line.number = keeps_number.then_some(number);
             (line.is_unbegun, line.is_resent) = (false, true);
             self.waiting.entry(line.connection).or_default().push_front(line);
         }
@@ -262,13 +263,7 @@ impl Requests {
         }
     }
 
-    /// Records that the worker has not begun these open lines. `reporting` is the line of the call that made the report, which
-    /// has begun whatever a worker claims.
-    pub(super) fn record_all_unbegun(&mut self, lines: Vec<u64>, reporting: u64) {
-        lines.into_iter().filter(|line| *line != reporting).for_each(|line| self.record_unbegun(line));
-    }
-
-    /// Records that the worker has not begun an open line.
+    /// Records that an open line did not reach the worker, at least not as a whole.
     pub(super) fn record_unbegun(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.is_unbegun = true;
@@ -441,7 +436,7 @@ mod tests {
         let begun: Vec<_> = (0..3).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 3);
         assert!(begun.iter().all(|piece| piece.age.is_none()));
-        requests.requeue_open_lines(1);
+        requests.requeue_open_lines(|line| line <= 1);
         let first = requests.next_piece().expect("a line");
         assert!(first.age.is_some_and(|age| age.starts_with(b"@1:1^")));
         assert_eq!(requests.send_all(), [(2, 4), (1, 5), (1, 5), (1, 6)]);
@@ -458,15 +453,15 @@ mod tests {
         }
         let begun: Vec<_> = (0..4).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 4);
-        // The line of client 2 has number 2, and is sent only in part. Line 1 reports that it has not begun.
-        requests.record_all_unbegun(vec![1, 4], 1);
-        requests.requeue_open_lines(4);
+        // The line of client 2 has number 2, and is sent only in part.
+        requests.record_unbegun(4);
+        requests.requeue_open_lines(|line| line <= 4);
         assert_eq!(requests.send_all(), [(1, 1), (2, 5), (3, 3), (1, 6), (2, 5), (2, 5)]);
         // The first worker may have begun line 1, although the second worker has not.
         for number in [1, 3, 6] {
             requests.record_unbegun(number);
         }
-        requests.requeue_open_lines(6);
+        requests.requeue_open_lines(|line| line <= 6);
         assert_eq!(requests.send_all(), [(1, 1), (3, 3), (2, 5), (1, 7), (2, 5), (2, 5)]);
         assert!(requests.counts_match());
     }
@@ -479,7 +474,7 @@ mod tests {
         }
         assert_eq!(requests.send_all(), [(4, 1), (2, 2), (4, 3)]);
         requests.add(1, b"a\n");
-        requests.requeue_open_lines(1);
+        requests.requeue_open_lines(|line| line <= 1);
         assert_eq!(requests.send_all(), [(4, 1), (2, 4), (1, 5), (4, 6)]);
     }
 
@@ -494,7 +489,7 @@ mod tests {
             assert_eq!(requests.first_open_line_from(numbers[1]), Some(numbers[1]));
             requests.record_stall(numbers[1]);
             assert_eq!(requests.take_stalling_line(), expected);
-            requests.requeue_open_lines(0);
+            requests.requeue_open_lines(|_| false);
         }
         requests.record_stall(99);
         assert!(requests.take_stalling_line().is_none() && requests.counts_match());
@@ -600,7 +595,7 @@ mod tests {
         assert_eq!(requests.first_awaited(), Some(0));
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(2));
-        requests.requeue_open_lines(0);
+        requests.requeue_open_lines(|_| false);
         requests.apply_cancellations();
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(9));

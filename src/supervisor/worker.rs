@@ -175,8 +175,9 @@ impl Worker {
             Some(process) if process.announced_status.is_none() => WorkerStage::Starting,
             _ => WorkerStage::Unstarted,
         };
-        let progress =
-            process.is_some_and(|process| self.recovery.record_crash(&process.status, process.replayed, crash));
+        let progress = process
+            .as_ref()
+            .is_some_and(|process| self.recovery.record_crash(&process.status, process.replayed, crash));
         let now = Instant::now();
         let start_at = if progress { Ok(now) } else { self.restarts.record_loss(stage, now) };
         // If the server stops, all open requests stay open, and are answered with the reason.
@@ -187,7 +188,10 @@ impl Worker {
             )
         })?;
         let stalling = self.recovery.requests.take_stalling_line();
-        self.recovery.requeue_open_lines();
+        // Without a process, no line was sent.
+        if let Some(process) = &process {
+            self.recovery.requeue_open_lines(&process.status);
+        }
         Ok(stalling.and_then(|(client, line)| Some((client, messages::stall_error(&line)?))))
     }
 
@@ -195,7 +199,7 @@ impl Worker {
     pub(super) fn replace(&mut self, record: impl FnOnce(&mut RecoveryRecord, &WorkerProcess)) {
         if let Some(process) = self.process.take() {
             record(&mut self.recovery, &process);
-            self.recovery.requeue_open_lines();
+            self.recovery.requeue_open_lines(&process.status);
         }
         self.start_at = Instant::now();
     }

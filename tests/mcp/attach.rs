@@ -859,14 +859,45 @@ fn call_waiting_behind_a_question_never_gets_the_outcome_of_another_client() {
     let code = "(progn (princ \"SECRET\") (finish-output) (sb-sys:without-interrupts (loop)))";
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
     assert!(is_error && text.contains("SECRET") && text.contains("[ERROR] TIMEOUT"), "{text}");
-    for call in [asking, waiting] {
-        let (text, is_error) = outcome(&client.answer(call));
-        assert!(is_error && text.contains("[ERROR] IMAGE-LOST\nThe Lisp image "), "{text}");
-        assert!(!text.contains("SECRET") && !text.contains("time limit"), "{text}");
-    }
-    let text = client.last_error();
-    assert!(text.starts_with("Error: IMAGE-LOST") && !text.contains("SECRET"), "{text}");
+    let (text, is_error) = outcome(&client.answer(asking));
+    assert!(is_error && text.contains("[ERROR] IMAGE-LOST\nThe Lisp image "), "{text}");
+    assert!(!text.contains("SECRET") && !text.contains("time limit"), "{text}");
+    let (text, is_error) = outcome(&client.answer(waiting));
+    assert!(!is_error && text.ends_with("=> :RAN"), "{text}");
+    assert!(!text.contains("SECRET") && !text.contains("time limit"), "{text}");
+    assert!(client.last_error().starts_with("No error"));
     assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+}
+
+/// The calls wait while their client is asked a question. The call of the other client, which begins, has a higher number.
+#[test]
+fn calls_that_wait_when_the_image_is_killed_run_in_the_next_image() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.attach_with(&server, json!({"elicitation": {}}));
+    let file = runtime.directory.write("loaded.lisp", "(defvar cl-user::*loaded* 7)");
+    let tests = "(defsystem \"waiting\" :perform (test-op (o c) (format t \"3 passed, 0 failed~%\")))";
+    let system = runtime.directory.write("waiting.asd", tests);
+    let asking = client.post_call("evaluate-lisp", json!({"code": "(error \"boo\")", "on-error": "ask"}));
+    assert_eq!(client.read().expect("a question")["method"], "elicitation/create");
+    let loading = client.post_call("load-system", json!({"path": file}));
+    let testing = client.post_call("run-tests", json!({"system": "waiting", "directory": system.parent()}));
+    let long = format!("; {}\n(list *loaded*)", "x".repeat(100_000));
+    let evaluating = client.post_call("evaluate-lisp", json!({"code": long}));
+    // The ping is answered after the worker has read all lines before it.
+    client.request("ping", &json!({}));
+    let running = server.post_running("", "(sleep 600)", 600.0);
+    kill_worker(&server);
+    for call in [outcome(&client.answer(asking)), server.outcome(running)] {
+        let (text, is_error) = call;
+        assert!(is_error && text.contains("[ERROR] IMAGE-LOST\nThe Lisp image was killed"), "{text}");
+    }
+    for (call, expected) in
+        [(loading, "Loaded "), (testing, "=> all pass  1 passed, 0 failed, "), (evaluating, "=> (7)")]
+    {
+        let (text, is_error) = outcome(&client.answer(call));
+        assert!(!is_error && text.contains(expected), "{text}");
+    }
 }
 
 trait AssertWorksAfterLoss {

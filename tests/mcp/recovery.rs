@@ -540,7 +540,7 @@ fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
         ),
         ("readiness", r#"(event "\"ready\"")"#),
         ("the end of a replay", r#"(event "{\"restored\":{\"failed\":[[9,\"x\"]]}}")"#),
-        ("a reset for nobody", r#"(event "{\"reset_requested\":{\"job\":1000000,\"notices\":[],\"unbegun\":[]}}")"#),
+        ("a reset for nobody", r#"(event "{\"reset_requested\":{\"job\":1000000,\"notices\":[]}}")"#),
         ("a stuck evaluation", r#"(event "{\"stuck\":{\"outcome\":null,\"why\":\"Unmoved\"}}")"#),
         ("a goodbye", r#"(event "{\"leaving\":{\"status\":3,\"reason\":null}}")"#),
         ("a reason not to serve", r#"(event "{\"leaving\":{\"status\":3,\"reason\":\"reason\"}}")"#),

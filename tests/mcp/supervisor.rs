@@ -544,6 +544,31 @@ fn only_one_call_of_a_batch_replaces_the_image_and_the_others_are_refused() {
     }
 }
 
+/// The answers to a batch are sent together. The expansion crashes the first image, and succeeds in the next image.
+#[test]
+fn deletion_in_a_batch_whose_image_is_lost_is_not_repeated() {
+    let call = |id: i64, name: &str, arguments: Value| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": name, "arguments": arguments}})
+    };
+    let mut server = Server::start();
+    server.initialize("2025-03-26");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "a"}));
+    let crashed = server.home().join("crashed");
+    let crash = format!(
+        "(unless (probe-file {crashed:?}) (open {crashed:?} :direction :output) (sb-posix:kill (sb-posix:getpid) 9))"
+    );
+    let expansion = json!({"form": format!("(macrolet ((m () {crash} 42)) (m))"), "depth": "all"});
+    let deletion = json!({"action": "delete", "name": "a"});
+    server.send(&json!([call(1, "checkpoint", deletion), call(2, "macroexpand", expansion)]));
+    let answers = server.receive().expect("an answer");
+    let of = |id: i64| outcome(answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).unwrap());
+    let (text, is_error) = of(1);
+    assert!(is_error && text.contains("IMAGE-LOST"), "{answers}");
+    assert!(of(2).0.contains("42"), "{answers}");
+    assert!(!call_ok(&mut server, "checkpoint", json!({})).contains("\"a\""));
+}
+
 /// The answers to a batch are sent together, so the reset discards the answer of an evaluation that has ended. A later crash
 /// does not change what the client learns of that evaluation.
 #[test]

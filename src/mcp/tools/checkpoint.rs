@@ -107,6 +107,9 @@ impl ToolSpec for CheckpointTool {
             }
             return handle_with(move |call| restore(call, checkpoint));
         }
+        if let Some(recovery) = &call.context.recovery {
+            recovery.record_begun(call.first_job);
+        }
         checkpoints.delete(&checkpoint).map_err(|error| {
             Fault::Refusal(format!(
                 "The checkpoint {name:?} cannot be \
@@ -269,13 +272,9 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     if let Some(obstacle) = recovery.replacement_obstacle(job) {
         return refuse(call, obstacle);
     }
-    let line = call.line();
     // The next worker answers the call. A cancelled call changes nothing.
-    if call.leave_unanswered()
-        && !recovery.request_restore(job, checkpoint, &session)
-        && let Some(line) = line
-    {
-        recovery.record_waiting(line);
+    if call.leave_unanswered() {
+        recovery.request_restore(job, checkpoint, &session);
     }
 }
 

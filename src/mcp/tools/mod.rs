@@ -134,19 +134,6 @@ impl ToolContext {
         }
     }
 
-    /// Records that a line waits: no call of the line has begun.
-    pub(super) fn record_waiting(&self, line: u64) {
-        if let Some(recovery) = &self.recovery {
-            recovery.record_waiting(line);
-        }
-    }
-
-    /// Records that a line no longer waits, because it is handled now or its client is gone. Returns false if another image
-    /// replaces this one, and handles the line.
-    pub(super) fn stop_waiting(&self, line: u64) -> bool {
-        self.recovery.as_ref().is_none_or(|recovery| recovery.stop_waiting(line))
-    }
-
     /// Returns true once a call has requested another image.
     pub(super) fn is_being_replaced(&self) -> bool {
         self.recovery.as_ref().is_some_and(RecoveryContext::is_being_replaced)
@@ -397,11 +384,9 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
             let progress = recovery.clone();
             call.pending().report_waiting(move || progress.progress());
             let is_slow = request.arguments.as_ref().is_some_and(policy.is_slow);
-            let line = call.line();
-            line.into_iter().for_each(|line| recovery.record_waiting(line));
             recovery.when_replay_ended(is_slow, move |end| {
                 // Another image would handle a whole batch again, of which other calls may have begun.
-                let may_begin = line.is_none_or(|line| call.context.stop_waiting(line));
+                let may_begin = call.line().is_none() || !call.context.is_being_replaced();
                 match end {
                     // The call was cancelled meanwhile.
                     _ if !call.is_awaited() => {}
@@ -434,7 +419,6 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
             let lost = recovery.lost_outcome(&session, call.first_job, evaluates);
             return call.reply(lost);
         }
-        session.number_jobs_from(call.first_job);
     }
     let arguments = arguments.unwrap_or_default();
     let handler = match find_tool(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
@@ -448,7 +432,7 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
         }
     };
     match handler {
-        Ok(handler) => handler(call),
+        Ok(handler) => session.handle_call(call.first_job, || handler(call)),
         Err(fault) => call.refuse(fault),
     }
 }
