@@ -1469,6 +1469,48 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
 }
 
 #[test]
+fn foreign_code_called_by_a_restore_hook_gets_already_booted_from_a_second_boot() {
+    let name = "foreign_code_called_by_a_restore_hook_gets_already_booted_from_a_second_boot";
+    if !is_child(name) {
+        let directory = Directory::new("boots-again");
+        let core = directory.0.join("image.core");
+        run_part_in_child(name, "save", &core);
+        run_part_in_child(name, "boot", &core);
+        return;
+    }
+    let (part, core) = part();
+    if part == "save" {
+        let lisp = Lisp::builder().heap(512 << 20).boot().expect("SBCL boots");
+        lisp.load_str(
+            r#"(defvar *results* '())
+               (defun boot-again ()
+                 (let* ((file (concatenate 'string (sb-ext:posix-getenv "SBCL_TEST_CORE") ".address"))
+                        (address (with-open-file (stream file) (read stream))))
+                   (flet ((call ()
+                            (push (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap address)
+                                                                              (function sb-alien:int)))
+                                  *results*)))
+                     (call)
+                     (sb-thread:join-thread (sb-thread:make-thread #'call)))))
+               (uiop:register-image-restore-hook 'boot-again nil)"#,
+        )
+        .expect("it is loaded");
+        lisp.save(&core).expect("it is saved");
+        return;
+    }
+    extern "C" fn boot_again() -> i32 {
+        let is_refused = |result: Result<Lisp, Error>| matches!(result, Err(Error::Boot(BootError::AlreadyBooted)));
+        i32::from(is_refused(Lisp::get_or_boot()) && is_refused(Lisp::boot()))
+    }
+    let address = boot_again as *const () as usize;
+    std::fs::write(core.with_extension("core.address"), address.to_string()).expect("it is written");
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(Lisp::builder().core(&core).boot()));
+    let lisp = receiver.recv_timeout(Duration::from_secs(60)).expect("the boot ends").expect("it boots");
+    assert_eq!(lisp.eval::<Value>("*results*").expect("a list").to_string(), "(1 1)");
+}
+
+#[test]
 fn save_while_threads_work_runs_no_host_atexit_handler_or_destructor_in_the_copy() {
     let name = "save_while_threads_work_runs_no_host_atexit_handler_or_destructor_in_the_copy";
     if !is_child(name) {
