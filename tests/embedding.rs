@@ -169,6 +169,33 @@ fn arguments_larger_than_the_heap_do_not_kill_the_process() {
 }
 
 #[test]
+fn arguments_larger_than_the_free_pages_of_the_heap_are_a_condition() {
+    let name = "arguments_larger_than_the_free_pages_of_the_heap_are_a_condition";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let size = 512 << 20;
+    let lisp = Lisp::builder().heap(size).control_stack(1 << 30).boot().expect("it boots");
+    lisp.load_str("(defvar *kept* '())").expect("it is loaded");
+    // Each array leaves most of its fifth page empty. Collections do not copy arrays of this size.
+    let code = "(loop repeat 200 do (push (make-array 131088 :element-type '(unsigned-byte 8)) *kept*))
+                (sb-ext:gc)
+                (values (sbcl-host::heap-use) (sb-kernel:dynamic-usage))";
+    let (mut pages, mut objects) = (0, 0);
+    while pages < size / 5 * 3 {
+        (pages, objects) = lisp.eval::<(u64, u64)>(code).expect("two numbers");
+    }
+    assert!(pages - objects > 24 << 20, "{pages} {objects}");
+    // An argument takes 16 bytes in the heap, and a function with &REST arguments may need 48 more. The arguments would have
+    // room if pages had no empty parts.
+    let count = (size - (pages + objects) / 2) / 64;
+    let error = lisp.call::<Value>("car", &vec![1_i64; count as usize]).expect_err("no room").to_string();
+    assert!(error.contains("The heap is nearly used up"), "{error}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
+}
+
+#[test]
 fn reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them() {
     let name = "reading_a_list_as_large_elements_does_not_reserve_memory_for_all_of_them";
     if !is_child(name) {
