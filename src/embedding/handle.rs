@@ -645,6 +645,10 @@ impl Lisp {
     /// Each binding has the name of a variable, with a package prefix if necessary, and the variable's value during the
     /// calls.
     ///
+    /// Do not bind variables of internal packages, which are [unsafe](crate::guide::safety). While a call binds
+    /// `sb-kernel:*gc-inhibit*` to `t`, for example, each thread that needs a garbage collection waits for the end of
+    /// the call, and no time limit ends the call.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let hex = lisp.with_bindings(&[("*print-base*", lisp.value(16)?)])?;
