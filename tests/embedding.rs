@@ -73,6 +73,47 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
     assert!(run_in_child(name).success());
 }
 
+/// A subscriber that sends the value of an evaluation for each event.
+struct EvaluatingSubscriber(mpsc::Sender<String>);
+
+impl tracing::Subscriber for EvaluatingSubscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        let _ = self.0.send(value("(+ 1 2)"));
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn tracing_subscriber_may_evaluate_when_a_record_is_of_unknown_kind() {
+    let name = "tracing_subscriber_may_evaluate_when_a_record_is_of_unknown_kind";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let (sender, receiver) = mpsc::channel();
+    tracing::subscriber::set_global_default(EvaluatingSubscriber(sender.clone())).expect("it is the first");
+    let code = "(progn (sbcl-host::event sbcl-host::*job-id* (sbcl-host::event-code :record) 0 \"no-such-kind\") 7)";
+    std::thread::spawn(move || sender.send(value(code)));
+    let mut values = [(); 2].map(|()| receiver.recv_timeout(Duration::from_secs(60)).expect("the evaluation ends"));
+    values.sort();
+    assert_eq!(values, ["3", "7"]);
+}
+
 /// A stream that boots or finds the image when it is dropped, and reports whether that succeeded.
 struct BootsOnDrop(mpsc::Sender<bool>);
 
