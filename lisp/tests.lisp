@@ -5,9 +5,9 @@
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS"
         "SBCL-HOST/TESTING")
   (:import-from "SB-INT" "ENCAPSULATE")
-  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "*UNDO-QUERY*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
-                 "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES"
-                 "RUN-QUERY")
+  (:import-from "SBCL-HOST" "**THREAD-VARIABLES**" "*ASSUMPTIONS*" "*UNDO-QUERY*" "ASSUMPTION-PROBLEM"
+                 "CALL-WITH-THREAD-VARIABLES" "CHECK-ASSUMPTIONS" "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES"
+                 "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES" "RUN-QUERY" "TAKE-BUFFER" "THREAD-VARIABLES")
   (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
                  "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
                  "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
@@ -34,7 +34,6 @@ first."
     (sb-thread:join-thread
      (sb-thread:make-thread (lambda ()
                               (let ((*events* '())
-                                    (*spare-buffer* nil)
                                     (*thread-output* (make-thread-output)))
                                 (without-interrupts
                                   (allow-with-interrupts
@@ -147,6 +146,18 @@ b| ()) (defvar *changed* 1))"))
                                     do (write-char #\x stream)
                                        (finish-output stream))))
     (expect '(200000 nil) (list (length text) result))))
+
+(define-test threads-do-not-share-a-buffer-that-a-foreign-thread-has-used
+  ;; A foreign thread, like this thread, does not bind **THREAD-VARIABLES**.
+  (bounded-text 10 (lambda (stream) (write-string "text" stream)))
+  (let ((before **thread-variables**))
+    (setf **thread-variables** (thread-variables))
+    (unwind-protect
+         (flet ((buffer ()
+                  (sb-thread:join-thread
+                   (sb-thread:make-thread #'call-with-thread-variables :arguments (list #'take-buffer)))))
+           (expect nil (eq (buffer) (buffer))))
+      (setf **thread-variables** before))))
 
 (define-test standard-output-and-error-output-are-reported-separately
   (let ((result (evaluation-results "(progn (princ :out) (princ :err *error-output*) (terpri) 1)")))

@@ -337,7 +337,9 @@ pub mod safety {
     //! the object with dynamic extent returns.
     //!
     //! Lisp code can be unsafe. Code run by [`eval`](crate::Lisp::eval) or [`load_file`](crate::Lisp::load_file), a
-    //! function called by name, and a booted core can do anything that this process can do, as foreign code can:
+    //! function called by name, a binding of a variable of SBCL's or this crate's internal packages
+    //! ([`with_bindings`](crate::Lisp::with_bindings)), and a booted core can do anything that this process can do, as
+    //! foreign code can:
     //!
     //! ```no_run
     //! # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -73,6 +73,47 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
     assert!(run_in_child(name).success());
 }
 
+/// A subscriber that sends the value of an evaluation for each event.
+struct EvaluatingSubscriber(mpsc::Sender<String>);
+
+impl tracing::Subscriber for EvaluatingSubscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        let _ = self.0.send(value("(+ 1 2)"));
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn tracing_subscriber_may_evaluate_when_a_record_is_of_unknown_kind() {
+    let name = "tracing_subscriber_may_evaluate_when_a_record_is_of_unknown_kind";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let (sender, receiver) = mpsc::channel();
+    tracing::subscriber::set_global_default(EvaluatingSubscriber(sender.clone())).expect("it is the first");
+    let code = "(progn (sbcl-host::event sbcl-host::*job-id* (sbcl-host::event-code :record) 0 \"no-such-kind\") 7)";
+    std::thread::spawn(move || sender.send(value(code)));
+    let mut values = [(); 2].map(|()| receiver.recv_timeout(Duration::from_secs(60)).expect("the evaluation ends"));
+    values.sort();
+    assert_eq!(values, ["3", "7"]);
+}
+
 /// A stream that boots or finds the image when it is dropped, and reports whether that succeeded.
 struct BootsOnDrop(mpsc::Sender<bool>);
 
@@ -165,6 +206,33 @@ fn arguments_larger_than_the_heap_do_not_kill_the_process() {
             assert!(matches!(collected, Ok(()) | Err(Error::Condition(_))), "{collected:?}");
         }
     }
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
+}
+
+#[test]
+fn arguments_larger_than_the_free_pages_of_the_heap_are_a_condition() {
+    let name = "arguments_larger_than_the_free_pages_of_the_heap_are_a_condition";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let size = 512 << 20;
+    let lisp = Lisp::builder().heap(size).control_stack(1 << 30).boot().expect("it boots");
+    lisp.load_str("(defvar *kept* '())").expect("it is loaded");
+    // Each array leaves most of its fifth page empty. Collections do not copy arrays of this size.
+    let code = "(loop repeat 200 do (push (make-array 131088 :element-type '(unsigned-byte 8)) *kept*))
+                (sb-ext:gc)
+                (values (sbcl-host::heap-use) (sb-kernel:dynamic-usage))";
+    let (mut pages, mut objects) = (0, 0);
+    while pages < size / 5 * 3 {
+        (pages, objects) = lisp.eval::<(u64, u64)>(code).expect("two numbers");
+    }
+    assert!(pages - objects > 24 << 20, "{pages} {objects}");
+    // An argument takes 16 bytes in the heap, and a function with &REST arguments may need 48 more. The arguments would have
+    // room if pages had no empty parts.
+    let count = (size - (pages + objects) / 2) / 64;
+    let error = lisp.call::<Value>("car", &vec![1_i64; count as usize]).expect_err("no room").to_string();
+    assert!(error.contains("The heap is nearly used up"), "{error}");
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
 }
 
@@ -1466,6 +1534,48 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
         lisp.eval::<()>("(setf shop:*counter* (let ((n 40)) (lambda () (incf n))))").expect("a value");
         lisp.save(&core).expect("it is saved over the one that it was booted from");
     }
+}
+
+#[test]
+fn foreign_code_called_by_a_restore_hook_gets_already_booted_from_a_second_boot() {
+    let name = "foreign_code_called_by_a_restore_hook_gets_already_booted_from_a_second_boot";
+    if !is_child(name) {
+        let directory = Directory::new("boots-again");
+        let core = directory.0.join("image.core");
+        run_part_in_child(name, "save", &core);
+        run_part_in_child(name, "boot", &core);
+        return;
+    }
+    let (part, core) = part();
+    if part == "save" {
+        let lisp = Lisp::builder().heap(512 << 20).boot().expect("SBCL boots");
+        lisp.load_str(
+            r#"(defvar *results* '())
+               (defun boot-again ()
+                 (let* ((file (concatenate 'string (sb-ext:posix-getenv "SBCL_TEST_CORE") ".address"))
+                        (address (with-open-file (stream file) (read stream))))
+                   (flet ((call ()
+                            (push (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap address)
+                                                                              (function sb-alien:int)))
+                                  *results*)))
+                     (call)
+                     (sb-thread:join-thread (sb-thread:make-thread #'call)))))
+               (uiop:register-image-restore-hook 'boot-again nil)"#,
+        )
+        .expect("it is loaded");
+        lisp.save(&core).expect("it is saved");
+        return;
+    }
+    extern "C" fn boot_again() -> i32 {
+        let is_refused = |result: Result<Lisp, Error>| matches!(result, Err(Error::Boot(BootError::AlreadyBooted)));
+        i32::from(is_refused(Lisp::get_or_boot()) && is_refused(Lisp::boot()))
+    }
+    let address = boot_again as *const () as usize;
+    std::fs::write(core.with_extension("core.address"), address.to_string()).expect("it is written");
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(Lisp::builder().core(&core).boot()));
+    let lisp = receiver.recv_timeout(Duration::from_secs(60)).expect("the boot ends").expect("it boots");
+    assert_eq!(lisp.eval::<Value>("*results*").expect("a list").to_string(), "(1 1)");
 }
 
 #[test]

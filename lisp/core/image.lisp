@@ -19,9 +19,7 @@ systems and packages of the core. All systems and packages that are loaded later
         *compile-verbose* nil
         *compile-print* nil)
   (pushnew 'collect-after-threads sb-ext:*after-gc-hooks*)
-  ;; Each thread begins with the global values of these variables, so threads would share a buffer that the build has used.
-  (setf *spare-buffer* nil
-        **thread-variables** (thread-variables))
+  (setf **thread-variables** (thread-variables))
   (install-patches))
 
 (defun hide-packages ()

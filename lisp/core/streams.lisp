@@ -27,14 +27,6 @@
   "The number of the job that this thread works for, or 0. A thread that an evaluation starts inherits the number, unless
 the thread is ephemeral, as a timer's thread is.")
 
-(defvar *spare-buffer* nil
-  "A buffer, allocated earlier, that this thread's next text stream can use; or NIL.")
-
-(declaim (inline take-buffer))
-(defun take-buffer ()
-  "Return this thread's spare buffer, or a new one."
-  (the text (or (shiftf *spare-buffer* nil) (make-string +buffer-size+))))
-
 (declaim (inline column-after))
 (defun column-after (column string start end)
   "Return the column that output reaches when the characters of STRING from START below END are written from COLUMN on."
@@ -56,11 +48,14 @@ so their output is pushed in the order in which it was printed."
   ;; The octets of a character that WRITE-BYTE has written only in part, newest first.
   (octets '() :type list)
   ;; The column of each standard stream, indexed by STANDARD-STREAM-COLUMN-INDEX.
-  (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2))))
+  (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2)))
+  ;; A buffer, allocated earlier, that this thread's next text stream can use; or NIL.
+  (spare-buffer nil :type (or null text)))
 
 (declaim (type (or null thread-output) *thread-output*))
 (defvar *thread-output* nil
-  "The THREAD-OUTPUT of this thread, or NIL. Without a THREAD-OUTPUT, the output of the thread is not buffered.")
+  "The THREAD-OUTPUT of this thread, or NIL. Without a THREAD-OUTPUT, the output of the thread is not buffered. The global
+value must be NIL: new threads begin with the global value, and foreign threads use it.")
 
 (defstruct (standard-stream (:include sb-kernel:ansi-stream
                              (cout #'print-character)
@@ -328,6 +323,13 @@ the file."
 
 ;;; Text streams
 
+(declaim (inline take-buffer))
+(defun take-buffer ()
+  "Return this thread's spare buffer, or a new one."
+  (let ((output *thread-output*))
+    (the text (or (and output (shiftf (thread-output-spare-buffer output) nil))
+                  (make-string +buffer-size+)))))
+
 (defstruct (text-stream (:include sb-kernel:ansi-stream
                          (cout #'send-character)
                          (sout #'send-string)
@@ -369,7 +371,10 @@ wants no more text, throw to ENOUGH."
 (defun finish-text-stream (stream)
   "Push the buffered text of STREAM, and make its buffer the spare buffer of this thread."
   (flush-text-stream stream)
-  (shiftf *spare-buffer* (text-stream-buffer stream) nil))
+  (let ((buffer (shiftf (text-stream-buffer stream) nil))
+        (output *thread-output*))
+    (when output
+      (setf (thread-output-spare-buffer output) buffer))))
 
 (defun send-character (stream character)
   "Implement WRITE-CHAR for text streams."

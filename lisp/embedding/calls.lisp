@@ -86,6 +86,10 @@ recursively."
   (when (< (control-stack-room) (+ +program-stack-bytes+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 
+(defconstant +few-arguments+ 10000
+  "The number of arguments below which CHECK-ROOM-FOR-ARGUMENTS does not count the pages of the heap, which would take longer
+than the call.")
+
 (defun check-room-for-arguments (arguments)
   "Signal that the control stack is exhausted, or the heap nearly so, if a call with the list ARGUMENTS would exhaust it.
 Arguments that a caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip the
@@ -94,7 +98,7 @@ without a garbage collection, and if there is no room for it, or the next collec
 ARGUMENTS, SBCL ends the process."
   (let* ((count (length arguments))
          (list-bytes (* 16 count))
-         (used (sb-kernel:dynamic-usage))
+         (used (if (< count +few-arguments+) (sb-kernel:dynamic-usage) (heap-use)))
          (size (sb-ext:dynamic-space-size)))
     (check-stack-room (* 64 count))
     (when (> (+ used (* 3 list-bytes)) size)

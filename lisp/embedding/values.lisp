@@ -206,6 +206,10 @@ levels are written as handles."
   "A flag that is added to a depth to make a shape. With this flag, each object below the depth is written as a handle, so
 that the program can return the identical object. NIL, T, fixnums, floats and characters are never written as handles.")
 
+(defconstant +truth+ 512
+  "A flag that is added to a depth to make a shape. With this flag, each object below the depth is written as T unless it is
+NIL, a fixnum, a float or a character: the program only wants to know whether the object is NIL.")
+
 (declaim (inline token-word))
 (defun token-word (tag &optional (number 0))
   "Return the first word of a token with TAG and NUMBER. The meaning of NUMBER depends on TAG."
@@ -405,8 +409,8 @@ written into *MESSAGE-BUFFER*. An interruption that unwinds leaves an unfinished
       (put-object buffer object shape)))
 
 (defun put-object (buffer object shape)
-  "Write OBJECT into BUFFER in SHAPE, which is a depth with or without the flag +OPAQUE+. NIL, T, fixnums, floats and
-characters are written in full whatever the shape."
+  "Write OBJECT into BUFFER in SHAPE, which is a depth, possibly with one of the flags +OPAQUE+ and +TRUTH+. NIL, T, fixnums,
+floats and characters are written in full whatever the shape."
   (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
   (typecase object
     (fixnum (put-integer buffer object))
@@ -421,6 +425,7 @@ characters are written in full whatever the shape."
     (t
      (allow-interruption)
      (cond ((eql shape +opaque+) (put-handle buffer object))
+           ((eql shape +truth+) (put-word buffer (token-word (tag-number :true))))
            ((numberp object) (put-number buffer object))
            ((symbolp object) (put-symbol buffer object))
            ((stringp object) (put-string buffer object))

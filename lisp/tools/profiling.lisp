@@ -161,20 +161,20 @@ STACKS is true, the stacks for a flame graph."
   "Convert the raw data of the profiler, which must have stopped, to samples, and store them in SB-SPROF:*SAMPLES*."
   (setf (sb-sprof::samples-vector sb-sprof::*samples*) (values (sb-sprof::convert-raw-data))))
 
-(define-operation :profile (evaluate &key mode top stacks)
-  "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". Push the TOP functions with the
-most samples and, if STACKS is true, the stacks for a flame graph."
-  (when sb-sprof::*profiling*
-    (error "SB-SPROF is already profiling, in mode ~S. If another evaluation profiles, wait until the evaluation has ended. ~
-            Otherwise, stop the profiler: (sb-sprof:stop-profiling)"
-           sb-sprof::*profiling*))
+(defglobal **profiling-lock** (sb-thread:make-mutex :name "profiling")
+  "The lock that an operation :PROFILE holds until it has reported its samples, because SB-SPROF has samples of one profile
+only.")
+
+(defun call-with-profiling (function mode top stacks)
+  "Call FUNCTION under the profiler and return its values. Push the profile. MODE, TOP and STACKS are as in :PROFILE."
+  (declare (type function function))
   (let ((users sb-sprof::*samples*)
         (begun (monotonic-milliseconds)))
     (unwind-protect
          (progn
            (sb-sprof:start-profiling :mode (cond ((string= mode "alloc") :alloc) ((string= mode "time") :time) (t :cpu))
                                      :threads :all)
-           (evaluate))
+           (funcall function))
       (let ((milliseconds (round (- (monotonic-milliseconds) begun))))
         (unwind-protect
              (progn
@@ -183,3 +183,14 @@ most samples and, if STACKS is true, the stacks for a flame graph."
                  (collect-samples)
                  (push-profile mode top stacks milliseconds)))
           (setf sb-sprof::*samples* users))))))
+
+(define-operation :profile (evaluate &key mode top stacks)
+  "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". Push the TOP functions with the
+most samples and, if STACKS is true, the stacks for a flame graph."
+  (block profile
+    (sb-thread:with-mutex (**profiling-lock** :wait-p nil)
+      (unless sb-sprof::*profiling*
+        (return-from profile (call-with-profiling #'evaluate mode top stacks))))
+    (error "SB-SPROF is already profiling~@[, in mode ~S~]. If another evaluation profiles, wait until the evaluation has ~
+            ended. Otherwise, stop the profiler: (sb-sprof:stop-profiling)"
+           sb-sprof::*profiling*)))

@@ -209,7 +209,8 @@ in the foreground."
                                    (and (typep traced '(cons (member flet labels)))
                                         (eq (second traced) (second name))
                                         (equal (fourth traced) (fourth name))))
-                                 (loop for traced being the hash-keys of sb-debug::*traced-funs* collect traced))
+                                 (sb-ext:with-locked-hash-table (sb-debug::*traced-funs*)
+                                   (loop for traced being the hash-keys of sb-debug::*traced-funs* collect traced)))
                         "while TRACE traces it"))))
     (when reason
       (error "~S cannot be traced ~A: SBCL traces local functions by breakpoints, which work for one thread and one tracer ~

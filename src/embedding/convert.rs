@@ -93,7 +93,7 @@ const MAX_FETCH_DEPTH: u32 = 10_000;
 /// Unless the shape is opaque, numbers, characters, strings, symbols and vectors of octets are written at any depth.
 /// Other vectors, lists and hash tables become handles below this depth. All other objects, such as instances and
 /// functions, become handles at any depth. If the shape is opaque, every object below the depth becomes a handle,
-/// except `nil`, `t`, fixnums, floats and characters.
+/// except `nil`, `t`, fixnums, floats and characters. In the shape of `bool` and `()`, such an object becomes `t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
@@ -103,6 +103,8 @@ impl Shape {
     pub const ATOM: Self = Self(0);
     /// The shape of a handle: the object itself is not written out.
     pub const OPAQUE: Self = Self(256);
+    /// The shape of an object of which only matters whether the object is `nil`.
+    const TRUTH: Self = Self(512);
     /// The largest depth that Lisp writes.
     pub const DEEP: Self = Self(255);
 
@@ -117,12 +119,15 @@ impl Shape {
     /// fetched.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
-        let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
-        match (self.0 & 256 != 0, other.0 & 256 != 0) {
-            (true, false) => self,
+        // `t` stands for the object only if both types read nothing else.
+        let lost = if self.0 & other.0 & Self::TRUTH.0 == 0 { Self::TRUTH.0 } else { 0 };
+        let (one, other) = (Self(self.0 & !lost), Self(other.0 & !lost));
+        let deeper = if one.0 & 255 > other.0 & 255 { one } else { other };
+        match (one.0 & 256 != 0, other.0 & 256 != 0) {
+            (true, false) => one,
             (false, true) => other,
-            (true, true) if deeper.0 == self.0 => other,
-            (true, true) => self,
+            (true, true) if deeper.0 == one.0 => other,
+            (true, true) => one,
             (false, false) => deeper,
         }
     }
@@ -180,8 +185,9 @@ impl<'m> Reader<'m> {
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
-        // For a type of the shape OPAQUE, the handle is the object. Other types read what the handle refers to.
-        if T::SHAPE != Shape::OPAQUE && self.message.is_at_handle() {
+        // For a type of the shape OPAQUE, the handle is the object. For a type of the shape TRUTH, the handle suffices: its
+        // object is not NIL. Other types read what the handle refers to.
+        if !matches!(T::SHAPE, Shape::OPAQUE | Shape::TRUTH) && self.message.is_at_handle() {
             return self.read_or_skip(|reader| reader.fetch(T::SHAPE, T::from_lisp));
         }
         self.read_or_skip(T::from_lisp)
@@ -873,7 +879,7 @@ impl IntoLisp for f32 {
 }
 
 impl FromLisp for bool {
-    const SHAPE: Shape = Shape::ATOM;
+    const SHAPE: Shape = Shape::TRUTH;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value = !reader.is_at_nil();
@@ -946,7 +952,7 @@ impl IntoLisp for String {
 }
 
 impl FromLisp for () {
-    const SHAPE: Shape = Shape::ATOM;
+    const SHAPE: Shape = Shape::TRUTH;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         reader.skip();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::convert::{Arguments, FromLisp, IntoLisp, Symbol};
 use super::define::{self, HostFunction};
@@ -20,6 +20,7 @@ use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::error::BootError;
+use crate::image::signals::is_lisp_thread;
 use crate::os::panics::PanicSafeDrop;
 use crate::session::Session;
 
@@ -50,6 +51,12 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 
 /// A lock held while an image is being booted.
 static BOOT_LOCK: Mutex<()> = Mutex::new(());
+
+/// Locks [`BOOT_LOCK`]. On a Lisp thread, returns `None`: no image can be booted there, and a boot in progress may be
+/// waiting for the code that this thread runs.
+fn lock_boot() -> Option<MutexGuard<'static, ()>> {
+    (!is_lisp_thread()).then(|| BOOT_LOCK.lock())
+}
 
 /// A builder that sets the options of an image and boots the image.
 ///
@@ -260,7 +267,7 @@ impl Builder {
     /// runtime or the preparation of the image fails, each further boot fails with
     /// [`BootFailed`](crate::BootError::BootFailed).
     pub fn boot(mut self) -> Result<Lisp, Error> {
-        let booting = BOOT_LOCK.lock();
+        let booting = lock_boot();
         let booted = self.boot_with_lock_held();
         // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the
         // image.
@@ -268,7 +275,7 @@ impl Builder {
         booted
     }
 
-    /// Boots the image; the caller holds [`BOOT_LOCK`].
+    /// Boots the image; the caller has called [`lock_boot`].
     fn boot_with_lock_held(&mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take().map(|path| (std::fs::metadata(&path), path)) {
             None => None,
@@ -331,9 +338,10 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Builder::boot`], for example if [`Session::start`] booted the image.
+    /// Returns the errors of [`Builder::boot`], for example if [`Session::start`] booted the image, or if Lisp code that
+    /// runs during the boot, such as a hook of a saved core, calls this function by way of foreign code.
     pub fn get_or_boot() -> Result<Self, Error> {
-        let _booting = BOOT_LOCK.lock();
+        let _booting = lock_boot();
         match LISP.get() {
             Some(lisp) => Ok(lisp.clone()),
             None => Self::builder().boot_with_lock_held(),
@@ -636,6 +644,10 @@ impl Lisp {
     ///
     /// Each binding has the name of a variable, with a package prefix if necessary, and the variable's value during the
     /// calls.
+    ///
+    /// Do not bind variables of internal packages, which are [unsafe](crate::guide::safety). While a call binds
+    /// `sb-kernel:*gc-inhibit*` to `t`, for example, each thread that needs a garbage collection waits for the end of
+    /// the call, and no time limit ends the call.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

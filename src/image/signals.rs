@@ -192,6 +192,14 @@ impl BootPhase {
     }
 }
 
+/// Returns true if this thread is a Lisp thread.
+pub(crate) fn is_lisp_thread() -> bool {
+    // SAFETY: a published table is never freed, and the function of the shim has no preconditions.
+    unsafe {
+        HANDLER_TABLE.load(Ordering::Acquire).as_ref().is_some_and(|table| (table.functions.is_lisp_thread)() != 0)
+    }
+}
+
 /// Intercepts the action that SBCL would install for `signal`. Returns 1 if SBCL must not install it: either the filter has
 /// been installed, and will call SBCL's handler, or the signal is one of [`HOST_SIGNALS`] and SBCL is booting. Returns 0
 /// otherwise. Without the filter, a handler of SBCL's would block signals permanently on threads of the host.

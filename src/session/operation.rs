@@ -6,6 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use super::events::{ClippedBuffer, JobEnd, clip_name, first_chars};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
+use crate::os::helper_threads;
 use crate::outcome::{FieldValue, LoadProgress, Loading, Omitted, Record, System, of_kind};
 
 /// The maximum number of records in one answer, and the maximum size of these records together, in bytes. Operations
@@ -136,9 +137,10 @@ impl RecordsBuilder {
                     let kind = record_name(kind);
                     match Record::empty(&kind) {
                         Some(record) => self.records.push(record),
-                        None => {
+                        // The scheduler's lock is held here, and a subscriber may call the session.
+                        None => helper_threads::run(move || {
                             tracing::error!("Lisp reported a record of unknown kind {kind:?}: please report this bug");
-                        }
+                        }),
                     }
                 }
             }

@@ -209,6 +209,23 @@ fn conversion_error_cuts_off_the_text_of_the_found_object() {
 }
 
 #[test]
+fn bool_and_unit_are_read_without_a_copy_of_the_object() {
+    let lisp = lisp();
+    // A message has no room for so many characters.
+    let huge: Value = lisp.eval("(make-string (expt 2 28) :element-type 'base-char)").unwrap();
+    assert!(huge.to::<String>().unwrap_err().to_string().contains("too large to be converted"));
+    assert!(huge.to::<bool>().unwrap());
+    assert_eq!(huge.to::<Option<()>>().unwrap(), Some(()));
+    lisp.call::<()>("identity", (&huge,)).unwrap();
+    assert_eq!(lisp.call::<Vec<bool>>("list", (&huge, false, 0)).unwrap(), [true, false, true]);
+    assert_eq!(lisp.call::<(bool, bool)>("values", (false, &huge)).unwrap(), (false, true));
+    let read: (bool, Value) = lisp.call("values", (&huge, &huge)).unwrap();
+    assert!(read.0 && read.1.eql(&huge).unwrap());
+    lisp.define("host:is-true", "Whether OBJECT is true.", |object: bool| object).unwrap();
+    assert!(lisp.call::<bool>("host:is-true", (&huge,)).unwrap());
+}
+
+#[test]
 fn failed_conversion_keeps_no_objects_alive() {
     let lisp = lisp();
     lisp.define("host:count-lists", "How many lists.", |lists: Vec<Vec<Value>>| lists.len()).unwrap();

@@ -542,6 +542,31 @@ fn profiling_stops_after_errors_and_timeouts() {
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
 }
 
+/// SB-SPROF has the samples of one profile only.
+#[test]
+fn profile_is_refused_while_another_evaluation_reports_its_samples() {
+    let mut server = Server::ready();
+    let code = "(defvar *reporting* nil)
+                (defvar *proceed* nil)
+                (sb-ext:without-package-locks
+                  (sb-int:encapsulate (find-symbol \"PUSH-PROFILE\" \"SBCL-HOST/TOOLS\") 'wait
+                                      (lambda (push &rest arguments)
+                                        (setf *reporting* t)
+                                        (loop until *proceed* do (sleep 0.01))
+                                        (apply push arguments))))";
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code}));
+    let text = call_ok(&mut server, "profile", json!({"code": ":first", "background": true}));
+    assert_eq!(text, "Evaluation 2 continues in the background.");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(loop until *reporting* do (sleep 0.01))"}));
+    let text = call_err(&mut server, "profile", json!({"code": ":second"}));
+    assert!(text.contains("SB-SPROF is already profiling. If another evaluation profiles, wait"), "{text}");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(setf *proceed* t)"}));
+    let text = call_ok(&mut server, "check-evaluation", json!({"id": 2, "wait": 25}));
+    assert!(text.ends_with("=> :FIRST"), "{text}");
+    let text = call_ok(&mut server, "profile", json!({"code": ":third"}));
+    assert!(text.ends_with("=> :THIRD"), "{text}");
+}
+
 /// SB-SPROF signals all threads that SBCL counts as running.
 #[test]
 fn every_thread_that_sbcl_counts_as_running_exists() {
