@@ -139,6 +139,24 @@ b| ()) (defvar *changed* 1))"))
     (expect 60206 (length (bounded-prin1-text huge 60206))))
   (expect "1000…" (bounded-prin1-text (expt 10 1000) 4)))
 
+(defstruct endless-object
+  "An object whose print method does not end.")
+
+(defmethod print-object ((object endless-object) stream)
+  (write-string "begun" stream)
+  (loop (sleep 0.01)))
+
+(define-test values-that-take-too-long-to-print-leave-time-for-the-next-value
+  (with-value-time-limits ()
+    (loop repeat 3
+          do (expect "#<unprintable SBCL-HOST/TESTS::ENDLESS-OBJECT: printing took too long>"
+                     (bounded-prin1-text (make-endless-object) 100)))
+    (expect "(1 2)" (bounded-prin1-text '(1 2) 100))
+    (expect "(#<unprintable SBCL-HOST/TESTS::ENDLESS-OBJECT: printing took too long>"
+            (bounded-text 100 (lambda (stream)
+                                (write-char #\( stream)
+                                (print-argument (make-endless-object) stream))))))
+
 (define-test a-text-of-very-many-parts-is-returned-whole
   (multiple-value-bind (text result)
       (bounded-text 1000000 (lambda (stream)

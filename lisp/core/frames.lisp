@@ -507,17 +507,15 @@ the structure stay valid when FRAME no longer exists."
   "Print ARGUMENT, an argument of a call, to STREAM."
   (typecase argument
     (sb-kernel:lexenv (write-string (if (empty-lexenv-p argument) "#<NULL-LEXENV>" "#<LEXENV>") stream))
-    ;; No user-defined method prints these types, so printing them cannot fail.
-    ((or symbol number character) (prin1 argument stream))
+    ;; No user-defined method prints these types, so printing them neither fails nor takes long.
+    ((or symbol fixnum float character) (prin1 argument stream))
     (t
      (let ((fill (text-stream-fill stream)))
-       (guarded (prin1 argument stream)
+       (guarded (prin1-in-time argument stream)
            (failure)
          ;; Remove the incomplete output if it is still in the buffer.
          (setf (text-stream-fill stream) (min fill (text-stream-fill stream)))
-         (write-string "#<unprintable " stream)
-         (write-string (type-name-text (class-name-of argument)) stream)
-         (write-string ">" stream))))))
+         (write-string (unprintable-text argument failure) stream))))))
 
 (defun push-reported-frame (call)
   "Push CALL, the description of a frame: the text of the call, the machinery, the source location and the local variables."

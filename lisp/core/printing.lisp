@@ -131,6 +131,58 @@ of the text."
                     (incf start (length part)))))
             result)))
 
+;;; Time limits for values
+
+(defun call-with-time-limit (seconds function)
+  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL."
+  (declare (type function function))
+  (let* ((tag (list nil))
+         (running t)
+         ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
+         ;; then finds that RUNNING is NIL.
+         (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
+                                   :thread sb-thread:*current-thread*)))
+    (catch tag
+      (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
+                             (funcall function))
+        (setf running nil)
+        (sb-ext:unschedule-timer timer)))))
+
+(defconstant +values-time-limit+ 6
+  "The time limit, in seconds, for printing all values of an inspection. The host's time limit for the inspection is higher.")
+
+(defvar *value-time* nil
+  "The number of seconds that this inspection may still spend on printing values; NIL while values may take any time.")
+
+(defmacro with-value-time-limits (() &body body)
+  "Evaluate BODY, an inspection. A value that takes too long to print is replaced by a text that says so, because a user's
+print method might never return."
+  `(let ((*value-time* +values-time-limit+))
+     ,@body))
+
+(define-condition printing-timeout (error)
+  ()
+  (:documentation "The error that is signalled when a value takes too long to print.")
+  (:report "Printing took too long."))
+
+(defun prin1-in-time (object stream)
+  "Print OBJECT to STREAM as PRIN1 does. Within WITH-VALUE-TIME-LIMITS, signal PRINTING-TIMEOUT if this takes more than a
+twelfth of the time that is left, at first half a second. So some time is left for the next value, however many values take
+too long."
+  (if (null *value-time*)
+      (prin1 object stream)
+      (let ((begin (get-internal-real-time)))
+        (unwind-protect (unless (call-with-time-limit (/ *value-time* 12) (lambda () (prin1 object stream) t))
+                          (error 'printing-timeout))
+          (setf *value-time* (max 0 (- *value-time*
+                                       (/ (- (get-internal-real-time) begin) internal-time-units-per-second))))))))
+
+(defun unprintable-text (object &optional failure)
+  "Return the text that stands for OBJECT, which cannot be printed. FAILURE is the condition that printing it signalled, or
+NIL if the condition is not known."
+  (format nil "#<unprintable ~A~:[~;: printing took too long~]>"
+          (type-name-text (class-name-of object)) (typep failure 'printing-timeout)))
+
 (defconstant +max-cut-integer-bits+ 100000
   "Maximum number of bits of an integer whose digits are computed although not all of them are returned. The time grows with
 the square of the number of bits: for as many, it is some 10 ms.")
@@ -143,14 +195,14 @@ signalled a condition, return the condition as the second value."
            ;; A decimal digit has less than four bits.
            (> (integer-length object) (max +max-cut-integer-bits+ (* 4 limit))))
       (format nil "#<~:[positive~;negative~] integer of ~D bits>" (minusp object) (integer-length object))
-      (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
+      (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1-in-time object stream)))
         (cond ((null result) text)
               ((eq result :enough) (concatenate 'string text "…"))
-              (t (values (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))) result))))))
+              (t (values (unprintable-text object result) result))))))
 
 (defun push-unprintable (kind object)
   "Push, as an event of KIND, a text that stands for OBJECT, which cannot be printed."
-  (event *job-id* kind 0 (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
+  (event *job-id* kind 0 (unprintable-text object)))
 
 (defun atomic-p (object)
   "Return true when OBJECT prints without printing other objects, so that it cannot contain circles."

@@ -607,13 +607,16 @@ names. If WITH-SOURCE is true, include the source text of definitions."
 
 (define-job :definitions (job)
   "List the session's definitions."
-  (run-guarded-inspection (lambda () (push-definitions (job-flags job) (job-argument job) (job-name job)))))
+  (run-guarded-inspection (lambda ()
+                            (with-value-time-limits ()
+                              (push-definitions (job-flags job) (job-argument job) (job-name job))))))
 
 (define-job :describe (job)
   "Describe a symbol or a package."
   (run-guarded-inspection (lambda ()
-                            (push-description (job-text job) (job-name job)
-                                              (logtest +describe-source+ (job-flags job))))))
+                            (with-value-time-limits ()
+                              (push-description (job-text job) (job-name job)
+                                                (logtest +describe-source+ (job-flags job)))))))
 
 ;;; Preparing the core
 

@@ -6,7 +6,7 @@
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX")
   (:export
    ;; Exports of signalled-errors.lisp:
-   "+CAPTURE-TIME-LIMIT+" "+REPORT-TIME-LIMIT+" "CALL-WITH-SIGNAL-OBSERVER" "CALL-WITH-TIME-LIMIT" "PUSH-BOUNDED-REPORT"
+   "+CAPTURE-TIME-LIMIT+" "+REPORT-TIME-LIMIT+" "CALL-WITH-SIGNAL-OBSERVER" "PUSH-BOUNDED-REPORT"
    ;; Exports of inspection.lisp:
    "LAMBDA-LIST-OF" "LOCATE-SYMBOL" "NOT-FOUND-TEXT" "PRINT-LAMBDA-LIST"
    ;; Exports of hints.lisp:

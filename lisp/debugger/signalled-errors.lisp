@@ -49,21 +49,6 @@ call OBSERVER at once. Errors in OBSERVER are discarded."
   (let ((*signal-observer* observer))
     (funcall function)))
 
-(defun call-with-time-limit (seconds function)
-  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL."
-  (declare (type function function))
-  (let* ((tag (list nil))
-         (running t)
-         ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
-         ;; then finds that RUNNING is NIL.
-         (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
-                                   :thread sb-thread:*current-thread*)))
-    (catch tag
-      (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
-                             (funcall function))
-        (setf running nil)
-        (sb-ext:unschedule-timer timer)))))
-
 ;;; The code location of a signal
 
 (defun signalling-location (hook)

@@ -241,6 +241,14 @@ impl Job {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text<'a>(pub(super) &'a [AtomicU32]);
 
+#[cfg(test)]
+impl<'a> Text<'a> {
+    /// Creates a text from code points.
+    pub(crate) fn new(characters: &'a [AtomicU32]) -> Self {
+        Self(characters)
+    }
+}
+
 impl Text<'_> {
     /// Returns the number of characters.
     pub(crate) fn len(self) -> usize {

@@ -20,6 +20,10 @@ use crate::outcome::{
     SymbolDescription, of_kind,
 };
 
+/// The notice that an outcome so far lacks output.
+const OUTPUT_INCOMPLETE: &str = "The end of the output is missing here: the evaluated code ended while its output was \
+    being copied.";
+
 /// The identity of a submitted evaluation, of a request about a held evaluation, or of an inspection, for
 /// [`Session::cancel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -325,9 +329,11 @@ impl Session {
             observer.job_ended(id.0);
             observer.evaluation_detached(running.evaluation);
         }
-        let mut outcome = outcome_so_far(&mut scheduler, id);
+        let (mut outcome, is_complete) = outcome_so_far(&mut scheduler, id);
         self.inner.unlock_and_notify(scheduler);
-        self.inner.copy_output(id, &mut outcome);
+        if !is_complete {
+            self.inner.copy_rest_of_output(id, &mut outcome);
+        }
         self.connection.state().move_pending_to(&mut outcome);
         Some(outcome)
     }
@@ -336,8 +342,10 @@ impl Session {
     /// answer into this outcome.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
-        let mut outcome = outcome_so_far(&mut self.inner.scheduler.lock(), id);
-        self.inner.copy_output(id, &mut outcome);
+        let (mut outcome, is_complete) = outcome_so_far(&mut self.inner.scheduler.lock(), id);
+        if !is_complete {
+            self.inner.copy_rest_of_output(id, &mut outcome);
+        }
         self.connection.state().move_pending_to(&mut outcome);
         outcome
     }
@@ -527,21 +535,33 @@ fn refusal(kind: &str, reason: &str) -> Arc<Outcome> {
 
 impl Inner {
     /// Adds to an outcome so far the rest of the output of its evaluation, in parts: copying a large output takes time, so
-    /// the lock is released in between. If the evaluation ends meanwhile, the rest is left out.
-    fn copy_output(&self, id: JobId, outcome: &mut Outcome) {
-        loop {
+    /// the lock is released in between. If the evaluation ends meanwhile, takes the output from its kept outcome, or adds a
+    /// notice that the end of the output is missing.
+    fn copy_rest_of_output(&self, id: JobId, outcome: &mut Outcome) {
+        let kept = loop {
             let mut scheduler = self.scheduler.lock();
-            let builder = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
-            if builder.is_none_or(|builder| builder.copy_output(outcome)) {
-                return;
+            match scheduler.find(id.0).and_then(|running| running.activity.outcome_builder()) {
+                Some(builder) if builder.copy_output(outcome) => return,
+                Some(_) => {}
+                None => break scheduler.evaluations.outcome(outcome.evaluation),
+            }
+        };
+        match kept {
+            Some(kept) => {
+                (outcome.stdout, outcome.stderr) = (kept.stdout.clone(), kept.stderr.clone());
+                (outcome.turns, outcome.printed_before) = (kept.turns.clone(), kept.printed_before);
+            }
+            None => {
+                outcome.kept = false;
+                outcome.notices.push(OUTPUT_INCOMPLETE.to_owned());
             }
         }
     }
 }
 
-/// Returns the outcome so far of an evaluation, with the beginning of its output. The outcome is empty while the evaluation
-/// does not run.
-fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
+/// Returns the outcome so far of an evaluation, with the beginning of its output, and true if this is all output so far. The
+/// outcome is empty while the evaluation does not run.
+fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> (Outcome, bool) {
     let number = scheduler.evaluations.find_by_job(id.0).unwrap_or(0);
     let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
     running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far)
@@ -565,5 +585,51 @@ fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
     match crate::os::busy_poll::poll_briefly(20, || receiver.try_recv().ok()) {
         Some(value) => value,
         None => receiver.recv().expect("every job is answered"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::image::{Event, Host, Text};
+
+    /// The number of characters that are printed at once.
+    const PRINTED_AT_ONCE: usize = 1 << 20;
+
+    /// Returns the outcome so far of an evaluation that prints `mebibytes` MiB, and ends after the first part of its output
+    /// has been copied.
+    fn outcome_of_evaluation_that_ends_meanwhile(mebibytes: usize) -> Outcome {
+        let inner = Arc::new(Inner::new(Limits { max_output: 64 << 20, ..Limits::default() }));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let evaluation = Evaluation { background: Background::Later, ..Evaluation::new("(print-much)") };
+        let id = session.submit(evaluation, drop);
+        inner.next_job(Lane::Evaluation, 1, None).expect("a job");
+        let characters: Vec<_> =
+            std::iter::repeat_with(|| AtomicU32::new(u32::from('x'))).take(PRINTED_AT_ONCE).collect();
+        for _ in 0..mebibytes {
+            inner.event(id.0, false, Event::Stdout(Text::new(&characters)));
+        }
+        let (mut outcome, is_complete) = outcome_so_far(&mut inner.scheduler.lock(), id);
+        assert!(!is_complete, "all output was copied at once");
+        inner.event(id.0, false, Event::Done { success: true });
+        inner.copy_rest_of_output(id, &mut outcome);
+        outcome
+    }
+
+    #[test]
+    fn output_so_far_is_complete_although_the_evaluation_ends_while_it_is_copied() {
+        let outcome = outcome_of_evaluation_that_ends_meanwhile(7);
+        assert_eq!(outcome.printed().len(), 7 * PRINTED_AT_ONCE);
+        assert!(outcome.in_background && outcome.notices.is_empty(), "{:?}", outcome.notices);
+    }
+
+    /// The outcome of the evaluation is too large to be kept.
+    #[test]
+    fn output_so_far_says_that_its_end_is_missing() {
+        let outcome = outcome_of_evaluation_that_ends_meanwhile(17);
+        assert!(outcome.stdout.text.len() < 17 * PRINTED_AT_ONCE);
+        assert_eq!(outcome.notices, [OUTPUT_INCOMPLETE]);
     }
 }

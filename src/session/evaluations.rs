@@ -222,8 +222,8 @@ impl Evaluations {
         self.entries.get(self.jobs.get(&job)?).map(|entry| entry.connection.clone())
     }
 
-    /// Returns the outcome of a held evaluation.
-    pub(super) fn held_outcome(&self, id: u64) -> Option<Arc<Outcome>> {
+    /// Returns the kept outcome of an evaluation: at its end or, if the evaluation has not ended, at its last hold.
+    pub(super) fn outcome(&self, id: u64) -> Option<Arc<Outcome>> {
         self.get(id).ok()?.outcome.clone()
     }
 
@@ -348,7 +348,7 @@ impl Session {
                     }
                 }
                 // If the evaluation was held and resumed meanwhile, `before` has the output that was copied.
-                _ => so_far = Some(builder.outcome_so_far()),
+                _ => so_far = Some(builder.outcome_so_far().0),
             }
         };
         // Combining the texts takes time, so the lock is not held meanwhile.

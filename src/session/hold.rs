@@ -82,7 +82,7 @@ impl Session {
                     .to_owned(),
             );
         }
-        let Some(outcome) = scheduler.evaluations.held_outcome(wanted) else {
+        let Some(outcome) = scheduler.evaluations.outcome(wanted) else {
             return refused(format!("Evaluation {wanted} cannot be taken over: its error was too large to keep."));
         };
         let until = std::time::Instant::now().checked_add(inner.limits.lock().hold);
@@ -131,7 +131,7 @@ impl Session {
     #[must_use]
     pub fn held_error(&self) -> Option<Arc<ErrorRecord>> {
         let evaluation = self.held_evaluation()?;
-        let outcome = self.inner.scheduler.lock().evaluations.held_outcome(evaluation);
+        let outcome = self.inner.scheduler.lock().evaluations.outcome(evaluation);
         let held = outcome.and_then(|outcome| outcome.result.as_ref().err().cloned());
         held.or_else(|| self.last_error().filter(|error| error.evaluation == evaluation))
     }

@@ -814,7 +814,7 @@ impl SchedulerState {
 
     /// Returns the hold of a connection whose evaluation failed with `error`, even if a job works on the hold.
     pub(super) fn hold_of_error(&mut self, connection: u64, error: &ErrorRecord) -> Option<&mut Hold> {
-        let held = self.evaluations.held_outcome(error.evaluation);
+        let held = self.evaluations.outcome(error.evaluation);
         let is_same = |held: &Outcome| held.result.as_ref().is_err_and(|last| last.id == error.id);
         // An outcome that was too large to keep cannot be compared.
         held.is_none_or(|held| is_same(&held)).then_some(())?;

@@ -142,6 +142,31 @@ fn unprintable_long_or_circular_value_does_not_break_list_definitions() {
     assert!(found.iter().all(|text| !text.contains('\n') && text.chars().count() < 1_000), "{found:?}");
 }
 
+/// Defines variables whose values never finish printing: `*endless*`, and `*endless-0*` to `*endless-23*`.
+const ENDLESS_VALUES: &str = "(defclass endless () ((name :initform :a-name) (part :accessor part)))
+    (defmethod print-object ((o endless) s) (write-string \"begun\" s) (loop (sleep 0.01)))
+    (defvar *endless* (make-instance 'endless) \"Never ends.\")
+    (setf (part *endless*) (make-instance 'endless))
+    (dotimes (i 24) (eval `(defvar ,(intern (format nil \"*ENDLESS-~D*\" i)) *endless*)))";
+
+#[test]
+fn values_that_never_finish_printing_do_not_break_list_definitions() {
+    let lisp = fresh();
+    lisp.values(ENDLESS_VALUES);
+    lisp.values("(defvar *good* '(1 2)) (defun f () 1)");
+    let text = lisp.definitions_text(DefinitionFilter::All);
+    assert!(text.starts_with("[Functions]\n- F ()\n\n[Variables]\n- *ENDLESS* = "), "{text}");
+    assert!(text.ends_with("\n- *GOOD* = (1 2)\n\n[Classes]\n- ENDLESS (PART)"), "{text}");
+    assert_eq!(text.matches(" = #<unprintable ENDLESS: printing took too long>\n").count(), 25, "{text}");
+}
+
+#[test]
+fn integer_that_takes_long_to_print_does_not_break_list_definitions() {
+    let lisp = fresh();
+    lisp.values("(defvar *good* 1) (defvar *huge* (ash 1 20000000))");
+    assert_eq!(variables(&lisp), ["*GOOD* = 1", "*HUGE* = #<unprintable BIGNUM: printing took too long>"]);
+}
+
 #[test]
 fn printer_variables_of_the_user_do_not_change_list_definitions() {
     let lisp = fresh();
@@ -599,10 +624,18 @@ fn unprintable_or_circular_value_does_not_break_a_description() {
 }
 
 #[test]
-fn endless_print_object_method_does_not_block_describe_symbol_forever() {
+fn values_that_never_finish_printing_do_not_break_a_description() {
     let lisp = fresh();
-    lisp.values("(defclass endless () ()) (defmethod print-object ((o endless) s) (declare (ignore s)) (loop (sleep 0.01))) (defvar *endless* (make-instance 'endless))");
-    _ = lisp.describe_in("*endless*", None);
+    lisp.values(ENDLESS_VALUES);
+    let text = lisp.describe_text("*endless*");
+    let expected = "COMMON-LISP-USER::*ENDLESS* [VARIABLE]
+  Value: #<unprintable ENDLESS: printing took too long>
+  Contents: 2 slots
+    NAME: :A-NAME
+    PART: #<unprintable ENDLESS: printing took too long>
+  Documentation: Never ends.
+";
+    assert!(text.starts_with(expected), "{text}");
     assert!(lisp.describe_text("car").starts_with("COMMON-LISP:CAR [FUNCTION]"));
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }

@@ -303,14 +303,14 @@ impl OutcomeBuilder {
         self.error = Some(error);
     }
 
-    /// Returns an outcome with the beginning of the output so far, marked as the outcome of an evaluation in the background.
-    /// [`copy_output`](Self::copy_output) adds the rest of the output.
-    pub(crate) fn outcome_so_far(&self) -> Outcome {
+    /// Returns an outcome with the beginning of the output so far, marked as the outcome of an evaluation in the background,
+    /// and true if the outcome has all output so far. Otherwise [`copy_output`](Self::copy_output) adds the rest.
+    pub(crate) fn outcome_so_far(&self) -> (Outcome, bool) {
         let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
         builder.printed_before = self.printed_before;
         let mut outcome = Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) };
-        self.copy_output(&mut outcome);
-        outcome
+        let is_complete = self.copy_output(&mut outcome);
+        (outcome, is_complete)
     }
 
     /// Adds to `outcome`, an outcome so far of this evaluation, a part of the output that it lacks: at most [`OUTPUT_PART`]
@@ -647,7 +647,8 @@ mod tests {
         builder.stdout.text = "aλ".repeat(OUTPUT_PART / 2);
         builder.stderr.text = "é".repeat(OUTPUT_PART);
         builder.turns = vec![1; 2 * OUTPUT_PART];
-        let mut outcome = builder.outcome_so_far();
+        let (mut outcome, is_complete) = builder.outcome_so_far();
+        assert!(!is_complete);
         let mut copied = 0;
         loop {
             let is_complete = builder.copy_output(&mut outcome);
