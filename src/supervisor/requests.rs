@@ -42,6 +42,8 @@ pub(super) struct Requests {
     partial: BTreeMap<u64, (u64, usize)>,
     /// The number of the next line.
     next: u64,
+    /// The number of lines that have arrived.
+    arrivals: u64,
     /// The totals of each connection's lines.
     totals: BTreeMap<u64, Totals>,
     /// The ids that waiting lines cancel, as JSON, each with the number of these lines, by connection.
@@ -62,6 +64,8 @@ struct Totals {
 struct PendingLine {
     /// The time when the line arrived.
     arrived: Instant,
+    /// The number of lines that arrived before the line.
+    arrivals_before: u64,
     /// True once another worker has received the line, at least in part.
     is_resent: bool,
     /// The number under which the line is sent again to another worker; `None` when the line gets a new number.
@@ -101,6 +105,7 @@ impl Requests {
             turns: VecDeque::new(),
             partial: BTreeMap::new(),
             next: 1,
+            arrivals: 0,
             totals: BTreeMap::new(),
             cancelled: BTreeMap::new(),
         }
@@ -116,6 +121,7 @@ impl Requests {
         let text = line.into();
         let line = PendingLine {
             arrived: Instant::now(),
+            arrivals_before: self.arrivals,
             is_resent: false,
             number: None,
             connection,
@@ -125,6 +131,7 @@ impl Requests {
             is_unbegun: false,
             cancels,
         };
+        self.arrivals += 1;
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -190,6 +197,9 @@ impl Requests {
         }
         let (open, turns) = (std::mem::take(&mut self.open), std::mem::take(&mut self.turns));
         open.values().map(|line| line.connection).chain(turns).for_each(|connection| self.give_turn(connection));
+        // A line that has kept its number may have arrived after a line that got a new, higher number.
+        let mut open: Vec<_> = open.into_iter().collect();
+        open.sort_unstable_by_key(|(_, line)| line.arrivals_before);
         for (number, mut line) in open.into_iter().rev() {
             // The jobs of a line that no worker has begun must not count as begun. An earlier worker may have begun a line
             // that has kept its number.
@@ -424,6 +434,20 @@ mod tests {
         }
         assert_eq!(requests.send_all(), [(1, 1), (2, 2), (3, 3), (1, 1), (2, 4), (1, 1), (1, 5)]);
         assert!(!requests.has_unsent_lines() && requests.counts_match());
+    }
+
+    #[test]
+    fn lines_of_a_client_are_sent_in_their_order_again_although_the_first_line_got_a_higher_number() {
+        let mut requests = Requests::new();
+        for line in ["a\n", "b\n"] {
+            requests.add(1, line.as_bytes());
+        }
+        assert_eq!(requests.send_all(), [(1, 1), (1, 2)]);
+        requests.requeue_open_lines(|line| line == 2);
+        assert_eq!(requests.send_all(), [(1, 3), (1, 2)]);
+        requests.requeue_open_lines(|_| false);
+        assert_eq!(requests.texts(1), ["a", "b"]);
+        assert_eq!(requests.send_all(), [(1, 4), (1, 2)]);
     }
 
     #[test]

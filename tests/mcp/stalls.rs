@@ -624,7 +624,8 @@ fn pings_are_answered_while_a_reset_waits_for_cleanup_forms() {
     assert!(answered_by_the_same_worker, "pings wait for the next image");
 }
 
-/// The answers to calls that wait for the same evaluation are rendered one after the other on a helper thread.
+/// The answers to calls that wait for the same evaluation are rendered one after the other on a helper thread. On a slow
+/// machine, several attempts may be needed to ping meanwhile.
 #[test]
 fn ping_is_answered_while_a_reset_waits_for_the_rendering_of_large_answers() {
     let runtime = RuntimeDirectory::new(Mode::Supervised);
@@ -633,16 +634,21 @@ fn ping_is_answered_while_a_reset_waits_for_the_rendering_of_large_answers() {
     call_ok(&mut server, "configure-limits", json!({"max-output": 10_000_000}));
     let print = "(write-string (make-string 9000000 :initial-element #\\[))";
     let code = format!("(progn {print} (loop until (probe-file {marker:?}) do (sleep 0.001)))");
-    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
-    let waiting: Vec<_> = (0..20).map(|_| server.post_call("check-evaluation", json!({"wait": 60}))).collect();
-    // This call is answered once all calls before it wait.
-    call_ok(&mut server, "configure-limits", json!({}));
-    std::fs::write(&marker, "").expect("a file");
-    server.answer(waiting[0]);
-    let reset = server.post_call("reset-session", json!({}));
-    server.request("ping", json!({}));
-    assert!(!server.has_answered(reset), "the ping waits for the next image");
-    assert!(server.outcome(reset).0.contains("Session reset."));
+    let answered_by_the_same_worker = (0..5).any(|_| {
+        call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+        let waiting: Vec<_> = (0..20).map(|_| server.post_call("check-evaluation", json!({"wait": 60}))).collect();
+        // This call is answered once all calls before it wait.
+        call_ok(&mut server, "configure-limits", json!({}));
+        std::fs::write(&marker, "").expect("a file");
+        server.answer(waiting[0]);
+        let reset = server.post_call("reset-session", json!({}));
+        server.request("ping", json!({}));
+        let is_same = !server.has_answered(reset);
+        assert!(server.outcome(reset).0.contains("Session reset."));
+        std::fs::remove_file(&marker).expect("the file exists");
+        is_same
+    });
+    assert!(answered_by_the_same_worker, "pings wait for the next image");
 }
 
 #[test]

@@ -114,7 +114,7 @@ fn explain_nothing_held(session: &Session, error: &HoldError) -> String {
 /// Interrupts evaluation `id`, and aborts it if it is held afterwards. Answers once the evaluation has ended, or with its
 /// progress if it neither ends nor is held within [`ABORT_TIMEOUT`].
 fn interrupt(call: Call, id: u64) {
-    let session = call.session().clone();
+    let (session, first_job) = (call.session().clone(), call.first_job);
     if let Err(error) = session.cancel_evaluation(id) {
         return call.refuse(error);
     }
@@ -124,7 +124,10 @@ fn interrupt(call: Call, id: u64) {
         session.await_stop(id, move || {
             // If the interrupted code was about to resume a held evaluation, the evaluation is now held as before.
             if ended.held_evaluation() == Some(id) {
-                ended.abort_held(move |result| answer(result.map_or_else(|_| report(), |()| AbortResult.into())));
+                // The job belongs to this call, whichever thread calls this closure.
+                ended.handle_call(first_job, || {
+                    ended.abort_held(move |result| answer(result.map_or_else(|_| report(), |()| AbortResult.into())));
+                });
             } else {
                 answer(report());
             }

@@ -431,10 +431,10 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
             }
         }
     };
-    match handler {
-        Ok(handler) => session.handle_call(call.first_job, || handler(call)),
+    session.handle_call(call.first_job, || match handler {
+        Ok(handler) => handler(call),
         Err(fault) => call.refuse(fault),
-    }
+    });
 }
 
 /// Transfers a held evaluation from another client to this client: evaluation `id`, or the only held evaluation.
