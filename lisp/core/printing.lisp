@@ -134,13 +134,17 @@ of the text."
 ;;; Time limits for values
 
 (defun call-with-time-limit (seconds function)
-  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL."
+  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL. But do
+not unwind an interruption of FUNCTION that is capturing frames: the interruption ends the evaluation itself."
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
+         (capturing *capturing-interruption*)
          ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
          ;; then finds that RUNNING is NIL.
-         (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
+         (timer (sb-ext:make-timer (lambda ()
+                                     (when (and running (eq capturing *capturing-interruption*))
+                                       (throw tag nil)))
                                    :thread sb-thread:*current-thread*)))
     (catch tag
       (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
@@ -167,12 +171,12 @@ print method might never return."
 
 (defun prin1-in-time (object stream)
   "Print OBJECT to STREAM as PRIN1 does. Within WITH-VALUE-TIME-LIMITS, signal PRINTING-TIMEOUT if this takes more than a
-twelfth of the time that is left, at first half a second. So some time is left for the next value, however many values take
-too long."
+twelfth of the time that is left, at first half a second, and more than 0.02 seconds. So some time is left for the next value
+even if dozens of values take too long."
   (if (null *value-time*)
       (prin1 object stream)
       (let ((begin (get-internal-real-time)))
-        (unwind-protect (unless (call-with-time-limit (/ *value-time* 12) (lambda () (prin1 object stream) t))
+        (unwind-protect (unless (call-with-time-limit (max 1/50 (/ *value-time* 12)) (lambda () (prin1 object stream) t))
                           (error 'printing-timeout))
           (setf *value-time* (max 0 (- *value-time*
                                        (/ (- (get-internal-real-time) begin) internal-time-units-per-second))))))))

@@ -42,8 +42,6 @@ pub(super) struct Requests {
     partial: BTreeMap<u64, (u64, usize)>,
     /// The number of the next line.
     next: u64,
-    /// The number of lines that have arrived.
-    arrivals: u64,
     /// The totals of each connection's lines.
     totals: BTreeMap<u64, Totals>,
     /// The ids that waiting lines cancel, as JSON, each with the number of these lines, by connection.
@@ -64,8 +62,6 @@ struct Totals {
 struct PendingLine {
     /// The time when the line arrived.
     arrived: Instant,
-    /// The number of lines that arrived before the line.
-    arrivals_before: u64,
     /// True once another worker has received the line, at least in part.
     is_resent: bool,
     /// The number under which the line is sent again to another worker; `None` when the line gets a new number.
@@ -105,7 +101,6 @@ impl Requests {
             turns: VecDeque::new(),
             partial: BTreeMap::new(),
             next: 1,
-            arrivals: 0,
             totals: BTreeMap::new(),
             cancelled: BTreeMap::new(),
         }
@@ -121,7 +116,6 @@ impl Requests {
         let text = line.into();
         let line = PendingLine {
             arrived: Instant::now(),
-            arrivals_before: self.arrivals,
             is_resent: false,
             number: None,
             connection,
@@ -131,7 +125,6 @@ impl Requests {
             is_unbegun: false,
             cancels,
         };
-        self.arrivals += 1;
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -199,7 +192,7 @@ impl Requests {
         open.values().map(|line| line.connection).chain(turns).for_each(|connection| self.give_turn(connection));
         // A line that has kept its number may have arrived after a line that got a new, higher number.
         let mut open: Vec<_> = open.into_iter().collect();
-        open.sort_unstable_by_key(|(_, line)| line.arrivals_before);
+        open.sort_by_key(|(_, line)| line.arrived);
         for (number, mut line) in open.into_iter().rev() {
             // The jobs of a line that no worker has begun must not count as begun. An earlier worker may have begun a line
             // that has kept its number.
