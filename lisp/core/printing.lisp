@@ -133,25 +133,6 @@ of the text."
 
 ;;; Time limits for values
 
-(defun call-with-time-limit (seconds function)
-  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL. But do
-not unwind an interruption of FUNCTION that is capturing frames: the interruption ends the evaluation itself."
-  (declare (type function function))
-  (let* ((tag (list nil))
-         (running t)
-         (capturing *capturing-interruption*)
-         ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
-         ;; then finds that RUNNING is NIL.
-         (timer (sb-ext:make-timer (lambda ()
-                                     (when (and running (eq capturing *capturing-interruption*))
-                                       (throw tag nil)))
-                                   :thread sb-thread:*current-thread*)))
-    (catch tag
-      (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
-                             (funcall function))
-        (setf running nil)
-        (sb-ext:unschedule-timer timer)))))
-
 (defconstant +values-time-limit+ 6
   "The time limit, in seconds, for printing all values of an inspection. The host's time limit for the inspection is higher.")
 
