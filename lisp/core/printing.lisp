@@ -134,13 +134,14 @@ of the text."
 ;;; Time limits for values
 
 (defun call-with-time-limit (seconds function)
-  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL."
+  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL. While
+it runs foreign code, the unwinding waits as OUTSIDE-FOREIGN-CODE describes."
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
          ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
          ;; then finds that RUNNING is NIL.
-         (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
+         (timer (sb-ext:make-timer (outside-foreign-code (lambda () (when running (throw tag nil))))
                                    :thread sb-thread:*current-thread*)))
     (catch tag
       (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
