@@ -18,11 +18,11 @@
   :pathname "core/"
   :serial t
   :components ((:file "package") (:file "machine") (:file "compatibility") (:file "contract") (:file "host") (:file "hooks")
-               (:file "streams") (:file "printing") (:file "names") (:file "evaluation") (:file "changed-files")
-               (:file "source") (:file "loaded-files") (:file "changes") (:file "definitions") (:file "frames")
-               (:file "programs") (:file "interrupts") (:file "heap") (:file "compiler") (:file "operations")
-               (:file "connections") (:file "evaluator") (:file "failures") (:file "threads") (:file "contribs")
-               (:file "checkpoint") (:file "patches") (:file "probes") (:file "image")))
+               (:file "foreign-code") (:file "streams") (:file "printing") (:file "names") (:file "evaluation")
+               (:file "changed-files") (:file "source") (:file "loaded-files") (:file "changes") (:file "definitions")
+               (:file "frames") (:file "programs") (:file "interrupts") (:file "heap") (:file "compiler")
+               (:file "operations") (:file "connections") (:file "evaluator") (:file "failures") (:file "threads")
+               (:file "contribs") (:file "checkpoint") (:file "patches") (:file "probes") (:file "image")))
 
 (asdf:defsystem "sbcl-host/embedding"
   :description "The threads that work for the host, and the interface through which programs call Lisp."

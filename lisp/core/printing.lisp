@@ -133,6 +133,30 @@ of the text."
 
 ;;; Time limits for values
 
+(defvar *capturing-interruption* nil
+  "True while this thread captures the frames of its interrupted evaluation.")
+
+(defun call-with-time-limit (seconds function)
+  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL. While
+it runs foreign code, the unwinding waits as OUTSIDE-FOREIGN-CODE describes. If an interruption is capturing the frames of
+FUNCTION, do not unwind: the interruption itself ends or holds the evaluation."
+  (declare (type function function))
+  (let* ((tag (list nil))
+         (running t)
+         (capturing *capturing-interruption*)
+         ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
+         ;; then finds that RUNNING is NIL.
+         (timer (sb-ext:make-timer (outside-foreign-code
+                                    (lambda ()
+                                      (when (and running (eq capturing *capturing-interruption*))
+                                        (throw tag nil))))
+                                   :thread sb-thread:*current-thread*)))
+    (catch tag
+      (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
+                             (funcall function))
+        (setf running nil)
+        (sb-ext:unschedule-timer timer)))))
+
 (defconstant +values-time-limit+ 6
   "The time limit, in seconds, for printing all values of an inspection. The host's time limit for the inspection is higher.")
 

@@ -111,7 +111,8 @@ impl Shape {
     /// Returns the shape of a container whose elements have this shape.
     #[must_use]
     pub const fn nested(self) -> Self {
-        Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
+        // At the largest depth, an object that is not written out may be a container, which `t` cannot stand for.
+        Self(if self.0 & 255 == 255 { self.0 & !Self::TRUTH.0 } else { self.0 + 1 })
     }
 
     /// Returns a shape that serves two types: a type that needs this shape, and a type that needs `other`. Of two

@@ -167,6 +167,27 @@ fn integer_that_takes_long_to_print_does_not_break_list_definitions() {
     assert_eq!(variables(&lisp), ["*GOOD* = 1", "*HUGE* = #<unprintable BIGNUM: printing took too long>"]);
 }
 
+/// After a time limit has unwound from malloc(3), each further call might wait for a lock that is never released.
+#[test]
+fn values_whose_printing_allocates_foreign_memory_without_end_leave_malloc_usable() {
+    let lisp = fresh();
+    lisp.values(
+        "(defvar *allocations* 0)
+         (defclass allocating () ())
+         (defmethod print-object ((o allocating) s)
+           (loop (let ((memory (loop repeat 50 collect (sb-alien:make-alien char (+ 2000 (random 100000))))))
+                   (incf *allocations* 50)
+                   (mapc #'sb-alien:free-alien memory))))
+         (defvar *value* (make-instance 'allocating))",
+    );
+    for _ in 0..3 {
+        lisp.values("(setf *allocations* 0)");
+        let text = lisp.definitions_text(DefinitionFilter::Variables);
+        assert!(text.contains("- *VALUE* = #<unprintable ALLOCATING: printing took too long>"), "{text}");
+        assert_eq!(lisp.value("(> *allocations* 100)"), "T");
+    }
+}
+
 #[test]
 fn printer_variables_of_the_user_do_not_change_list_definitions() {
     let lisp = fresh();
