@@ -191,6 +191,7 @@ most samples and, if STACKS is true, the stacks for a flame graph."
     (sb-thread:with-mutex (**profiling-lock** :wait-p nil)
       (unless sb-sprof::*profiling*
         (return-from profile (call-with-profiling #'evaluate mode top stacks))))
-    (error "SB-SPROF is already profiling~@[, in mode ~S~]. If another evaluation profiles, wait until the evaluation has ~
-            ended. Otherwise, stop the profiler: (sb-sprof:stop-profiling)"
-           sb-sprof::*profiling*)))
+    (let ((mode sb-sprof::*profiling*))
+      (error "SB-SPROF is already profiling~@[, in mode ~S~]. If another evaluation profiles, wait until the evaluation has ~
+              ended.~:[~; Otherwise, stop the profiler: (sb-sprof:stop-profiling)~]"
+             mode mode))))

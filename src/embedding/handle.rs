@@ -339,7 +339,8 @@ impl Lisp {
     ///
     /// # Errors
     /// Returns the errors of [`Builder::boot`], for example if [`Session::start`] booted the image, or if Lisp code that
-    /// runs during the boot, such as a hook of a saved core, calls this function by way of foreign code.
+    /// runs during the boot, such as a hook of a saved core, or a thread that the code starts, calls this function by way
+    /// of foreign code.
     pub fn get_or_boot() -> Result<Self, Error> {
         let _booting = lock_boot();
         match LISP.get() {

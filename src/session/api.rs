@@ -551,10 +551,7 @@ impl Inner {
                 (outcome.stdout, outcome.stderr) = (kept.stdout.clone(), kept.stderr.clone());
                 (outcome.turns, outcome.printed_before) = (kept.turns.clone(), kept.printed_before);
             }
-            None => {
-                outcome.kept = false;
-                outcome.notices.push(OUTPUT_INCOMPLETE.to_owned());
-            }
+            None => outcome.notices.push(OUTPUT_INCOMPLETE.to_owned()),
         }
     }
 }
