@@ -480,7 +480,8 @@ fn limit_while_a_sink_blocks() {
     let text = Arc::new(Mutex::new(String::new()));
     let sink = BlockingSink { open: gate, reached, text: text.clone() };
     let lisp = builder().stdout(sink).boot().unwrap();
-    let limited = lisp.with_timeout(Duration::from_millis(200));
+    // On a busy machine, compiling the code may take a second.
+    let limited = lisp.with_timeout(Duration::from_secs(3));
     // Output of cleanup forms does not wait for the sink either.
     let late = soon(move || {
         limited.eval::<()>("(unwind-protect (progn (princ \"one\") (finish-output) (loop)) (princ \" two\"))")

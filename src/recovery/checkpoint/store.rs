@@ -1044,7 +1044,7 @@ pub(crate) mod tests {
     /// Code in the image can create any number of files, which the supervisor deletes while clients wait.
     #[test]
     fn a_bounded_number_of_incomplete_files_is_removed_at_a_time() {
-        let test = TestCheckpoints::new("many");
+        let test = TestCheckpoints::new("many-incomplete");
         test.add("mine", 1, 10);
         for number in 0..MAX_DELETED_FILES + 2 {
             fs::write(test.0.directory.join(format!("{number:016x}.forms")), "").unwrap();
