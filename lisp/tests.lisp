@@ -166,7 +166,7 @@ b| ()) (defvar *changed* 1))"))
     (expect '(200000 nil) (list (length text) result))))
 
 (define-test threads-do-not-share-a-buffer-that-a-foreign-thread-has-used
-  ;; A foreign thread, like this thread, does not bind **THREAD-VARIABLES**.
+  ;; A foreign thread, like this thread, does not bind the variables in **THREAD-VARIABLES**.
   (bounded-text 10 (lambda (stream) (write-string "text" stream)))
   (let ((before **thread-variables**))
     (setf **thread-variables** (thread-variables))

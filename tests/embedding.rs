@@ -106,7 +106,7 @@ fn tracing_subscriber_may_evaluate_when_a_record_is_of_unknown_kind() {
         return;
     }
     let (sender, receiver) = mpsc::channel();
-    tracing::subscriber::set_global_default(EvaluatingSubscriber(sender.clone())).expect("it is the first");
+    tracing::subscriber::set_global_default(EvaluatingSubscriber(sender.clone())).expect("no other subscriber");
     let code = "(progn (sbcl-host::event sbcl-host::*job-id* (sbcl-host::event-code :record) 0 \"no-such-kind\") 7)";
     std::thread::spawn(move || sender.send(value(code)));
     let mut values = [(); 2].map(|()| receiver.recv_timeout(Duration::from_secs(60)).expect("the evaluation ends"));
@@ -210,8 +210,8 @@ fn arguments_larger_than_the_heap_do_not_kill_the_process() {
 }
 
 #[test]
-fn arguments_larger_than_the_free_pages_of_the_heap_are_a_condition() {
-    let name = "arguments_larger_than_the_free_pages_of_the_heap_are_a_condition";
+fn arguments_larger_than_the_free_pages_of_the_heap_signal_a_condition() {
+    let name = "arguments_larger_than_the_free_pages_of_the_heap_signal_a_condition";
     if !is_child(name) {
         assert!(run_in_child(name).success());
         return;

@@ -138,8 +138,8 @@ of the text."
 
 (defun call-with-time-limit (seconds function)
   "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL. While
-it runs foreign code, the unwinding waits as OUTSIDE-FOREIGN-CODE describes. If an interruption is capturing the frames of
-FUNCTION, do not unwind: the interruption itself ends or holds the evaluation."
+FUNCTION runs foreign code, the unwinding waits as OUTSIDE-FOREIGN-CODE describes. If an interruption is capturing the
+frames of FUNCTION, do not unwind: the interruption itself ends or holds the evaluation."
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
@@ -158,7 +158,8 @@ FUNCTION, do not unwind: the interruption itself ends or holds the evaluation."
         (sb-ext:unschedule-timer timer)))))
 
 (defconstant +values-time-limit+ 6
-  "The time limit, in seconds, for printing all values of an inspection. The host's time limit for the inspection is higher.")
+  "The time, in seconds, that PRIN1-IN-TIME divides among the values of an inspection. The host's default time limit for the
+inspection is higher.")
 
 (defvar *value-time* nil
   "The number of seconds that this inspection may still spend on printing values; NIL while values may take any time.")
@@ -187,8 +188,8 @@ even if dozens of values take too long."
                                        (/ (- (get-internal-real-time) begin) internal-time-units-per-second))))))))
 
 (defun unprintable-text (object &optional failure)
-  "Return the text that stands for OBJECT, which cannot be printed. FAILURE is the condition that printing it signalled, or
-NIL if the condition is not known."
+  "Return the text that stands for OBJECT, which cannot be printed. FAILURE is the condition that printing OBJECT
+signalled, or NIL if the condition is not known."
   (format nil "#<unprintable ~A~:[~;: printing took too long~]>"
           (type-name-text (class-name-of object)) (typep failure 'printing-timeout)))
 

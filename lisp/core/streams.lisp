@@ -369,7 +369,7 @@ wants no more text, throw to ENOUGH."
       (push-stream-text stream (the text (text-stream-buffer stream)) 0 fill))))
 
 (defun finish-text-stream (stream)
-  "Push the buffered text of STREAM, and make its buffer the spare buffer of this thread."
+  "Push the buffered text of STREAM. If this thread has a THREAD-OUTPUT, make the buffer of STREAM its spare buffer."
   (flush-text-stream stream)
   (let ((buffer (shiftf (text-stream-buffer stream) nil))
         (output *thread-output*))

@@ -162,8 +162,8 @@ STACKS is true, the stacks for a flame graph."
   (setf (sb-sprof::samples-vector sb-sprof::*samples*) (values (sb-sprof::convert-raw-data))))
 
 (defglobal **profiling-lock** (sb-thread:make-mutex :name "profiling")
-  "The lock that an operation :PROFILE holds until it has reported its samples, because SB-SPROF has samples of one profile
-only.")
+  "The lock that the operation :PROFILE holds until it has reported its samples, because SB-SPROF keeps the samples of only
+one profile.")
 
 (defun call-with-profiling (function mode top stacks)
   "Call FUNCTION under the profiler and return its values. Push the profile. MODE, TOP and STACKS are as in :PROFILE."

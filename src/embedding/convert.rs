@@ -93,7 +93,8 @@ const MAX_FETCH_DEPTH: u32 = 10_000;
 /// Unless the shape is opaque, numbers, characters, strings, symbols and vectors of octets are written at any depth.
 /// Other vectors, lists and hash tables become handles below this depth. All other objects, such as instances and
 /// functions, become handles at any depth. If the shape is opaque, every object below the depth becomes a handle,
-/// except `nil`, `t`, fixnums, floats and characters. In the shape of `bool` and `()`, such an object becomes `t`.
+/// except `nil`, `t`, fixnums, floats and characters. In the shape of `bool` and `()`, every object that would become a
+/// handle in an opaque shape becomes `t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
@@ -103,7 +104,7 @@ impl Shape {
     pub const ATOM: Self = Self(0);
     /// The shape of a handle: the object itself is not written out.
     pub const OPAQUE: Self = Self(256);
-    /// The shape of an object of which only matters whether the object is `nil`.
+    /// The shape for types that learn only whether the object is `nil`.
     const TRUTH: Self = Self(512);
     /// The largest depth that Lisp writes.
     pub const DEEP: Self = Self(255);
@@ -120,15 +121,15 @@ impl Shape {
     /// fetched.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
-        // `t` stands for the object only if both types read nothing else.
-        let lost = if self.0 & other.0 & Self::TRUTH.0 == 0 { Self::TRUTH.0 } else { 0 };
-        let (one, other) = (Self(self.0 & !lost), Self(other.0 & !lost));
-        let deeper = if one.0 & 255 > other.0 & 255 { one } else { other };
-        match (one.0 & 256 != 0, other.0 & 256 != 0) {
-            (true, false) => one,
+        // `t` may stand for the object only if both types learn only whether the object is `nil`.
+        let removed = if self.0 & other.0 & Self::TRUTH.0 == 0 { Self::TRUTH.0 } else { 0 };
+        let (this, other) = (Self(self.0 & !removed), Self(other.0 & !removed));
+        let deeper = if this.0 & 255 > other.0 & 255 { this } else { other };
+        match (this.0 & 256 != 0, other.0 & 256 != 0) {
+            (true, false) => this,
             (false, true) => other,
-            (true, true) if deeper.0 == one.0 => other,
-            (true, true) => one,
+            (true, true) if deeper.0 == this.0 => other,
+            (true, true) => this,
             (false, false) => deeper,
         }
     }
@@ -186,8 +187,8 @@ impl<'m> Reader<'m> {
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_stack_room()?;
-        // For a type of the shape OPAQUE, the handle is the object. For a type of the shape TRUTH, the handle suffices: its
-        // object is not NIL. Other types read what the handle refers to.
+        // For a type of the shape OPAQUE, the handle is the object. For a type of the shape TRUTH, the handle suffices: the
+        // object is not `nil`. Other types read what the handle refers to.
         if !matches!(T::SHAPE, Shape::OPAQUE | Shape::TRUTH) && self.message.is_at_handle() {
             return self.read_or_skip(|reader| reader.fetch(T::SHAPE, T::from_lisp));
         }

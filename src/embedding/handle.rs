@@ -268,7 +268,7 @@ impl Builder {
     /// [`BootFailed`](crate::BootError::BootFailed).
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = lock_boot();
-        let booted = self.boot_with_lock_held();
+        let booted = self.boot_without_locking();
         // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the
         // image.
         drop(booting);
@@ -276,7 +276,7 @@ impl Builder {
     }
 
     /// Boots the image; the caller has called [`lock_boot`].
-    fn boot_with_lock_held(&mut self) -> Result<Lisp, Error> {
+    fn boot_without_locking(&mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take().map(|path| (std::fs::metadata(&path), path)) {
             None => None,
             Some((Ok(metadata), file)) if metadata.is_file() => Some(file),
@@ -338,14 +338,14 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Builder::boot`], for example if [`Session::start`] booted the image, or if Lisp code that
-    /// runs during the boot, such as a hook of a saved core, or a thread that the code starts, calls this function by way
-    /// of foreign code.
+    /// Returns the errors of [`Builder::boot`], for example if [`Session::start`] booted the image. Foreign code that Lisp
+    /// calls during the boot, for example in a hook of a saved core, gets
+    /// [`AlreadyBooted`](crate::BootError::AlreadyBooted).
     pub fn get_or_boot() -> Result<Self, Error> {
         let _booting = lock_boot();
         match LISP.get() {
             Some(lisp) => Ok(lisp.clone()),
-            None => Self::builder().boot_with_lock_held(),
+            None => Self::builder().boot_without_locking(),
         }
     }
 

@@ -308,7 +308,7 @@ impl RecoveryContext {
     /// have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session`
     /// has not seen yet. Unless the session and the helper threads are idle, another thread does all this: thousands of
     /// answers, or answers that are still being rendered, would delay other clients, and an unwinding evaluation may need
-    /// this thread. Does nothing if another call has already requested an image, which handles this call.
+    /// this thread. Does nothing if another call has already requested an image: that image handles this call.
     fn request_image(
         &self,
         session: &Session,

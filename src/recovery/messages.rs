@@ -60,8 +60,8 @@ impl ReplacementMessages {
     }
 
     /// Returns the outcome to report for the call of this connection whose jobs begin at `job`, which the replaced image may
-    /// have begun. The call need not have requested the lost evaluation: it may have begun earlier, and asked its user a
-    /// question when the image was lost, or it may be a call in a batch that had begun.
+    /// have begun. The call need not have requested the lost evaluation: it may have begun earlier and have been asking its
+    /// user a question when the image was lost, or it may be a call in a batch that had begun.
     pub(crate) fn lost_outcome_of_call(&self, connection: u64, job: u64) -> &Outcome {
         if self.is_lost_evaluation(connection, job) { &self.lost_foreground } else { &self.lost_other }
     }

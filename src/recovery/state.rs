@@ -260,8 +260,8 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The highest number of a job of a call of which a job had begun on an evaluating thread; 0 if there was none, or if the
-    /// numbers on the page belong to no call.
+    /// The highest job number of a call that had begun; 0 if no call had begun, or if the numbers on the page belong to no
+    /// call.
     pub(crate) begun: u64,
     /// True when a requested foreground job had not ended.
     pub(crate) in_flight: bool,

@@ -47,7 +47,7 @@ pub(crate) enum StatusField {
     /// The number of a job of the call that requested the foreground evaluation that began last; 0 for the server's own job,
     /// and for a query, such as the save of a checkpoint.
     RequestedBy,
-    /// The highest number of a job of a call of which a job has begun on an evaluating thread.
+    /// The highest job number of a call that has begun, as [`StatusPage::record_begun`] records it.
     HighestBegun,
     /// The number of the newest error.
     NewestError,
@@ -66,9 +66,9 @@ const STEP_INDEX: usize = BACKGROUND_INDICES.end;
 /// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
 
-/// The indices of the marks of calls of which a job has begun on an evaluating thread. A number there has marks for a block
-/// of 32 calls: the number of the block in the upper half, and a bit for each call in the lower half. Blocks whose numbers
-/// have the same remainder share an index, where the page has the marks of the highest block.
+/// The indices of the marks of calls that have begun. A number there has marks for a block of 32 calls: the number of the
+/// block in the upper half, and a bit for each call in the lower half. Blocks whose numbers have the same remainder modulo
+/// [`BLOCK_COUNT`] share an index, where the page has the marks of the highest block.
 const BEGUN_INDICES: std::ops::Range<usize> = STEP_INDEX + 1 + MAX_STEP / 8..512;
 /// The number of blocks that the page has room for.
 const BLOCK_COUNT: usize = BEGUN_INDICES.end - BEGUN_INDICES.start;
@@ -113,7 +113,8 @@ impl StatusPage {
         let _ = self.0[field as usize].compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Records that a job begins on an evaluating thread. `job` is the number of a job of the call that requested the job.
+    /// Records that a call has begun: a job of the call begins on an evaluating thread, or the call changes something
+    /// without a job. `job` is the number of a job of the call.
     pub(crate) fn record_begun(self, job: u64) {
         self.raise(StatusField::HighestBegun, job);
         let (offset, mark) = begun_mark(call_of_job(job));
@@ -266,7 +267,7 @@ impl WorkerStatus {
             .expect("the page can be mapped")
     }
 
-    /// Reads the marks of the calls of which a job has begun on an evaluating thread.
+    /// Reads the marks of the calls that have begun.
     pub(crate) fn begun_calls(&self) -> BegunCalls {
         let marks = self.read::<BLOCK_COUNT>(BEGUN_INDICES.start);
         BegunCalls { marks, highest_block: marks.into_iter().map(block_of).max().unwrap_or(0) }
@@ -298,7 +299,7 @@ impl WorkerStatus {
     }
 }
 
-/// The calls of which a job has begun on an evaluating thread, as far as the page has their marks.
+/// The calls that have begun, as far as the page has their marks.
 #[derive(Debug)]
 pub(crate) struct BegunCalls {
     marks: [u64; BLOCK_COUNT],
@@ -306,8 +307,8 @@ pub(crate) struct BegunCalls {
 }
 
 impl BegunCalls {
-    /// Returns false if no job of this call has begun on an evaluating thread. Returns true if a job has begun, and also if
-    /// a higher block of calls, in which a job has begun, may have replaced the marks of the call's block.
+    /// Returns false if this call has not begun. Returns true if the call has begun, and also if the marks of a higher block
+    /// may have replaced the marks of the call's block.
     pub(crate) fn may_include(&self, call: u64) -> bool {
         let (offset, mark) = begun_mark(call);
         let known = self.marks[offset];

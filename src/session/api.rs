@@ -21,8 +21,8 @@ use crate::outcome::{
 };
 
 /// The notice that an outcome so far lacks output.
-const OUTPUT_INCOMPLETE: &str = "The end of the output is missing here: the evaluated code ended while its output was \
-    being copied.";
+const OUTPUT_INCOMPLETE: &str =
+    "The end of the output is missing here: the evaluation ended while its output was being copied.";
 
 /// The identity of a submitted evaluation, of a request about a held evaluation, or of an inspection, for
 /// [`Session::cancel`].

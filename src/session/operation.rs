@@ -137,7 +137,7 @@ impl RecordsBuilder {
                     let kind = record_name(kind);
                     match Record::empty(&kind) {
                         Some(record) => self.records.push(record),
-                        // The scheduler's lock is held here, and a subscriber may call the session.
+                        // The scheduler's lock is held here, and a tracing subscriber may call the session.
                         None => helper_threads::run(move || {
                             tracing::error!("Lisp reported a record of unknown kind {kind:?}: please report this bug");
                         }),

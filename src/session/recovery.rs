@@ -130,7 +130,7 @@ impl Session {
     }
 
     /// Calls `handle`, which handles a call and requests the call's jobs on this thread. `first_job` is the lowest number for
-    /// these jobs, and future jobs get numbers from there on.
+    /// these jobs, and all future jobs get numbers from `first_job` on.
     pub(crate) fn handle_call(&self, first_job: u64, handle: impl FnOnce()) {
         self.inner.next_id.fetch_max(first_job, Ordering::Relaxed);
         request_for_call(first_job, handle);

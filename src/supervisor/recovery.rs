@@ -283,7 +283,7 @@ impl RecoveryRecord {
         // A line whose job has begun was not lost: foreign code may have written the line's number to the status page.
         let begun_last = call_of_job(status.get(StatusField::RequestedBy));
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != begun_last);
-        lost_line.into_iter().for_each(|line| self.requests.record_unbegun(line));
+        lost_line.into_iter().for_each(|line| self.requests.record_undelivered(line));
         // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
         let stalled_at = crash.stalled_at.filter(|line| last.inspecting != Some(*line));
         // A large line may use up the memory when it is decoded, in each image.
@@ -431,7 +431,7 @@ impl RecoveryRecord {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::outcome::{Changes, DefiningForm};
     use crate::recovery::checkpoint::store::tests::TestCheckpoints;
@@ -439,18 +439,23 @@ mod tests {
     use crate::recovery::state::MAX_SAVES_IN_PROGRESS;
     use crate::rpc::route::job_number;
 
-    /// Returns the record of a session with these checkpoints, and the status page of its worker.
-    fn session(checkpoints: &TestCheckpoints) -> (RecoveryRecord, WorkerStatus) {
-        let options = SupervisorOptions {
+    /// Returns the options of a supervisor with these checkpoints.
+    pub(crate) fn options(checkpoints: Checkpoints) -> SupervisorOptions {
+        SupervisorOptions {
             arguments: Vec::new(),
             restore: true,
-            checkpoints: checkpoints.0.clone(),
+            checkpoints,
             boots_last_checkpoint: true,
             session: None,
             listener: None,
-            watch_interval: std::time::Duration::from_secs(1),
+            watch_interval: Duration::from_secs(1),
             recorder: None,
-        };
+        }
+    }
+
+    /// Returns the record of a session with these checkpoints, and the status page of its worker.
+    fn session(checkpoints: &TestCheckpoints) -> (RecoveryRecord, WorkerStatus) {
+        let options = options(checkpoints.0.clone());
         (RecoveryRecord::new(&options), WorkerStatus::new(None, Default::default()).expect("memory"))
     }
 

@@ -75,7 +75,7 @@ struct PendingLine {
     /// The number of workers that stalled at the line, were lost while they decoded it, or that the line did not reach.
     stalls: u32,
     /// True when the line did not reach the last worker, at least not as a whole.
-    is_unbegun: bool,
+    is_undelivered: bool,
     /// The ids of the requests that the line cancels, as JSON.
     cancels: Vec<String>,
 }
@@ -122,7 +122,7 @@ impl Requests {
             text,
             is_awaited,
             stalls: 0,
-            is_unbegun: false,
+            is_undelivered: false,
             cancels,
         };
         self.waiting.entry(connection).or_default().push_back(line);
@@ -186,7 +186,7 @@ impl Requests {
     /// numbers.
     pub(super) fn requeue_open_lines(&mut self, may_have_begun: impl Fn(u64) -> bool) {
         for (number, _) in std::mem::take(&mut self.partial).into_values() {
-            self.record_unbegun(number);
+            self.record_undelivered(number);
         }
         let (open, turns) = (std::mem::take(&mut self.open), std::mem::take(&mut self.turns));
         open.values().map(|line| line.connection).chain(turns).for_each(|connection| self.give_turn(connection));
@@ -196,9 +196,9 @@ impl Requests {
         for (number, mut line) in open.into_iter().rev() {
             // The jobs of a line that no worker has begun must not count as begun. An earlier worker may have begun a line
             // that has kept its number.
-            let keeps_number = line.number.is_some() || !line.is_unbegun && may_have_begun(number);
+            let keeps_number = line.number.is_some() || !line.is_undelivered && may_have_begun(number);
             line.number = keeps_number.then_some(number);
-            (line.is_unbegun, line.is_resent) = (false, true);
+            (line.is_undelivered, line.is_resent) = (false, true);
             self.waiting.entry(line.connection).or_default().push_front(line);
         }
     }
@@ -267,9 +267,9 @@ impl Requests {
     }
 
     /// Records that an open line did not reach the worker, at least not as a whole.
-    pub(super) fn record_unbegun(&mut self, number: u64) {
+    pub(super) fn record_undelivered(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
-            line.is_unbegun = true;
+            line.is_undelivered = true;
         }
     }
 
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_client_are_sent_in_their_order_again_although_the_first_line_got_a_higher_number() {
+    fn lines_of_a_client_are_sent_again_in_their_order_although_the_first_line_got_a_higher_number() {
         let mut requests = Requests::new();
         for line in ["a\n", "b\n"] {
             requests.add(1, line.as_bytes());
@@ -471,12 +471,12 @@ mod tests {
         let begun: Vec<_> = (0..4).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 4);
         // The line of client 2 has number 2, and is sent only in part.
-        requests.record_unbegun(4);
+        requests.record_undelivered(4);
         requests.requeue_open_lines(|line| line <= 4);
         assert_eq!(requests.send_all(), [(1, 1), (2, 5), (3, 3), (1, 6), (2, 5), (2, 5)]);
         // The first worker may have begun line 1, although the second worker has not.
         for number in [1, 3, 6] {
-            requests.record_unbegun(number);
+            requests.record_undelivered(number);
         }
         requests.requeue_open_lines(|line| line <= 6);
         assert_eq!(requests.send_all(), [(1, 1), (3, 3), (2, 5), (1, 7), (2, 5), (2, 5)]);

@@ -45,8 +45,8 @@ impl Shutdown {
         Self { status: 1, reason, deadline: Instant::now() + FAILURE_REPORT_TIME, waits_for_request: true }
     }
 
-    /// Answers the open requests of all clients with errors, also the requests that were read but not handled: those left
-    /// in the buffer of `input`, the input of the client of stdin, and in the buffers of the `attached` clients. Then waits
+    /// Answers the open requests of all clients with errors, and also the requests that were read but not handled,
+    /// which are in the buffers of `input`, the input of the client of stdin, and of the `attached` clients. Then waits
     /// until the client of stdin has read `output` and the `attached` clients have read their answers. The wait ends at the
     /// deadline, or after [`FINAL_READ_TIME`] if that is later. Answers to attached clients and to requests that were not
     /// handled also stop then, because long requests take time to parse. `worker` is the exit status that the worker

@@ -224,10 +224,10 @@ mod tests {
     use super::*;
     use crate::recovery::checkpoint::store::Checkpoints;
     use crate::recovery::status_page::WorkerStatus;
-    use crate::supervisor::SupervisorOptions;
+    use crate::supervisor::recovery::tests::options;
     use crate::supervisor::restart_policy::MAX_LOSSES;
 
-    /// Makes a process that has replayed its definitions. Its id is the id of this process.
+    /// Returns a worker process that has replayed its definitions. The worker has the process id of the test.
     fn replayed_process() -> WorkerProcess {
         let status = WorkerStatus::new(None, Default::default()).expect("memory");
         let (output, input) = std::io::pipe().expect("a pipe");
@@ -239,16 +239,7 @@ mod tests {
 
     #[test]
     fn a_request_at_which_two_workers_have_stalled_stays_open_if_the_server_stops() {
-        let options = SupervisorOptions {
-            arguments: Vec::new(),
-            restore: true,
-            checkpoints: Checkpoints::new(std::env::temp_dir().join("sbcl-mcp-no-checkpoints"), 1 << 30, 2 << 20),
-            boots_last_checkpoint: true,
-            session: None,
-            listener: None,
-            watch_interval: Duration::from_secs(1),
-            recorder: None,
-        };
+        let options = options(Checkpoints::new(std::env::temp_dir().join("sbcl-mcp-no-checkpoints"), 1 << 30, 2 << 20));
         let mut worker = Worker::new(RecoveryRecord::new(&options), options.watch_interval);
         worker.recovery.requests.add(0, b"{\"id\":7,\"method\":\"ping\"}\n");
         for left in (0..MAX_LOSSES).rev() {

@@ -737,7 +737,8 @@ fn worker_crash_loop_ends_the_server_with_a_message() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("the server stops"));
 }
 
-/// The supervisor reads these requests at once. After the first 1,000 of them, it has a request to answer with the reason.
+/// The supervisor reads these requests at once, and ends its event loop after the first 1,000 requests, because it then has
+/// requests to answer with the reason.
 #[test]
 fn every_request_of_one_read_is_answered_by_a_server_that_stops() {
     const REQUESTS: u64 = 1_400;

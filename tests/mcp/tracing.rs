@@ -542,7 +542,7 @@ fn profiling_stops_after_errors_and_timeouts() {
     call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
 }
 
-/// SB-SPROF has the samples of one profile only.
+/// SB-SPROF keeps the samples of only one profile.
 #[test]
 fn profile_is_refused_while_another_evaluation_reports_its_samples() {
     let mut server = Server::ready();

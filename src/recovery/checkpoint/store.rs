@@ -44,7 +44,7 @@ const MAX_MANIFEST_BYTES: u64 = 32 << 10;
 /// Maximum number of manifests that are read of one directory. Code in the image can create any number of files there, which
 /// the supervisor reads while clients wait.
 const MAX_MANIFESTS: usize = 10_000;
-/// Maximum number of incomplete files that are deleted at a time: clients wait while the supervisor deletes files, too.
+/// Maximum number of incomplete files that are deleted at a time. Clients wait while the supervisor deletes files.
 const MAX_DELETED_FILES: usize = 1_000;
 /// The beginning of the name of a server's checkpoint directory. A hexadecimal number follows.
 const DIRECTORY_PREFIX: &str = "checkpoints-";
@@ -336,7 +336,7 @@ impl Checkpoints {
         self.remove_incomplete();
     }
 
-    /// Deletes incomplete files that killed processes left behind, but at most [`MAX_DELETED_FILES`]: a later call deletes
+    /// Deletes at most [`MAX_DELETED_FILES`] incomplete files that killed processes left behind; the next call deletes
     /// more. Must not be called while a process is saving. Does not wait for the disk.
     pub(crate) fn remove_incomplete(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
