@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract. A core with another version is refused at boot. */
-#define SBCL_HOST_CONTRACT 20u
+#define SBCL_HOST_CONTRACT 21u
 
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
@@ -172,8 +172,8 @@ enum sbcl_event {
 };
 
 /* Added to the job number in events that describe an error at the time when it is signalled. The code may still handle
- * such an error. */
-#define SBCL_JOB_SIGNALLED (1ull << 48)
+ * such an error. Job numbers are lower than this flag, which is a fixnum in Lisp. */
+#define SBCL_JOB_SIGNALLED (1ull << 61)
 
 /* Kinds of SBCL_EVENT_ITEM. */
 enum sbcl_item {
