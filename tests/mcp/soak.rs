@@ -1,5 +1,5 @@
 //! A long session of code that works, fails, prints much and starts threads. At the end the server must hold the
-//! resources that it held after the first evaluations.
+//! resources that it held after the first evaluations. A session of more than a million lines must work, too.
 //!
 //! `SBCL_MCP_SOAK_EVALUATIONS` sets the number of evaluations.
 
@@ -138,4 +138,21 @@ fn replaced_methods_are_collected_as_garbage() {
     );
     let text = server.evaluate("(progn (sb-ext:gc :full t) (< (count-if #'sb-ext:weak-pointer-value *methods*) 50))");
     assert_eq!(text, "=> T");
+}
+
+/// Each line has a number, from which the numbers of its call's jobs are computed.
+#[test]
+fn evaluations_run_after_a_million_lines() {
+    const LINES: usize = 1 << 20;
+    const LINES_AT_ONCE: usize = 1 << 16;
+    let mut server = Server::ready();
+    let lines = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/unknown\"}\n".repeat(LINES_AT_ONCE);
+    for _ in 0..LINES / LINES_AT_ONCE {
+        server.send_raw(lines.as_bytes());
+        server.request("ping", json!({}));
+    }
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+    let (text, is_error) =
+        server.call_tool("evaluate-lisp", json!({"code": "(handler-case (error \"x\") (error () 4))"}));
+    assert!(!is_error && text == "=> 4", "{text}");
 }

@@ -30,23 +30,6 @@ fn loop_for_ever(server: &mut Server) -> i64 {
     }
 }
 
-/// Each line has a number, from which the numbers of its call's jobs are computed.
-#[apply(both_modes)]
-fn evaluations_run_after_a_million_lines(mode: Mode) {
-    const LINES: usize = 1 << 20;
-    const LINES_AT_ONCE: usize = 1 << 16;
-    let mut server = mode.ready();
-    let lines = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/unknown\"}\n".repeat(LINES_AT_ONCE);
-    for _ in 0..LINES / LINES_AT_ONCE {
-        server.send_raw(lines.as_bytes());
-        server.request("ping", json!({}));
-    }
-    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
-    let (text, is_error) =
-        server.call_tool("evaluate-lisp", json!({"code": "(handler-case (error \"x\") (error () 4))"}));
-    assert!(!is_error && text == "=> 4", "{text}");
-}
-
 #[apply(both_modes)]
 fn request_id_reused_after_cancellation_gets_its_own_answer(mode: Mode) {
     let mut server = mode.ready();
