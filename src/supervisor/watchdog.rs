@@ -147,14 +147,14 @@ impl Watchdog {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::recovery::status_page::WorkerStatus;
     use crate::rpc::WriteBuffer;
     use crate::rpc::frame::{FrameKind, encode_header};
 
     /// Makes a worker that has replayed its definitions. Its process is this process.
-    fn replayed_worker() -> WorkerProcess {
+    pub(crate) fn replayed_worker() -> WorkerProcess {
         let status = WorkerStatus::new(None, Default::default()).expect("memory");
         let (output, input) = std::io::pipe().expect("a pipe");
         let this_process = rustix::process::getpid();

@@ -223,19 +223,9 @@ fn log_failure_notice(reason: &str) -> String {
 mod tests {
     use super::*;
     use crate::recovery::checkpoint::store::Checkpoints;
-    use crate::recovery::status_page::WorkerStatus;
     use crate::supervisor::recovery::tests::options;
     use crate::supervisor::restart_policy::MAX_LOSSES;
-
-    /// Returns a worker process that has replayed its definitions. The worker has the process id of the test.
-    fn replayed_process() -> WorkerProcess {
-        let status = WorkerStatus::new(None, Default::default()).expect("memory");
-        let (output, input) = std::io::pipe().expect("a pipe");
-        let this_process = rustix::process::getpid();
-        let mut process = WorkerProcess::new(this_process, status, WriteBuffer::new(input.into()), output.into());
-        process.replayed = true;
-        process
-    }
+    use crate::supervisor::watchdog::tests::replayed_worker;
 
     #[test]
     fn a_request_at_which_two_workers_have_stalled_stays_open_if_the_server_stops() {
@@ -243,7 +233,7 @@ mod tests {
         let mut worker = Worker::new(RecoveryRecord::new(&options), options.watch_interval);
         worker.recovery.requests.add(0, b"{\"id\":7,\"method\":\"ping\"}\n");
         for left in (0..MAX_LOSSES).rev() {
-            worker.process = Some(replayed_process());
+            worker.process = Some(replayed_worker());
             assert!(worker.recovery.requests.next_piece().is_some());
             let line = worker.recovery.requests.first_open_line_from(0);
             // Only the last two workers stall.
