@@ -710,18 +710,23 @@ fn forked_child_sends_nothing_to_the_client() {
     server.assert_works();
 }
 
-#[test]
-fn worker_crash_loop_ends_the_server_with_a_message() {
-    let directory = Scratch::new();
+/// Starts a server whose home is `directory`, and each of whose workers crashes when it starts.
+fn start_with_crashing_workers(directory: &Scratch) -> std::process::Child {
     directory.write(".sbclrc", ABORT);
-    let mut child = Command::new(binary())
+    Command::new(binary())
         .args(["serve", "--user-init"])
-        .env("HOME", &*directory)
+        .env("HOME", &**directory)
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+#[test]
+fn worker_crash_loop_ends_the_server_with_a_message() {
+    let directory = Scratch::new();
+    let mut child = start_with_crashing_workers(&directory);
     let mut stdin = child.stdin.take().unwrap();
     let client =
         json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
@@ -743,15 +748,7 @@ fn worker_crash_loop_ends_the_server_with_a_message() {
 fn every_request_of_one_read_is_answered_by_a_server_that_stops() {
     const REQUESTS: u64 = 1_400;
     let directory = Scratch::new();
-    directory.write(".sbclrc", ABORT);
-    let mut child = Command::new(binary())
-        .args(["serve", "--user-init"])
-        .env("HOME", &*directory)
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = start_with_crashing_workers(&directory);
     let mut stdin = child.stdin.take().unwrap();
     let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(log.any(|line| line.unwrap().contains("the server stops")));
