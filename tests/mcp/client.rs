@@ -391,6 +391,7 @@ impl Server {
         let client = json!({"name": "raw", "version": "1"});
         let params = json!({"protocolVersion": revision, "capabilities": {}, "clientInfo": client});
         let answer = self.request("initialize", params);
+        assert!(answer["result"].is_object(), "{answer}");
         self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
         answer["result"].clone()
     }

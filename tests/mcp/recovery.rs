@@ -10,9 +10,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::attach::RuntimeDirectory;
-use crate::client::{DEADLINE, Scratch, Server, binary, call_err, call_ok, outcome};
+use crate::client::{DEADLINE, Scratch, Server, binary, call_err, call_ok, is_emulated, outcome};
 use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, wait_until, worker};
 use crate::server_mode::Mode;
+use rstest::rstest;
 use serde_json::{Value, json};
 
 /// Returns the number of answers to request `id` in a transcript.
@@ -526,38 +527,35 @@ const FORGE: &str = r#"
                (error ())))))
 (defun event (json) (forge 4 0 (length json) json))"#;
 
-#[test]
-fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
-    for (what, code) in [
-        ("an answer to nobody", "(forge 1 1000000 3 (format nil \"{}~%\"))"),
-        ("an answer that is no line", "(forge 1 1000000 2 \"{}\")"),
-        ("more than there may be", "(forge 1 1 (ash 1 30))"),
-        ("more than comes", "(forge 1 1 (ash 1 27))"),
-        ("an unknown kind", "(forge 99 1 0)"),
-        (
-            "a handshake without end",
-            r#"(dotimes (i 100) (event "{\"changed\":{\"handshake\":{\"call\":0,\"message\":\"null\"}}}"))"#,
-        ),
-        ("readiness", r#"(event "\"ready\"")"#),
-        ("the end of a replay", r#"(event "{\"restored\":{\"failed\":[[9,\"x\"]]}}")"#),
-        ("a reset for nobody", r#"(event "{\"reset_requested\":{\"job\":1000000,\"notices\":[]}}")"#),
-        ("a stuck evaluation", r#"(event "{\"stuck\":{\"outcome\":null,\"why\":\"Unmoved\"}}")"#),
-        ("a goodbye", r#"(event "{\"leaving\":{\"status\":3,\"reason\":null}}")"#),
-        ("a reason not to serve", r#"(event "{\"leaving\":{\"status\":3,\"reason\":\"reason\"}}")"#),
-    ] {
-        let mut server = Server::start_with(&["--watch-interval", "50"]);
-        server.initialize("2025-11-25");
-        server.evaluate(FORGE);
-        // The frame is written while the evaluation thread sleeps.
-        server.evaluate(&format!("(sb-thread:make-thread (lambda () (sleep 0.1) {code}))"));
-        let text = server.call_tool("evaluate-lisp", json!({"code": "(sleep 0.5)"})).0;
-        assert!(text.contains("=> NIL") || text.contains("IMAGE-LOST"), "{what}: {text}");
-        let text = server.evaluate("(not (null (fboundp 'forge)))");
-        assert!(text.ends_with("=> T"), "{what}: {text}");
-        server.assert_works();
-        let end = server.finish();
-        assert!(end.status.success(), "{what}: {}", end.stderr);
-    }
+#[rstest]
+#[case::an_answer_to_nobody("(forge 1 1000000 3 (format nil \"{}~%\"))")]
+#[case::an_answer_that_is_no_line("(forge 1 1000000 2 \"{}\")")]
+#[case::more_than_there_may_be("(forge 1 1 (ash 1 30))")]
+#[case::more_than_comes("(forge 1 1 (ash 1 27))")]
+#[case::an_unknown_kind("(forge 99 1 0)")]
+#[case::a_handshake_without_end(
+    r#"(dotimes (i 100) (event "{\"changed\":{\"handshake\":{\"call\":0,\"message\":\"null\"}}}"))"#
+)]
+#[case::readiness(r#"(event "\"ready\"")"#)]
+#[case::the_end_of_a_replay(r#"(event "{\"restored\":{\"failed\":[[9,\"x\"]]}}")"#)]
+#[case::a_reset_for_nobody(r#"(event "{\"reset_requested\":{\"job\":1000000,\"notices\":[]}}")"#)]
+#[case::a_stuck_evaluation(r#"(event "{\"stuck\":{\"outcome\":null,\"why\":\"Unmoved\"}}")"#)]
+#[case::a_goodbye(r#"(event "{\"leaving\":{\"status\":3,\"reason\":null}}")"#)]
+#[case::a_reason_not_to_serve(r#"(event "{\"leaving\":{\"status\":3,\"reason\":\"reason\"}}")"#)]
+fn forged_frames_to_the_supervisor_lose_at_most_the_image(#[case] code: &str) {
+    // In QEMU, a worker that starts beside others does not move for longer than 50 ms.
+    let mut server = Server::start_with(&["--watch-interval", if is_emulated() { "500" } else { "50" }]);
+    server.initialize("2025-11-25");
+    server.evaluate(FORGE);
+    // The frame is written while the evaluation thread sleeps.
+    server.evaluate(&format!("(sb-thread:make-thread (lambda () (sleep 0.1) {code}))"));
+    let text = server.call_tool("evaluate-lisp", json!({"code": "(sleep 0.5)"})).0;
+    assert!(text.contains("=> NIL") || text.contains("IMAGE-LOST"), "{text}");
+    let text = server.evaluate("(not (null (fboundp 'forge)))");
+    assert!(text.ends_with("=> T"), "{text}");
+    server.assert_works();
+    let end = server.finish();
+    assert!(end.status.success(), "{}", end.stderr);
 }
 
 /// The supervisor, which no sandbox confines, writes the definitions that a core contains next to the core.

@@ -171,11 +171,11 @@ fn heap_filling_test_is_an_error_and_the_other_tests_run() {
         "{text}"
     );
     server.assert_works();
-    // Data that a test keeps leaves less memory to later evaluations.
-    project.write(
-        "tests/tests.lisp",
-        &format!("{tests}(defvar *kept* '())\n(deftest keeps (loop (push (make-array 100000) *kept*)) 0)\n"),
-    );
+    // Data that a test keeps leaves less memory to later evaluations. The loop ends at the limit, and the cleanup form
+    // exceeds it by 40 MB.
+    let keeps = "(defvar *kept* '())\n(defun keep () (push (make-array 100000) *kept*))\n\
+                 (deftest keeps (unwind-protect (loop (keep)) (loop repeat 50 do (keep))) 0)\n";
+    project.write("tests/tests.lisp", &format!("{tests}{keeps}"));
     let text = call_err(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
     assert!(text.contains("[ERROR] HEAP-EXHAUSTED\nThe heap was nearly used up ("), "{text}");
     assert!(text.contains(" MB, even after the test DEMO-TESTS::KEEPS ended; a garbage "), "{text}");
