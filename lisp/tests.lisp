@@ -157,6 +157,19 @@ b| ()) (defvar *changed* 1))"))
                                 (write-char #\( stream)
                                 (print-argument (make-endless-object) stream))))))
 
+(define-test a-time-limit-does-not-end-the-unwinding-of-an-abandoned-evaluation
+  (let ((continued nil))
+    (call-until-abandoned
+     (lambda ()
+       (call-with-time-limit 0.01
+                             (lambda ()
+                               (unwind-protect (abandon-evaluation :interrupted nil)
+                                 ;; This timeout comes after the time limit.
+                                 (handler-case (sb-ext:with-timeout 0.1 (loop))
+                                   (sb-ext:timeout () nil)))))
+       (setf continued t)))
+    (expect nil continued)))
+
 (define-test a-text-of-very-many-parts-is-returned-whole
   (multiple-value-bind (text result)
       (bounded-text 1000000 (lambda (stream)

@@ -7,11 +7,6 @@
   "A function without arguments that unwinds to the end of the evaluation; NIL when this thread runs no evaluation that
 could be abandoned.")
 
-(declaim (type (member nil :error :interrupted) *failure-reason*))
-(defvar *failure-reason* nil
-  "The reason for this evaluation's failure: :ERROR for an error that reached the debugger, :INTERRUPTED, or NIL if the
-evaluation has not failed. Cleanup forms that stop the unwinding do not reset this variable.")
-
 (defvar *after-unwinding* nil
   "A function without arguments to call once a failed evaluation has unwound, or NIL.")
 

@@ -133,22 +133,31 @@ of the text."
 
 ;;; Time limits for values
 
+(declaim (type (member nil :error :interrupted) *failure-reason*))
+(defvar *failure-reason* nil
+  "The reason for this evaluation's failure: :ERROR for an error that reached the debugger, :INTERRUPTED, or NIL if the
+evaluation has not failed. Cleanup forms that stop the unwinding do not reset this variable.")
+
 (defvar *capturing-interruption* nil
   "True while this thread captures the frames of its interrupted evaluation.")
 
 (defun call-with-time-limit (seconds function)
   "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real number, unwind it and return NIL. While
 FUNCTION runs foreign code, the unwinding waits as OUTSIDE-FOREIGN-CODE describes. If an interruption is capturing the
-frames of FUNCTION, do not unwind: the interruption itself ends or holds the evaluation."
+frames of FUNCTION, do not unwind: the interruption itself ends or holds the evaluation. If the evaluation has failed
+meanwhile, do not unwind either: a cleanup form in FUNCTION is running, and the evaluation would continue."
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
          (capturing *capturing-interruption*)
+         (failure *failure-reason*)
          ;; The timer may fire after FUNCTION has returned. The timer's function, which runs in this thread,
          ;; then finds that RUNNING is NIL.
          (timer (sb-ext:make-timer (outside-foreign-code
                                     (lambda ()
-                                      (when (and running (eq capturing *capturing-interruption*))
+                                      (when (and running
+                                                 (eq capturing *capturing-interruption*)
+                                                 (eq failure *failure-reason*))
                                         (throw tag nil))))
                                    :thread sb-thread:*current-thread*)))
     (catch tag
