@@ -22,7 +22,7 @@ use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::attach;
 use crate::rpc::framing::too_long_message;
 use crate::rpc::id_scanner::ScannedMessage;
-use crate::rpc::inflight::{Batch, Inflight, Responder};
+use crate::rpc::inflight::{Batch, Inflight, Responder, ServerRequests};
 use crate::rpc::route::job_number;
 use crate::session::Operation;
 
@@ -123,9 +123,11 @@ impl Conversation {
         self.tools.inflight()
     }
 
-    /// Resumes a conversation from its last handshake, an `initialize` request that an earlier image has answered. Then
-    /// reports the replacement of the last image to the client.
-    pub(super) fn resume(&self, handshake: Option<&str>) {
+    /// Resumes a conversation from its last handshake, an `initialize` request that an earlier image has answered, and
+    /// withdraws the requests that earlier images have sent to the client. Then reports the replacement of the last image to
+    /// the client.
+    pub(super) fn resume(&self, handshake: Option<&str>, server_requests: &ServerRequests) {
+        self.inflight().withdraw_earlier(server_requests);
         if let Some(DecodedLine::Single(Ok(Message::Request { params, .. }))) =
             handshake.map(|line| decode(line.as_bytes()))
         {

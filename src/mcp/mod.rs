@@ -123,7 +123,7 @@ pub(crate) fn serve(
     options.registry.publish_tool_names();
     let connection = Connection::open(stdio, output::Recipient::Supervisor)?;
     let state = connection.recovery_state()?;
-    let (handshakes, next_line) = (server::handshakes(&state), state.next_line);
+    let (clients, next_line) = (state.clients.clone(), state.next_line);
     let output = connection.inflight.output.clone();
     let recovery = recovery_context::resume(session, state, output, connection.event_loop.clone(), status);
     let reports = Some(recovery.saves.clone());
@@ -135,7 +135,7 @@ pub(crate) fn serve(
     }
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(recovery.clone()), Some(checkpoints), options);
-    let server = Arc::new(Server::new(tools, handshakes, status, next_line));
+    let server = Arc::new(Server::new(tools, &clients, status, next_line));
     let status = connection.event_loop.run(&*server);
     let has_supervisor = !server.is_orphaned();
     // A save would undo the reset or restore that this process has requested.

@@ -15,7 +15,7 @@ use crate::outcome::Outcome;
 use crate::recovery::checkpoint::autosave::AutosaveTrigger;
 use crate::recovery::checkpoint::save::SaveReporter;
 use crate::recovery::checkpoint::store::Checkpoint;
-use crate::recovery::event::WorkerEvent;
+use crate::recovery::event::{SessionEvent, WorkerEvent};
 use crate::recovery::messages::{
     ReplacementMessages, outcome_after_reset, outcome_lost_with_batch, replacement_messages, restore_notice,
     unrestored_line,
@@ -26,6 +26,7 @@ use crate::recovery::state::{CheckpointRestore, ClientState, RecoveryState};
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::recovery::unrestored::UnrestoredForms;
 use crate::rpc::event_loop::EventLoop;
+use crate::rpc::inflight::Inflight;
 use crate::rpc::output::Output;
 use crate::rpc::route::call_of_job;
 use crate::session::recovery::{SavedErrors, describe_background};
@@ -81,6 +82,14 @@ impl RecoveryContext {
         }
         let connection = session.connection_number();
         Self { connection, lost: Arc::default(), loss_reported: Arc::default(), ..self.clone() }
+    }
+
+    /// Reports the server's requests to the client from now on, so that the next worker can withdraw them.
+    pub(super) fn report_server_requests(&self, inflight: &Inflight) {
+        let (reporter, client) = (self.reporter.clone(), self.connection);
+        inflight.set_server_request_observer(move |requests| {
+            reporter.report_change(SessionEvent::ServerRequests { client, requests });
+        });
     }
 
     /// Reports the replacement of the last image to a client, once the definitions are replayed.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
-use crate::recovery::state::RecoveryState;
+use crate::recovery::state::ClientState;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::rpc::event_loop::Service;
 use crate::rpc::framing::Line;
@@ -36,11 +36,11 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Creates a server that resumes the last image's conversations from their `handshakes`. The first new line has the
-    /// call number `next_line`.
+    /// Creates a server that resumes the last image's conversations with `clients`, by connection. The first new line has
+    /// the call number `next_line`.
     pub(super) fn new(
         tools: Arc<ToolContext>,
-        handshakes: Vec<(u64, Option<String>)>,
+        clients: &BTreeMap<u64, ClientState>,
         status: StatusPage,
         next_line: u64,
     ) -> Self {
@@ -54,8 +54,8 @@ impl Server {
             status,
             supervisor,
         };
-        for (connection, handshake) in handshakes {
-            server.conversation(connection).resume(handshake.as_deref());
+        for (connection, client) in clients {
+            server.conversation(*connection).resume(client.initialize.as_deref(), &client.server_requests);
         }
         server
     }
@@ -228,11 +228,6 @@ impl Service for Server {
     fn is_orphaned(&self) -> bool {
         self.supervisor.is_some_and(|supervisor| getppid() != Some(supervisor))
     }
-}
-
-/// Returns the last handshake of each of the last image's clients, by connection.
-pub(super) fn handshakes(state: &RecoveryState) -> Vec<(u64, Option<String>)> {
-    state.clients.iter().map(|(number, client)| (*number, client.initialize.clone())).collect()
 }
 
 /// The service of one client with a stream of its own.

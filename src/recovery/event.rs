@@ -14,6 +14,7 @@ use crate::Limits;
 use crate::image::interruption::StuckReason;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::rpc::frame::MAX_EVENT;
+use crate::rpc::inflight::ServerRequests;
 
 /// Maximum size of a client's `initialize` request, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
@@ -101,6 +102,12 @@ pub(crate) enum SessionEvent {
         /// The number of the last error; `None` when the last evaluation succeeded.
         last: Option<u64>,
     },
+    /// The server sent a request to a client, or such a request was answered or withdrawn.
+    ServerRequests {
+        /// The number of the client's connection.
+        client: u64,
+        requests: ServerRequests,
+    },
     /// A client set the limits.
     Limits(Limits),
     /// A save of the image has begun. `file` is the name of the core's file. The core contains no definition that is
@@ -113,12 +120,12 @@ pub(crate) enum SessionEvent {
 }
 
 impl SessionEvent {
-    /// Returns true when a new server that continues the session needs the event. Handshakes, limits, and the errors of
-    /// attached clients end with their server. A new server looks for the files of each save, and needs no report of a
-    /// failure.
+    /// Returns true when a new server that continues the session needs the event. Handshakes, the server's requests, limits,
+    /// and the errors of attached clients end with their server. A new server looks for the files of each save, and needs no
+    /// report of a failure.
     pub(crate) fn outlives_server(&self) -> bool {
         match self {
-            Self::Handshake { .. } | Self::Limits(_) | Self::SaveFailed { .. } => false,
+            Self::Handshake { .. } | Self::ServerRequests { .. } | Self::Limits(_) | Self::SaveFailed { .. } => false,
             Self::Errors { client, .. } => *client == 0,
             Self::Defined(_) | Self::Detached { .. } | Self::Saving { .. } | Self::Saved(_) => true,
         }

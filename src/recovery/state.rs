@@ -16,11 +16,14 @@ use crate::Limits;
 use crate::image::interruption::StuckReason;
 use crate::outcome::Outcome;
 use crate::result_kind::CANCELLED;
+use crate::rpc::inflight::ServerRequests;
 use crate::rpc::route::call_of_job;
 use crate::session::recovery::SavedErrors;
 
 /// Maximum number of handshakes, of all clients together, whose calls are not answered yet. The newest are kept.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
+/// Maximum number of recorded requests of the server that a client has not answered.
+const MAX_OPEN_SERVER_REQUESTS: usize = 64;
 /// Maximum number of saves in progress that are recorded. When there are more, the oldest are forgotten.
 pub(crate) const MAX_SAVES_IN_PROGRESS: usize = 64;
 /// Maximum number of checkpoints that the next image may boot from.
@@ -88,6 +91,9 @@ pub(crate) struct ClientState {
     pub(crate) initialize: Option<String>,
     /// The client's error state and history.
     pub(crate) errors: SavedErrors,
+    /// The requests that the server has sent to the client. The next worker withdraws the open requests.
+    #[serde(default)]
+    pub(crate) server_requests: ServerRequests,
 }
 
 /// The coverage of a core: the definitions that it contains.
@@ -347,6 +353,12 @@ impl RecoveryState {
                 self.errors = self.errors.max(added.as_ref().map_or(0, |error| error.id));
                 if let Some(client) = self.clients.get_mut(&client) {
                     client.errors.record(added, last);
+                }
+            }
+            SessionEvent::ServerRequests { client, mut requests } => {
+                requests.open.truncate(MAX_OPEN_SERVER_REQUESTS);
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.server_requests = requests;
                 }
             }
             SessionEvent::Limits(limits) => self.limits = Some(limits),
@@ -698,7 +710,7 @@ impl RecoveryState {
         // If the server ended during a replay, `unrestored` lacks the poisoned forms.
         let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned);
         Self {
-            clients: BTreeMap::from([(0, ClientState { initialize: None, errors })]),
+            clients: BTreeMap::from([(0, ClientState { errors, ..ClientState::default() })]),
             definitions: Some(self.definitions.clone().unwrap_or_default()),
             unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
             evaluations: self.evaluations,
@@ -1139,12 +1151,15 @@ mod tests {
         state.record_connection(3);
         state.apply(SessionEvent::Handshake { call: 7, message: "{}".to_owned() });
         state.record_answer(7, 3);
+        let requests = ServerRequests { last: 9, open: vec![8] };
+        state.apply(SessionEvent::ServerRequests { client: 3, requests });
         state.apply(SessionEvent::Saving { file: "x.core".to_owned() });
         state.record_crash(LastStatus { replaying: Some(0), ..LastStatus::default() }, false, &Crash::new("died"));
         let json = serde_json::to_value(&state).expect("JSON");
         let read: RecoveryState = serde_json::from_value(json.clone()).expect("a state");
         assert_eq!(serde_json::to_value(&read).expect("JSON"), json);
         assert_eq!(read.clients[&3].initialize.as_deref(), Some("{}"));
+        assert_eq!((read.clients[&3].server_requests.last, &*read.clients[&3].server_requests.open), (9, &[8][..]));
     }
 
     #[test]

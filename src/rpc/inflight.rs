@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rmcp::model::{ErrorData, ProgressToken, RequestId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::output::{EncodedLine, MAX_ANSWER, MAX_UNREAD, Output};
@@ -32,9 +32,6 @@ const MAX_PROGRESS_MESSAGE: usize = 1000;
 /// Maximum number of bytes of output in one report to a client that wants all output. The next reports have the rest:
 /// other requests would wait while a report of many megabytes is encoded.
 const MAX_OUTPUT_PART: usize = 64 << 10;
-/// Number of low bits in the number of a server request. The bits above are the number of the call that the request
-/// serves.
-pub(crate) const SERVER_REQUEST_SHIFT: u32 = 16;
 /// Key in the `_meta` of a progress report. Its value is the index of the message's first byte in the whole output. Only
 /// reports of output have the key, and only for clients that want all output.
 pub(crate) const OUTPUT_OFFSET_KEY: &str = "sbcl-mcp/output-from";
@@ -48,6 +45,7 @@ type OutputSince = Box<dyn Fn(usize, usize) -> Option<String> + Send>;
 type StatusText = Box<dyn Fn() -> Option<String> + Send>;
 /// A function that takes the client's response to a server request.
 type ReplyHandler = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
+type ServerRequestObserver = Box<dyn Fn(ServerRequests) + Send>;
 
 /// The reason why a server request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +56,15 @@ pub(crate) enum NoAnswer {
     TimedOut,
     /// The server has withdrawn the request.
     Withdrawn,
+}
+
+/// The server requests of one connection, as the next worker must know them.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct ServerRequests {
+    /// The number of the last request; 0 before the first request.
+    pub(crate) last: u64,
+    /// The numbers of the requests that are neither answered nor withdrawn.
+    pub(crate) open: Vec<u64>,
 }
 
 /// The pending requests of one connection: the client's requests, and the requests that the server sent to the client
@@ -79,6 +86,7 @@ struct Table {
     /// Bytes of answers in batches that are not complete.
     batched_bytes: usize,
     server_requests: HashMap<u64, ServerRequest>,
+    server_request_observer: Option<ServerRequestObserver>,
     timers: BTreeSet<(Instant, Timer)>,
     /// By call: the time since the supervisor received the call, when this worker got it from an earlier worker.
     ages: HashMap<u64, Duration>,
@@ -456,18 +464,38 @@ impl Inflight {
         table.timers.insert((time, timer));
     }
 
+    /// Sets the function that is called when server requests are added or removed. A new server request is sent after
+    /// the call.
+    pub(crate) fn set_server_request_observer(&self, observer: impl Fn(ServerRequests) + Send + 'static) {
+        self.table.lock().server_request_observer = Some(Box::new(observer));
+    }
+
+    /// Withdraws the open server requests of an earlier worker, whose numbers are not used again: a late answer to such a
+    /// request must not answer another request.
+    pub(crate) fn withdraw_earlier(&self, earlier: &ServerRequests) {
+        let mut table = self.table.lock();
+        table.last_server_request = earlier.last;
+        for number in &earlier.open {
+            self.withdraw(*number, "the Lisp process was replaced");
+        }
+        if !earlier.open.is_empty() {
+            table.notify_server_request_observer();
+        }
+    }
+
     /// Sends a server request to the client, to serve the client's request with the number `request`. `reply` gets the
     /// answer, or the reason why no answer came within `time`. If the client's request is cancelled, `reply` is dropped and
     /// the server request is withdrawn.
     pub(crate) fn ask(&self, request: u64, method: &str, params: &impl Serialize, time: Duration, reply: ReplyHandler) {
         let mut table = self.table.lock();
-        let Some(served) = table.requests.get(&request) else { return };
-        // Call numbers are unique across workers, so the client's answer to a request of an earlier worker does not answer
-        // this request.
-        let number = (table.last_server_request + 1).max(served.destination.call() << SERVER_REQUEST_SHIFT);
-        table.last_server_request = number;
+        if !table.requests.contains_key(&request) {
+            return;
+        }
+        table.last_server_request += 1;
+        let number = table.last_server_request;
         let deadline = Instant::now() + time.min(MAX_TIMER);
         table.server_requests.insert(number, ServerRequest { on_behalf_of: request, deadline, reply });
+        table.notify_server_request_observer();
         self.arm(&mut table, deadline, Timer::ServerRequest(number));
         drop(table);
         self.output.send(&json!({"jsonrpc": "2.0", "id": number, "method": method, "params": params}));
@@ -594,7 +622,15 @@ impl Table {
     fn take_server_request(&mut self, number: u64) -> Option<ReplyHandler> {
         let server_request = self.server_requests.remove(&number)?;
         self.timers.remove(&(server_request.deadline, Timer::ServerRequest(number)));
+        self.notify_server_request_observer();
         Some(server_request.reply)
+    }
+
+    fn notify_server_request_observer(&self) {
+        if let Some(observer) = &self.server_request_observer {
+            let open = self.server_requests.keys().copied().collect();
+            observer(ServerRequests { last: self.last_server_request, open });
+        }
     }
 
     fn take_server_requests_where(&mut self, which: impl Fn(&ServerRequest) -> bool) -> Vec<(u64, ReplyHandler)> {
@@ -945,7 +981,7 @@ mod tests {
             client.inflight.ask(owed, "ask", &json!({}), Duration::from_secs(1), Box::new(reply));
         }
         client.inflight.cancel(&RequestId::Number(1));
-        let sent = [0, 1, 2, 3].map(|index| (1 << SERVER_REQUEST_SHIFT) + index);
+        let sent = [1, 2, 3, 4];
         client.inflight.deliver_reply(sent[1], Ok(json!("yes")));
         client.inflight.deliver_reply(sent[1], Ok(json!("again")));
         client.inflight.deliver_reply(sent[0], Ok(json!("nobody's")));
@@ -959,6 +995,25 @@ mod tests {
         let withdrawn: Vec<_> = client.end().iter().map(|message| message["params"]["requestId"].clone()).collect();
         let asked = std::iter::repeat_n(json!(null), 4);
         assert_eq!(withdrawn, asked.chain([0, 3, 2].map(|index: usize| json!(sent[index]))).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_next_worker_withdraws_open_server_requests_and_does_not_use_their_numbers_again() {
+        let client = Client::new();
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let reports = reported.clone();
+        client.inflight.set_server_request_observer(move |requests| reports.lock().push(requests));
+        client.inflight.withdraw_earlier(&ServerRequests { last: 7, open: vec![6] });
+        let responder = client.admit(1).unwrap();
+        let reply = Box::new(|answer: Result<Value, NoAnswer>| assert_eq!(answer, Ok(json!("yes"))));
+        client.inflight.ask(responder.request_number(), "ask", &json!({}), Duration::from_secs(1), reply);
+        client.inflight.deliver_reply(6, Ok(json!("late")));
+        client.inflight.deliver_reply(8, Ok(json!("yes")));
+        assert!(responder.leave_unanswered());
+        let sent = client.end();
+        assert_eq!((sent.len(), &sent[0]["params"]["requestId"], &sent[1]["id"]), (2, &json!(6), &json!(8)));
+        let reported: Vec<_> = reported.lock().iter().map(|requests| (requests.last, requests.open.clone())).collect();
+        assert_eq!(reported, [(7, vec![]), (8, vec![8]), (8, vec![])]);
     }
 
     #[test]

@@ -356,6 +356,7 @@ fn answer_to_a_question_of_a_lost_image_acts_on_no_question_of_the_next() {
         }
         if round % 2 == 0 {
             kill_worker(&server);
+            assert_withdrawn(&mut server, &question);
         } else {
             let reset = server.post_call("reset-session", json!({}));
             assert_withdrawn(&mut server, &question);
@@ -365,6 +366,48 @@ fn answer_to_a_question_of_a_lost_image_acts_on_no_question_of_the_next() {
         assert!(is_error && !text.contains(":TAKEN"), "{text}");
         answered.push(question);
     }
+}
+
+#[test]
+fn question_to_an_attached_client_is_withdrawn_when_the_image_is_lost() {
+    let directory = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = directory.server(&[]);
+    let mut client = directory.attach_with(&server, json!({"elicitation": {}}));
+    let call = client.post_call("evaluate-lisp", json!({"code": CODE, "on-error": "ask"}));
+    let question = client.read().expect("a question");
+    assert_eq!(question["method"], "elicitation/create");
+    kill_worker(&server);
+    let withdrawn = client.read().expect("a message");
+    assert_eq!(withdrawn["method"], "notifications/cancelled", "{withdrawn}");
+    assert_eq!(withdrawn["params"]["requestId"], question["id"]);
+    let (text, is_error) = outcome(&client.answer(call));
+    assert!(is_error && text.contains("[ERROR] IMAGE-LOST\n"), "{text}");
+    server.assert_works();
+}
+
+#[test]
+fn late_answer_to_a_question_of_a_lost_image_acts_on_no_question_of_the_same_batch() {
+    let mut server = elicitation_server(Mode::Supervised, &json!({"elicitation": {}}));
+    let call = |id: i64| {
+        let arguments = json!({"code": CODE, "on-error": "ask"});
+        let params = json!({"name": "evaluate-lisp", "arguments": arguments});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    server.send(&json!([call(1001), call(1002)]));
+    let (lost, _) = next_question(&mut server);
+    kill_worker(&server);
+    assert_withdrawn(&mut server, &lost);
+    // The next image evaluates the second call of the batch for the first time.
+    let (question, params) = next_question(&mut server);
+    assert_ne!(question, lost);
+    reply(&mut server, &lost, &json!({"action": "decline"}));
+    reply(&mut server, &question, &accept(&offered_choice(&params, "TAKE"), "1"));
+    let answers = server.receive().expect("the answers to the batch");
+    let of = |id: i64| answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).expect("an answer");
+    let (text, is_error) = outcome(of(1001));
+    assert!(is_error && text.contains("[ERROR] IMAGE-LOST\n"), "{text}");
+    let (text, is_error) = outcome(of(1002));
+    assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
 }
 
 #[apply(both_modes)]

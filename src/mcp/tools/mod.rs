@@ -83,8 +83,9 @@ impl ToolContext {
         if !options.registry.tools().has(reset::ResetSession::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
         }
-        if recovery.is_none() {
-            session.query(&Operation::new("no-supervisor"), |_| ());
+        match &recovery {
+            Some(recovery) => recovery.report_server_requests(&inflight),
+            None => _ = session.query(&Operation::new("no-supervisor"), |_| ()),
         }
         Arc::new(Self { session, inflight, recovery, checkpoints, options, questions: Mutex::default() })
     }
