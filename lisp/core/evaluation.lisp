@@ -2,6 +2,13 @@
 
 (in-package "SBCL-HOST")
 
+(defun shared-settings ()
+  "Return a list of the global values of the variables that all connections share and that affect how forms are read and
+files are found. A restored image evaluates the forms that changed these values again. Bindings do not count: a form that
+fails within a binding has changed nothing."
+  (mapcar (lambda (variable) (and (boundp variable) (sb-ext:symbol-global-value variable)))
+          '(*features* *default-pathname-defaults* asdf:*central-registry*)))
+
 (declaim (inline make-evaluation))
 (defstruct (evaluation (:copier nil) (:predicate nil))
   "The state of one evaluation, shared by its threads."
@@ -9,8 +16,11 @@
   (number 0 :type sb-ext:word)
   ;; The audience of the evaluation's messages, an element of *AUDIENCES*.
   (audience :agent :type symbol)
-  ;; The number of changes that the evaluation has made: definitions, removals, and others such as exports.
+  ;; The number of changes that the evaluation has made: definitions, removals, and others such as exports. COUNT-CHANGES
+  ;; adds the changes of the shared settings.
   (change-count 0 :type sb-ext:word)
+  ;; The value of SHARED-SETTINGS after the last change that was counted.
+  (settings (shared-settings) :type list)
   ;; The changes that the current form has made, newest first, as lines that FORMAT-CHANGE-LINE returned.
   (changes '() :type list)
   ;; The definitions to report to other connections, newest first, as lists of three elements: the kind, the name, and
@@ -32,6 +42,18 @@
 (declaim (type (or null evaluation) *evaluation*))
 (defvar *evaluation* nil
   "The evaluation to which this thread belongs, or NIL.")
+
+(defun forget-setting-changes ()
+  "Have COUNT-CHANGES ignore the changes of the shared settings that it has not counted yet."
+  (setf (evaluation-settings *evaluation*) (shared-settings)))
+
+(defun count-changes ()
+  "Return the number of changes that this evaluation has made. If the shared settings have changed since the last call, first
+count this as a change: a variable does not show which form assigned it."
+  (unless (every #'eq (evaluation-settings *evaluation*) (shared-settings))
+    (forget-setting-changes)
+    (sb-ext:atomic-incf (evaluation-change-count *evaluation*)))
+  (evaluation-change-count *evaluation*))
 
 (defun audience ()
   "Return the audience of this thread's messages, an element of *AUDIENCES*."

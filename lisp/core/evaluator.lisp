@@ -59,15 +59,6 @@ not find this one."
              (sb-kernel:*restart-clusters* (list (list retry abort))))
         (return (funcall function))))))
 
-(defmacro with-captured-settings ((&rest settings) &body body)
-  "Evaluate BODY with local variables bound to the current values of the special variables that affect how forms are read
-and files are found. SETTINGS are the names of the local variables, in the order of the special variables below; if
-there are fewer names, only the first special variables are used."
-  `(let ,(mapcar #'list settings
-                 '(*package* *readtable* *read-base* *read-default-float-format* *features* *default-pathname-defaults*
-                   asdf:*central-registry*))
-     ,@body))
-
 (defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
   "Push an event with FORM, which a restored image must evaluate again. FORM extends from START to END in CODE and was read
 in PACKAGE. ROLE is a string that FORM-ROLE returns, or \"failed\"."
@@ -79,8 +70,8 @@ in PACKAGE. ROLE is a string that FORM-ROLE returns, or \"failed\"."
   "True when only the first form of the submitted code is evaluated.")
 
 (defvar *push-unfinished-form* nil
-  "A function without arguments. If the current form has defined something since it was last pushed, the function pushes
-the form as a failed form. NIL while no form is evaluated.")
+  "A function without arguments. If the current form has made changes since it was last pushed, the function pushes the
+form as a failed form. NIL while no form is evaluated.")
 
 (defvar *unpushed-form* '()
   "The arguments for PUSH-DEFINING-FORM with the last form that was evaluated; NIL if that form was pushed already.")
@@ -88,17 +79,20 @@ the form as a failed form. NIL while no form is evaluated.")
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at position START, and evaluate it. Return two values: a list of the form's values,
 and true; or NIL and NIL at the end of the stream. Push the form if it defined something or changed how the session reads forms
-or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined something before
-the failure, even while it was read."
-  (let* ((definitions (evaluation-change-count *evaluation*))
+or finds files, because a restored image must evaluate the form again. Push a failed form, too, if it defined something or
+changed the shared settings before the failure, even while it was read."
+  (let* ((definitions (count-changes))
          (pushed definitions)
          (end 0)
          (evaluated nil)
          (form stream))
-    (with-captured-settings (package readtable base float-format features directory registry)
+    (let ((package *package*)
+          (readtable *readtable*)
+          (base *read-base*)
+          (float-format *read-default-float-format*))
       (flet ((push-unfinished ()
-               (unless (eql pushed (evaluation-change-count *evaluation*))
-                 (setf pushed (evaluation-change-count *evaluation*))
+               (unless (eql pushed (count-changes))
+                 (setf pushed (count-changes))
                  (when (eq form stream)
                    ;; Code in #. defined something, and then the reader failed. The user's code may have closed the stream.
                    (setf end (guarded (file-position stream) (failure) (length *submitted-code*))))
@@ -120,13 +114,11 @@ the failure, even while it was read."
                  (shiftf /// // / values)
                  (shiftf *** ** * (first values))
                  (setf *unpushed-form* (list form *submitted-code* start end package))
-                 (unless (and (eql definitions (evaluation-change-count *evaluation*))
+                 (unless (and (eql definitions (count-changes))
                               ;; A restored image has no values of attached connections.
                               (or *connection-values*
                                   (and (eq package *package*) (eq readtable *readtable*)
-                                       (eql base *read-base*) (eq float-format *read-default-float-format*)))
-                              (eq features *features*) (eq directory *default-pathname-defaults*)
-                              (eq registry asdf:*central-registry*))
+                                       (eql base *read-base*) (eq float-format *read-default-float-format*))))
                    (apply #'push-defining-form (shiftf *unpushed-form* '())))
                  (values values t))))
         (declare (dynamic-extent #'push-unfinished #'evaluate))
@@ -166,34 +158,34 @@ is the number of characters read."
 
 (defun run-operation (text code)
   "Run the operation in TEXT, and return a list of the values to print. CODE is the code that the client sent with the
-operation. If the operation defined something without evaluating CODE, push CODE as the form that makes these
-definitions again."
+operation. If the operation defined something or changed the shared settings without evaluating CODE, push CODE as the form
+that makes these changes again."
   (declare (type text text code))
   (multiple-value-bind (name arguments) (read-operation text)
     (let ((function (gethash name **operations**))
-          (definitions (evaluation-change-count *evaluation*))
+          (definitions (count-changes))
+          (package *package*)
           (evaluated nil)
           (done nil)
           (*form-number* 1)
           (*form-start* 0))
       (declare (type function function))
-      (with-captured-settings (package)
-        (unwind-protect
-             (multiple-value-prog1 (call-with-form-restarts
-                                    (lambda ()
-                                      (prog1 (with-user-code-boundary ()
-                                               (apply function
-                                                      (lambda ()
-                                                        (setf evaluated t)
-                                                        (evaluate-forms code))
-                                                      arguments))
-                                        (resume-failure-unwinding)))
-                                    "Run this call again from the start.")
-               (setf done t))
-          (unless (or evaluated (eql definitions (evaluation-change-count *evaluation*)))
-            (let* ((*package* package)
-                   (form (guarded (read-from-string code) (failure) nil)))
-              (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed")))))))))
+      (unwind-protect
+           (multiple-value-prog1 (call-with-form-restarts
+                                  (lambda ()
+                                    (prog1 (with-user-code-boundary ()
+                                             (apply function
+                                                    (lambda ()
+                                                      (setf evaluated t)
+                                                      (evaluate-forms code))
+                                                    arguments))
+                                      (resume-failure-unwinding)))
+                                  "Run this call again from the start.")
+             (setf done t))
+        (unless (or evaluated (eql definitions (count-changes)))
+          (let* ((*package* package)
+                 (form (guarded (read-from-string code) (failure) nil)))
+            (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed"))))))))
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package that NAME designates, or unchanged if NAME is empty. Signal an error if
@@ -274,13 +266,13 @@ variable redirected."
 (defun push-values (values)
   "Push VALUES, the values of the last form that was evaluated. If a method that prints them defines something, push the form,
 unless it was pushed already: a restored image prints the values of each form that it evaluates again."
-  (let ((definitions (evaluation-change-count *evaluation*))
+  (let ((definitions (count-changes))
         (done nil))
     (unwind-protect (progn
                       (with-user-code-boundary ()
                         (mapc #'push-value values))
                       (setf done t))
-      (unless (or (null *unpushed-form*) (eql definitions (evaluation-change-count *evaluation*)))
+      (unless (or (null *unpushed-form*) (eql definitions (count-changes)))
         (apply #'push-defining-form (append *unpushed-form* (if done '() '("failed"))))))))
 
 (defun evaluate-and-print (code package operation)

@@ -79,6 +79,8 @@ example an exit from a timer's function."
     (forget-restart-answers)
     (store-connection-variables)
     (announce-definitions)
+    ;; Settings that change while the evaluation is held were not changed by the evaluation.
+    (count-changes)
     (when *push-unfinished-form*
       (funcall (the function *push-unfinished-form*)))
     (event *job-id* (event-code :held))
@@ -90,17 +92,20 @@ example an exit from a timer's function."
              (progn
                (setf job (next-held-job))
                (when (or (null job) (eq (job-kind job) :release))
+                 (forget-setting-changes)
                  (setf leaving t)
                  (return))
                (let ((sb-thread::*interrupt-handler* nil))
                  (multiple-value-bind (success resume) (run-held-command job)
                    ;; The function that resumes the evaluation runs under the evaluation's own handlers.
                    (when resume
+                     (forget-setting-changes)
                      (setf leaving t)
                      (when (eq resume :release)
                        (event *job-id* (event-code :released))
                        (return))
                      (funcall (the function resume))
+                     (count-changes)
                      (setf leaving nil))
                    (end-held-job success)
                    (setf job nil))))
@@ -222,7 +227,7 @@ something and a supervisor would replace a lost image, notify the user that thes
                                        :audience (evaluation-audience *evaluation*))))
     (unwind-protect (funcall function)
       (announce-definitions)
-      (when (and **supervised** (plusp (evaluation-change-count *evaluation*)))
+      (when (and **supervised** (plusp (count-changes)))
         (push-notice "If the image is lost, the definitions that the code for the values made can be restored only ~
                       from a checkpoint. To keep these definitions without a checkpoint, evaluate them again on their ~
                       own."))
@@ -485,8 +490,8 @@ count as definitions of the held evaluation."
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
                              (lambda (form start end package done)
-                               (when (/= definitions (evaluation-change-count *evaluation*))
-                                 (setf definitions (evaluation-change-count *evaluation*))
+                               (when (/= definitions (count-changes))
+                                 (setf definitions (count-changes))
                                  (if done
                                      (push-defining-form form (job-text job) start end package)
                                      (push-defining-form form (job-text job) start end package "failed")))
@@ -497,7 +502,7 @@ count as definitions of the held evaluation."
         (prog1 (and success
                     (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))
           ;; Code in #. may define something before the reader fails, and so may a method that prints a value.
-          (when (/= definitions (evaluation-change-count *evaluation*))
+          (when (/= definitions (count-changes))
             (push-defining-form nil (job-text job) 0 (length (job-text job)) (current-package) "failed")))))))
 
 (defun unwindable-p (frame number)

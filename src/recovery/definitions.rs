@@ -70,7 +70,7 @@ impl Definition {
         }
         let names: Vec<_> = self.changes.made().map(String::as_str).collect();
         Some(match names.len() {
-            0 => "the form failed after making a definition".to_owned(),
+            0 => "the form failed after defining or changing something".to_owned(),
             1..=MAX_LISTED_NAMES => format!("the form failed after defining {}", names.join(", ")),
             many => {
                 format!(

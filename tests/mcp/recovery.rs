@@ -358,6 +358,44 @@ fn definitions_made_in_the_debugger_are_replayed_without_the_held_form() {
     assert!(server.evaluate("*account*").ends_with("=> 2"));
 }
 
+#[test]
+fn feature_added_while_a_form_was_held_is_restored_without_the_held_form() {
+    let scratch = Scratch::new();
+    let paid = scratch.join("paid");
+    let mut server = Server::ready();
+    let held = format!(
+        "(progn (with-open-file (s {paid:?} :direction :output :if-exists :append :if-does-not-exist :create)
+                  (write-line \"paid\" s))
+                (let ((*features* (cons :bound *features*))) (cerror \"Go on.\" \"Stop.\"))
+                :paid)"
+    );
+    assert!(server.call_tool("evaluate-lisp", json!({"code": held, "on-error": "debug"})).1);
+    // The thread of the held form has a binding of *features*, so another thread changes the global value.
+    let change = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (push :mine *features*) :pushed)))";
+    assert!(call_ok(&mut server, "eval-in-frame", json!({"frame": 0, "code": change})).ends_with("=> :PUSHED"));
+    assert_eq!(call_ok(&mut server, "invoke-restart", json!({"restart": "continue"})), "=> :PAID");
+    kill_worker(&server);
+    let text = server.evaluate("(list (count :mine *features*) (count :bound *features*))");
+    assert!(text.contains("Restored: the one defining form.") && text.ends_with("=> (1 0)"), "{text}");
+    assert_eq!(std::fs::read_to_string(&paid).unwrap(), "paid\n");
+}
+
+#[test]
+fn feature_added_before_a_form_was_held_is_restored_with_the_resumed_form() {
+    let scratch = Scratch::new();
+    let resumed = scratch.join("resumed");
+    let mut server = Server::ready();
+    let held = format!(
+        "(progn (push :mine *features*) (unless (probe-file {resumed:?}) (cerror \"Go on.\" \"Stop.\")) :resumed)"
+    );
+    assert!(server.call_tool("evaluate-lisp", json!({"code": held, "on-error": "debug"})).1);
+    std::fs::write(&resumed, "").unwrap();
+    assert_eq!(call_ok(&mut server, "invoke-restart", json!({"restart": "continue"})), "=> :RESUMED");
+    kill_worker(&server);
+    let text = server.evaluate("(count :mine *features*)");
+    assert!(text.contains("Restored: the one defining form.") && text.ends_with("=> 1"), "{text}");
+}
+
 // ---- Workers that fail to start
 
 /// Starts a server over new pipes.
@@ -872,6 +910,57 @@ fn features_directories_documentation_and_methods_are_restored() {
         directory.to_str().unwrap()
     );
     assert_eq!(values.join(" "), expected);
+}
+
+#[test]
+fn feature_that_a_loaded_file_adds_is_restored() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let file = scratch.join("feature.lisp");
+    std::fs::write(&file, "(push :mine *features*)\n").unwrap();
+    call_ok(&mut server, "load-system", json!({"path": file}));
+    kill_worker(&server);
+    let text = server.evaluate("(count :mine *features*)");
+    assert!(text.contains("Restored: the one defining form.") && text.ends_with("=> 1"), "{text}");
+}
+
+#[test]
+fn test_run_that_changes_nothing_is_not_recorded_as_a_defining_form() {
+    let mut server = Server::ready();
+    server.evaluate("(progn (defun f () 1) (sb-rt:deftest one (f) 1))");
+    for _ in 0..2 {
+        let text = call_ok(&mut server, "run-tests", json!({"name": "cl-user::one"}));
+        assert!(text.contains("1 passed, 0 failed"), "{text}");
+    }
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: the one defining form.") && text.ends_with("=> 1"), "{text}");
+}
+
+#[test]
+fn form_that_failed_after_adding_a_feature_is_listed_when_the_feature_is_lost() {
+    let scratch = Scratch::new();
+    let file = scratch.join("feature.lisp");
+    std::fs::write(&file, "(push :mine *features*)\n(/ 0)\n").unwrap();
+    for (tool, arguments) in [
+        ("evaluate-lisp", json!({"code": "(progn (push :mine *features*) (error \"then\"))"})),
+        ("evaluate-lisp", json!({"code": "(list #.(push :mine *features*) #<x>)"})),
+        ("load-system", json!({"path": file})),
+    ] {
+        let mut server = Server::ready();
+        call_err(&mut server, tool, arguments);
+        // This form fails, too, but binds the variable only.
+        call_err(
+            &mut server,
+            "evaluate-lisp",
+            json!({"code": "(let ((*features* (cons :bound *features*))) (error \"then\"))"}),
+        );
+        kill_worker(&server);
+        let text = server.evaluate("(count :mine *features*)");
+        assert!(text.contains("The one defining form was not restored:"), "{tool}: {text}");
+        assert!(text.contains("(the form failed after defining or changing something)"), "{tool}: {text}");
+        assert!(text.ends_with("=> 0"), "{tool}: {text}");
+    }
 }
 
 #[test]
