@@ -382,6 +382,8 @@ fn question_to_an_attached_client_is_withdrawn_when_the_image_is_lost() {
     assert_eq!(withdrawn["params"]["requestId"], question["id"]);
     let (text, is_error) = outcome(&client.answer(call));
     assert!(is_error && text.contains("[ERROR] IMAGE-LOST\n"), "{text}");
+    // The first answer has the notice about the lost image.
+    server.evaluate("1");
     server.assert_works();
 }
 
