@@ -228,10 +228,12 @@ system."
                   (delete-package package))))))
 
 (defun remove-definitions ()
-  "Remove the recorded definitions of the session, packages last, and unintern the symbols of COMMON-LISP-USER that have a
-value and are not constants. Return a list of the names and methods whose removal failed."
+  "Untrace all functions. Remove the recorded definitions of the session, packages last, and unintern the symbols of
+COMMON-LISP-USER that have a value and are not constants. Return a list of the names and methods whose removal failed."
   (setf *package* **user-package**
         **debug-declaimed** nil)
+  ;; SBCL can untrace a function only while it is defined.
+  (guarded (untrace) (failure) nil)
   (sb-ext:without-package-locks
     (let ((left '())
           (accessors '()))

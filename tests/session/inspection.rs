@@ -729,6 +729,14 @@ fn a_reset_removes_renamed_packages() {
 }
 
 #[test]
+fn a_reset_untraces_functions() {
+    let lisp = fresh();
+    lisp.values("(defpackage :app (:use :cl)) (defun app::f () 1) (trace app::f)");
+    lisp.reset();
+    assert_eq!(lisp.value("(trace)"), "NIL");
+}
+
+#[test]
 fn a_reset_removes_variables_set_without_a_defvar() {
     let lisp = fresh();
     lisp.eval("(setf *only-set* 1)");
