@@ -90,9 +90,11 @@ b| ()) (defvar *changed* 1))"))
             "-METHOD COMMON-LISP-USER::CHANGED")
           (reported-changes "(fmakunbound 'changed)"))
   (expect '("=other" "+PACKAGE CHANGED-PACKAGE") (reported-changes "(defpackage :changed-package (:use :cl))"))
-  (expect '("=in-package") (reported-changes "(in-package :changed-package)"))
-  (expect '("=other" "-PACKAGE CHANGED-PACKAGE")
-          (reported-changes "(in-package :cl-user) (delete-package :changed-package)"))
+  (expect '("=other" "-PACKAGE CHANGED-PACKAGE" "+PACKAGE RENAMED-PACKAGE")
+          (reported-changes "(rename-package :changed-package :renamed-package)"))
+  (expect '("=in-package") (reported-changes "(in-package :renamed-package)"))
+  (expect '("=other" "-PACKAGE RENAMED-PACKAGE")
+          (reported-changes "(in-package :cl-user) (delete-package :renamed-package)"))
   (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED"
             "-METHOD COMMON-LISP-USER::CHANGED" "-SYMBOL-MACRO COMMON-LISP-USER::CHANGED"
             "-COMPILER-MACRO COMMON-LISP-USER::CHANGED" "-VARIABLE COMMON-LISP-USER::CHANGED"

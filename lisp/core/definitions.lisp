@@ -110,6 +110,19 @@ the removals."
     (unless (existing-definition-p kind name)
       (remhash (list kind name) **definitions**))))
 
+(defun note-renamed-package (package old)
+  "Record that RENAME-PACKAGE has renamed PACKAGE, or only changed its nicknames. OLD is the package's former name, or NIL if it
+is not known. If the session or a system has defined the package, it remains their definition under the new name."
+  (multiple-value-bind (system recorded) (gethash (list :package old) **definitions**)
+    (let ((new (package-name package)))
+      (cond ((and recorded (string/= old new))
+             (note-removal '(:package) old (removal-lines '(:package) old))
+             ;; OLD may have become a nickname of PACKAGE.
+             (remhash (list :package old) **definitions**)
+             (note-definition :package new nil)
+             (setf (gethash (list :package new) **definitions**) system))
+            (t (note-definition :other package))))))
+
 (defun note-proclamation (form)
   "Record FORM, a declaration specifier that was proclaimed. Variables that it declares count as definitions of the file
 being loaded, if any. Outside a file, a debug quality sets **DEBUG-DECLAIMED**."
@@ -215,10 +228,12 @@ system."
                   (delete-package package))))))
 
 (defun remove-definitions ()
-  "Remove the recorded definitions of the session, packages last, and unintern the symbols of COMMON-LISP-USER that have a
-value and are not constants. Return a list of the names and methods whose removal failed."
+  "Untrace all functions. Remove the recorded definitions of the session, packages last, and unintern the symbols of
+COMMON-LISP-USER that have a value and are not constants. Return a list of the names and methods whose removal failed."
   (setf *package* **user-package**
         **debug-declaimed** nil)
+  ;; SBCL can untrace a function only while it is defined.
+  (guarded (untrace) (failure) nil)
   (sb-ext:without-package-locks
     (let ((left '())
           (accessors '()))

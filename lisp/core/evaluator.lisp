@@ -59,12 +59,13 @@ not find this one."
              (sb-kernel:*restart-clusters* (list (list retry abort))))
         (return (funcall function))))))
 
-(defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
-  "Push an event with FORM, which a restored image must evaluate again. FORM extends from START to END in CODE and was read
-in PACKAGE. ROLE is a string that FORM-ROLE returns, or \"failed\"."
+(defun push-defining-form (form code start end package-name &optional (role (form-role form (subseq code start end))))
+  "Push an event with FORM, which a restored image must evaluate again. FORM extends from START to END in CODE.
+PACKAGE-NAME is the name that the current package had before FORM was read, because FORM may rename or delete this package.
+ROLE is a string that FORM-ROLE returns, or \"failed\"."
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
-           (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
+           (format nil "~D~%~A~%@~A" end (changes-text form role) package-name))))
 
 (defvar *first-form-only* nil
   "True when only the first form of the submitted code is evaluated.")
@@ -86,7 +87,8 @@ changed the shared settings before the failure, even while it was read."
          (end 0)
          (evaluated nil)
          (form stream))
-    (let ((package *package*)
+    (let ((package (current-package))
+          (package-name (package-name *package*))
           (readtable *readtable*)
           (base *read-base*)
           (float-format *read-default-float-format*))
@@ -96,7 +98,7 @@ changed the shared settings before the failure, even while it was read."
                  (when (eq form stream)
                    ;; Code in #. defined something, and then the reader failed. The user's code may have closed the stream.
                    (setf end (guarded (file-position stream) (failure) (length *submitted-code*))))
-                 (push-defining-form form *submitted-code* start end package "failed")))
+                 (push-defining-form form *submitted-code* start end package-name "failed")))
              (evaluate ()
                (forget-changes)
                (when (eq form stream)
@@ -113,7 +115,7 @@ changed the shared settings before the failure, even while it was read."
                  (setf evaluated t)
                  (shiftf /// // / values)
                  (shiftf *** ** * (first values))
-                 (setf *unpushed-form* (list form *submitted-code* start end package))
+                 (setf *unpushed-form* (list form *submitted-code* start end package-name))
                  (unless (and (eql definitions (count-changes))
                               ;; A restored image has no values of attached connections.
                               (or *connection-values*
@@ -165,6 +167,7 @@ that makes these changes again."
     (let ((function (gethash name **operations**))
           (definitions (count-changes))
           (package *package*)
+          (package-name (package-name *package*))
           (evaluated nil)
           (done nil)
           (*form-number* 1)
@@ -185,7 +188,7 @@ that makes these changes again."
         (unless (or evaluated (eql definitions (count-changes)))
           (let* ((*package* package)
                  (form (guarded (read-from-string code) (failure) nil)))
-            (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed"))))))))
+            (push-defining-form form code 0 (length code) package-name (if done (form-role form code) "failed"))))))))
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package that NAME designates, or unchanged if NAME is empty. Signal an error if

@@ -141,7 +141,6 @@ count as the file's, because SBCL does not make them every time."
   (load-shared-object :other pathname)
   (unload-shared-object :other pathname)
   (sb-impl::%defsetf :other name :setf-expander)
-  (rename-package :other package-designator)
   (use-package :other packages-to-use)
   (export :other symbols)
   (import :other symbols)
@@ -169,6 +168,16 @@ count as the file's, because SBCL does not make them every time."
   (sb-ext:add-implementation-package :other packages-to-add)
   (sb-ext:remove-implementation-package :other packages-to-remove)
   (makunbound :other symbol))
+
+;; A renamed package remains a definition of the session, or of the system that defined it.
+(define-patch rename-package (package-designator name nicknames)
+  (lambda (rename designator &rest names)
+    (let* ((package (find-package designator))
+           (old (and package (package-name package)))
+           (renamed (apply (the function rename) designator names)))
+      (note-renamed-package renamed old)
+      renamed))
+  'definitions)
 
 ;; Settings of a readtable. COPY-READTABLE sets them in the copy, usually to the values that they have there already, so only a
 ;; different value counts as a change.

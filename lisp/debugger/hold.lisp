@@ -188,9 +188,10 @@ evaluation, or :RELEASE, or NIL to keep the evaluation held."
     (:restart-frame (restart-frame-command job))
     (t (refuse "A held evaluation does not accept this request: resume or abort the evaluation first."))))
 
-(defmacro do-forms-in-hold ((form text result &optional (end (gensym "END"))) &body body)
-  "Evaluate BODY for each form in TEXT, with FORM bound to the form and END to the form's end position. Return RESULT.
-An error in a form does not hold the evaluation a second time."
+(defmacro do-forms-in-hold ((form text result &optional (end (gensym "END")) (package-name (gensym "PACKAGE-NAME"))) &body body)
+  "Evaluate BODY for each form in TEXT, with FORM bound to the form, END to the form's end position, and PACKAGE-NAME to the
+name that the current package had before the form was read. Return RESULT. An error in a form does not hold the evaluation a
+second time."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
             (*submitted-code* ,text)
@@ -198,7 +199,8 @@ An error in a form does not hold the evaluation a second time."
             (*form-number* 0)
             (*form-start* 0)
             (,stream (make-string-input-stream *submitted-code*)))
-       (loop for ,form = (read-form ,stream ,stream (skip-to-next-form ,stream))
+       (loop for ,package-name = (package-name (current-package))
+             for ,form = (read-form ,stream ,stream (skip-to-next-form ,stream))
              for ,end = (file-position ,stream)
              until (eq ,form ,stream)
              do (progn ,@body)
@@ -453,18 +455,17 @@ the frame's local variables, and other frames with a local variable of this name
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
   "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. After each form, call DEFINED with the
-form, its start and end positions, the package in which the form was read, and true unless the form failed. Return a list
-of the values of the last form, and true unless a form failed."
+form, its start and end positions, the name that the current package had before the form was read, and true unless the form
+failed. Return a list of the values of the last form, and true unless a form failed."
   (declare (type function defined))
   (call-with-recorded-warnings
    (lambda ()
      (call-until-abandoned
       (lambda ()
         (let ((values '()))
-          (do-forms-in-hold (form text values end)
+          (do-forms-in-hold (form text values end package-name)
             (incf *form-number*)
-            (let ((package *package*)
-                  (done nil)
+            (let ((done nil)
                   (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code*
                                                              *form-start* end)))
               (unwind-protect
@@ -476,7 +477,7 @@ of the values of the last form, and true unless a form failed."
                                   (sb-di:eval-in-frame frame form)
                                   (evaluate-in-lexenv form)))))
                          done t)
-                (funcall defined form *form-start* end package done))))))))))
+                (funcall defined form *form-start* end package-name done))))))))))
 
 (defun eval-in-frame-command (job)
   "Evaluate JOB's code in its frame and push the values. The code is an evaluation of its own: its definitions do not
@@ -489,12 +490,12 @@ count as definitions of the held evaluation."
         (push-notice "SBCL knows no variables of frame ~D, so the code was evaluated outside the frame." (job-argument job)))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
-                             (lambda (form start end package done)
+                             (lambda (form start end package-name done)
                                (when (/= definitions (count-changes))
                                  (setf definitions (count-changes))
                                  (if done
-                                     (push-defining-form form (job-text job) start end package)
-                                     (push-defining-form form (job-text job) start end package "failed")))
+                                     (push-defining-form form (job-text job) start end package-name)
+                                     (push-defining-form form (job-text job) start end package-name "failed")))
                                (forget-changes)))
         (announce-definitions)
         (when (evaluation-threads *evaluation*)
@@ -503,7 +504,7 @@ count as definitions of the held evaluation."
                     (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))
           ;; Code in #. may define something before the reader fails, and so may a method that prints a value.
           (when (/= definitions (count-changes))
-            (push-defining-form nil (job-text job) 0 (length (job-text job)) (current-package) "failed")))))))
+            (push-defining-form nil (job-text job) 0 (length (job-text job)) (package-name (current-package)) "failed")))))))
 
 (defun unwindable-p (frame number)
   "Return true when evaluation can continue from FRAME, whose number is NUMBER. Otherwise push the reason and return

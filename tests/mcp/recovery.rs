@@ -831,6 +831,35 @@ fn replayed_form_is_skipped_when_its_package_is_missing() {
 }
 
 #[test]
+fn forms_evaluated_after_the_current_package_was_renamed_are_restored() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :old (:use :cl)) (in-package :old) (defun keep () 1)");
+    server.evaluate("(rename-package :old :new)");
+    server.evaluate("(defun later () (keep))");
+    let (text, failed) = server.call_tool("evaluate-lisp", json!({"code": "(no-such-function)", "on-error": "debug"}));
+    assert!(failed, "{text}");
+    let code = "(rename-package :new :newer) (defun in-frame () (later))";
+    assert!(call_ok(&mut server, "eval-in-frame", json!({"frame": 0, "code": code})).ends_with("=> IN-FRAME"));
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    kill_worker(&server);
+    let text = server.evaluate("(list (package-name *package*) (find-package :old) (find-package :new) (in-frame))");
+    assert!(text.contains("Restored: all 7 defining forms.") && text.ends_with("=> (\"NEWER\" NIL NIL 1)"), "{text}");
+}
+
+#[test]
+fn forms_evaluated_after_the_current_package_was_deleted_are_restored() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :doomed (:use :cl)) (in-package :doomed)");
+    server.evaluate("(delete-package :doomed) (defun later () 1)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (package-name *package*) (find-package :doomed) (later))");
+    assert!(
+        text.contains("Restored: all 4 defining forms.") && text.ends_with("=> (\"COMMON-LISP-USER\" NIL 1)"),
+        "{text}"
+    );
+}
+
+#[test]
 fn replayed_form_is_skipped_when_its_defpackage_was_not_kept() {
     let mut server = Server::ready();
     server.evaluate("(defpackage :app (:use :cl))");

@@ -363,6 +363,17 @@ fn definitions_removed_by_fmakunbound_or_delete_package_are_not_listed() {
 }
 
 #[test]
+fn renamed_packages_are_listed_under_their_new_names() {
+    let lisp = fresh();
+    lisp.values("(defpackage :former (:use)) (rename-package :former :renamed)");
+    assert_eq!(packages(&lisp), ["RENAMED"]);
+    lisp.values("(rename-package :renamed :again '(:renamed)) (defpackage :former (:use))");
+    assert_eq!(packages(&lisp), ["AGAIN", "FORMER"]);
+    lisp.values("(rename-package :former :former '(:alias))");
+    assert_eq!(packages(&lisp), ["AGAIN", "FORMER"]);
+}
+
+#[test]
 fn slot_accessors_removed_by_fmakunbound_are_not_listed_with_the_class() {
     let lisp = fresh();
     lisp.values("(defclass k () ((a :accessor k-a) (b :reader k-b)))");
@@ -705,6 +716,24 @@ fn a_reset_removes_packages_and_returns_to_cl_user() {
     lisp.reset();
     assert_eq!(lisp.value("(package-name *package*)"), "\"COMMON-LISP-USER\"");
     assert_eq!(lisp.value("(list (find-package :app) (find-package :user-of-app))"), "(NIL NIL)");
+}
+
+#[test]
+fn a_reset_removes_renamed_packages() {
+    let lisp = fresh();
+    lisp.values(
+        "(defpackage :former (:use :cl)) (rename-package :former :renamed) (in-package :renamed) (defun f () 1)",
+    );
+    lisp.reset();
+    assert_eq!(lisp.value("(list (package-name *package*) (find-package :renamed))"), "(\"COMMON-LISP-USER\" NIL)");
+}
+
+#[test]
+fn a_reset_untraces_functions() {
+    let lisp = fresh();
+    lisp.values("(defpackage :app (:use :cl)) (defun app::f () 1) (trace app::f)");
+    lisp.reset();
+    assert_eq!(lisp.value("(trace)"), "NIL");
 }
 
 #[test]
