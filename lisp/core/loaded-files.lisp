@@ -203,8 +203,8 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
 
 (defun call-recording-definitions (namestring function)
   "Call FUNCTION, which loads a source file or its fasl, and return its values. Record the definitions that FUNCTION makes
-as the definitions of the source file with the native namestring NAMESTRING. If FUNCTION unwinds, keep the recorded
-definitions of the previous load, and add those made so far."
+as the definitions of the source file with the native namestring NAMESTRING, and add the file to *RELOADED-FILES* if it was
+loaded before. If FUNCTION unwinds, keep the recorded definitions of the previous load, and add those made so far."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
@@ -213,14 +213,13 @@ definitions of the previous load, and add those made so far."
          (now nil))
     (unwind-protect
          (multiple-value-prog1 (funcall function)
-           (setf now (current-loaded-file namestring)
-                 (gethash namestring **loaded-files**) now)
-           (when (and before *reloaded-files*)
-             (push (list namestring before now bound) (car *reloaded-files*))))
+           (setf now (current-loaded-file namestring)))
       (unless now
-        (guarded (setf (gethash namestring **loaded-files**) (merge-loaded-files (current-loaded-file namestring) before))
-            (failure)
-          nil)))))
+        (setf now (guarded (merge-loaded-files (current-loaded-file namestring) before) (failure) nil)))
+      (when now
+        (setf (gethash namestring **loaded-files**) now)
+        (when (and before *reloaded-files*)
+          (push (list namestring before now bound) (car *reloaded-files*)))))))
 
 (defun load-recording-definitions (load stream arguments)
   "Call LOAD, SBCL's LOAD-AS-SOURCE, with STREAM and ARGUMENTS. If STREAM reads a file, record the file's state and its
