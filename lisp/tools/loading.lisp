@@ -91,7 +91,7 @@ key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a 
 (defparameter *standard-defining-macros*
   '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
     (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
-    (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL") (:constant "DEFCONSTANT")
+    (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") (:constant "DEFCONSTANT")
     (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
   "The names of the standard defining macros, by the kind of definition as in the keys of a LOADED-FILE.")
 
@@ -208,17 +208,17 @@ OBSOLETE-DEFINITIONS."
   "Push notices of variables that keep their values although their initial value forms in the file NAMESTRING have changed:
 one for each of the first +MAX-STALE-NAMES+, and one for all others. BEFORE and NOW are the LOADED-FILEs of the previous and
 the new load. BOUND lists the variables that had values before the new load."
-  (let* ((kept (loop for (name . form) in (loaded-file-variables now)
-                     for old = (cdr (assoc name (loaded-file-variables before)))
+  (let* ((kept (loop for (name operator . form) in (loaded-file-variables now)
+                     for old = (cddr (assoc name (loaded-file-variables before)))
                      when (and old (string/= old form) (member name bound) (boundp name))
-                       collect (cons name form)))
+                       collect (list* name operator form)))
          (others (nthcdr +max-stale-names+ kept)))
-    (loop for (name . form) in kept
+    (loop for (name operator . form) in kept
           repeat +max-stale-names+
           do (push-notice "~A keeps its value: its ~A in ~A has changed, but ~2:*~A does not reassign a bound variable. ~
                            To assign the new value, in the file's package: (setf ~2:*~A ~2*~A)."
                           (symbol-text name)
-                          (if (eq :global (sb-int:info :variable :kind name)) "DEFGLOBAL" "DEFVAR")
+                          operator
                           (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
                             (if (or (> (length line) +max-shown-line-length+)
