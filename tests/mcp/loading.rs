@@ -619,6 +619,24 @@ fn reload_gives_at_most_eleven_notices_of_variables_with_old_values() {
 }
 
 #[test]
+fn reload_names_dozens_of_removed_definitions_and_counts_the_others() {
+    let project = Project::new();
+    let mut server = project.server();
+    let name = |n: usize| format!("removed-{n:04}");
+    for (count, is_complete) in [(30_usize, true), (200, false)] {
+        let forms = (0..count).map(|n| format!("(defun {} () 1)\n", name(n))).collect::<String>();
+        project.write("f.lisp", forms);
+        load(&mut server, json!({"path": "f.lisp"}));
+        project.write("f.lisp", "(defun kept () 1)");
+        let text = load(&mut server, json!({"path": "f.lisp"}));
+        let named = (0..count).filter(|n| text.contains(&format!("function {}", name(*n).to_uppercase()))).count();
+        assert_eq!(named == count, is_complete, "{text}");
+        assert!(named >= 30, "{text}");
+        assert_eq!(text.contains(&format!(" and {} more.", count - named)), !is_complete, "{text}");
+    }
+}
+
+#[test]
 fn reload_reports_no_variable_whose_name_the_file_defines_in_two_packages() {
     let project = Project::new();
     let file = |value: u8| format!("(in-package :app)\n(defvar *v* 1)\n(defvar cl-user::*v* {value})\n");
