@@ -9,7 +9,8 @@
   ;; that a class definition made; :IMPLIED for a generic function that the file defined only by defining a method;
   ;; :PROCLAIMED for a variable that is only proclaimed; else T.
   (definitions '() :type list)
-  ;; An alist from each variable that a DEFVAR or DEFGLOBAL form defines to the text of its initial value form.
+  ;; An alist from each variable that a form such as DEFVAR defines to a cons of the name of the form's operator and the text
+  ;; of the initial value form.
   (variables '() :type list))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
@@ -140,33 +141,33 @@ makes."
                  (failure)
                nil)))
 
-;;; DEFVAR and DEFGLOBAL, which do not reassign a bound variable
+;;; Forms such as DEFVAR, which do not reassign a bound variable
 
 (defun defvar-forms (text)
-  "Return an alist of the variables that DEFVAR and DEFGLOBAL forms in TEXT, the text of a file, define. Keys are the names
-of the variables, strings; values are the texts of their initial value forms. Only forms with nothing but whitespace
-before them in their line are found."
-  (let ((forms '()))
-    (loop for start = 0 then (1+ position)
-          for position = (search "(def" text :start2 start :test #'char-equal)
-          while position
-          do (let ((line (position #\Newline text :end position :from-end t)))
-               (when (and (not (find-if-not #'whitespace-p text :start (if line (1+ line) 0) :end position))
-                          (member (catch 'scan-failed (token-name text (1+ position))) '("DEFVAR" "DEFGLOBAL")
-                                  :test #'equal))
-                 (let ((map (form-map text position)))
-                   (when (and (consp map) (integerp (third map)) (fourth map))
-                     (let* ((begin (form-position (fourth map)))
-                            (end (nth-value 1 (form-map text begin))))
-                       (when end
-                         (push (cons (token-name text (third map)) (subseq text begin end)) forms))))))))
-    forms))
+  "Return an alist of the variables that DEFVAR, DEFGLOBAL and DEFINE-LOAD-TIME-GLOBAL forms in TEXT, the text of a file,
+define. Keys are the names of the variables, strings; values are conses of the name of the form's operator and the text of
+the initial value form. Only forms with nothing but whitespace before them in their line are found."
+  (declare (type source-text text))
+  (let ((forms '())
+        (position 0))
+    (loop
+      ;; At most one form begins in each line.
+      (setf position (or (position-if-not #'whitespace-p text :start position) (return forms)))
+      (when (char= #\( (char text position))
+        (let ((operator (catch 'scan-failed (token-name text (form-start text (1+ position) 0)))))
+          (when (member operator '("DEFVAR" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") :test #'equal)
+            (let ((map (form-map text position)))
+              (when (and (consp map) (integerp (third map)) (fourth map))
+                (let* ((begin (form-position (fourth map)))
+                       (end (nth-value 1 (form-map text begin))))
+                  (when end
+                    (push (list* (token-name text (third map)) operator (subseq text begin end)) forms))))))))
+      (setf position (or (position #\Newline text :start position) (return forms))))))
 
 (defun variable-forms (namestring definitions)
-  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that DEFVAR and DEFGLOBAL forms in the
-source file NAMESTRING define. Keys are symbols; values are the texts of the initial value forms in the file. If the file
-has several such forms, or defines several variables, with the same symbol name, omit them: the forms are found by this name
-alone."
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms such as DEFVAR in the source
+file NAMESTRING define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
+several variables, with the same symbol name, omit them: the forms are found by this name alone."
   (when (find :variable definitions :key #'caar)
     (let* ((octets (file-octets namestring))
            (forms (and octets (guarded (defvar-forms (octets-text octets 0 (length octets))) (failure) '()))))
@@ -203,8 +204,8 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
 
 (defun call-recording-definitions (namestring function)
   "Call FUNCTION, which loads a source file or its fasl, and return its values. Record the definitions that FUNCTION makes
-as the definitions of the source file with the native namestring NAMESTRING. If FUNCTION unwinds, keep the recorded
-definitions of the previous load, and add those made so far."
+as the definitions of the source file with the native namestring NAMESTRING, and add the file to *RELOADED-FILES* if it was
+loaded before. If FUNCTION unwinds, keep the recorded definitions of the previous load, and add those made so far."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
@@ -213,14 +214,13 @@ definitions of the previous load, and add those made so far."
          (now nil))
     (unwind-protect
          (multiple-value-prog1 (funcall function)
-           (setf now (current-loaded-file namestring)
-                 (gethash namestring **loaded-files**) now)
-           (when (and before *reloaded-files*)
-             (push (list namestring before now bound) (car *reloaded-files*))))
+           (setf now (current-loaded-file namestring)))
       (unless now
-        (guarded (setf (gethash namestring **loaded-files**) (merge-loaded-files (current-loaded-file namestring) before))
-            (failure)
-          nil)))))
+        (setf now (guarded (merge-loaded-files (current-loaded-file namestring) before) (failure) nil)))
+      (when now
+        (setf (gethash namestring **loaded-files**) now)
+        (when (and before *reloaded-files*)
+          (push (list namestring before now bound) (car *reloaded-files*)))))))
 
 (defun load-recording-definitions (load stream arguments)
   "Call LOAD, SBCL's LOAD-AS-SOURCE, with STREAM and ARGUMENTS. If STREAM reads a file, record the file's state and its

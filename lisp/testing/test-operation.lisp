@@ -101,9 +101,10 @@ would return."
 (defun reload-for-tests (systems)
   "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files."
   (let ((*reloaded-files* (list '())))
-    (dolist (system systems)
-      (load-for-tests system t))
-    (report-stale-definitions (car *reloaded-files*))))
+    (unwind-protect
+         (dolist (system systems)
+           (load-for-tests system t))
+      (report-stale-definitions (car *reloaded-files*)))))
 
 (defun perform-test-operation (system)
   "Perform SYSTEM's test operation. Tests that the operation runs with a known framework become tests of this test run. If

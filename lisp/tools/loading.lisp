@@ -55,8 +55,14 @@
 
 ;;; Definitions and values that remain after a reload
 
-(defconstant +max-stale-names+ 10
-  "Maximum number of definitions or variables that are listed for one file.")
+(defconstant +max-kept-value-notices+ 10
+  "Maximum number of variables of one file that get notices of their own because they keep their values.")
+
+(defconstant +max-names-length+ 1500
+  "Maximum length of a list of definitions or variables, in characters. A notice has at most 2,000 characters.")
+
+(defconstant +max-error-names-length+ 300
+  "Maximum length of a list of definitions in the report of an error, in characters.")
 
 (defun still-defined-p (kind name value)
   "Return true when a definition that a LOADED-FILE records still exists. KIND and NAME are the parts of the definition's
@@ -91,7 +97,7 @@ key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a 
 (defparameter *standard-defining-macros*
   '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
     (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
-    (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL") (:constant "DEFCONSTANT")
+    (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") (:constant "DEFCONSTANT")
     (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
   "The names of the standard defining macros, by the kind of definition as in the keys of a LOADED-FILE.")
 
@@ -190,11 +196,15 @@ definitions that the file may make under some condition or with another number i
                     (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
                   (prin1-to-string name))))))
 
-(defun names-text (names)
-  "Return a string that contains the first +MAX-STALE-NAMES+ of NAMES and the number of further names."
-  (let ((more (- (length names) +max-stale-names+)))
-    (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +max-stale-names+ (length names)))
-            (and (plusp more) more))))
+(defun names-text (names &optional (max-length +max-names-length+))
+  "Return a string that contains the first of NAMES, at least one and as many as fit in MAX-LENGTH characters, and the number
+of further names."
+  (let* ((left (+ max-length 2))
+         (shown (max 1 (loop for name in names
+                             while (<= 0 (decf left (+ 2 (length name))))
+                             count t)))
+         (more (- (length names) shown)))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 shown) (and (plusp more) more))))
 
 (defun report-obsolete-definitions (namestring before now)
   "Push a notice of the obsolete definitions of the file NAMESTRING, if there are any. BEFORE and NOW are as for
@@ -206,19 +216,19 @@ OBSOLETE-DEFINITIONS."
 
 (defun report-kept-values (namestring before now bound)
   "Push notices of variables that keep their values although their initial value forms in the file NAMESTRING have changed:
-one for each of the first +MAX-STALE-NAMES+, and one for all others. BEFORE and NOW are the LOADED-FILEs of the previous and
-the new load. BOUND lists the variables that had values before the new load."
-  (let* ((kept (loop for (name . form) in (loaded-file-variables now)
-                     for old = (cdr (assoc name (loaded-file-variables before)))
+one for each of the first +MAX-KEPT-VALUE-NOTICES+, and one for all others. BEFORE and NOW are the LOADED-FILEs of the
+previous and the new load. BOUND lists the variables that had values before the new load."
+  (let* ((kept (loop for (name operator . form) in (loaded-file-variables now)
+                     for old = (cddr (assoc name (loaded-file-variables before)))
                      when (and old (string/= old form) (member name bound) (boundp name))
-                       collect (cons name form)))
-         (others (nthcdr +max-stale-names+ kept)))
-    (loop for (name . form) in kept
-          repeat +max-stale-names+
+                       collect (list* name operator form)))
+         (others (nthcdr +max-kept-value-notices+ kept)))
+    (loop for (name operator . form) in kept
+          repeat +max-kept-value-notices+
           do (push-notice "~A keeps its value: its ~A in ~A has changed, but ~2:*~A does not reassign a bound variable. ~
                            To assign the new value, in the file's package: (setf ~2:*~A ~2*~A)."
                           (symbol-text name)
-                          (if (eq :global (sb-int:info :variable :kind name)) "DEFGLOBAL" "DEFVAR")
+                          operator
                           (shown-path namestring)
                           (let ((line (substitute #\Space #\Newline form)))
                             (if (or (> (length line) +max-shown-line-length+)
@@ -396,11 +406,12 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
     (push-record "loading" :name (or system (shown-path path)))
     (let* ((found (and system (register-definition system directory definition fallback)))
            (system (and system (known-system-name system)))
-           (loaded (if system (load-system system force) (progn (load-file path) nil)))
+           ;; Report even if the load fails: the next load does not report on files that this load has loaded.
+           (loaded (unwind-protect (if system (load-system system force) (progn (load-file path) nil))
+                     (report-stale-definitions (car *reloaded-files*))))
            (progress *load-progress*)
            (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (progress-systems progress))
                            :test #'equal)))
-      (report-stale-definitions (car *reloaded-files*))
       (push-record "loaded" :name (or system (shown-path path))
                             :files (if system (progress-files progress) 1)
                             :compiled (and system (progress-compiled progress))
@@ -506,6 +517,6 @@ current action, and definitions made before the error."
     (let ((defined (and *load-progress* (guarded (definitions-so-far) (failure) '()))))
       (when defined
         (push-line "Definitions that ~A made before the error remain: ~A."
-                   (shown-path *loaded-file*) (names-text defined))))))
+                   (shown-path *loaded-file*) (names-text defined +max-error-names-length+))))))
 
 (add-error-details 'push-load-failure)

@@ -392,11 +392,15 @@ impl Inner {
         }
     }
 
-    /// Records the output and the errors of a released evaluation's cleanup forms.
-    fn record_unwinding(&self, connection: &Connection, builder: OutcomeBuilder) {
+    /// Records the notices, the output and the errors of a released evaluation's cleanup forms.
+    fn record_unwinding(&self, connection: &Connection, mut builder: OutcomeBuilder) {
+        let notices = builder.take_notices();
         let (errors, printed) = builder.into_errors_and_output();
         let limit = self.limits.lock().max_output;
         let mut state = connection.state();
+        for notice in notices {
+            state.add_notice(notice);
+        }
         if !printed.is_empty() {
             state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
         }

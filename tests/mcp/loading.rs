@@ -563,6 +563,48 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator() {
+    let project = Project::new();
+    let file = |value: u8| {
+        format!(
+            "(defpackage :app (:use :cl :sb-ext))
+(in-package :app)
+(cl:defvar *a* {value})
+  ( DefVar
+      *b* {value})
+(defglobal *c* {value})
+(SB-EXT:DEFGLOBAL *d* {value})
+(sb-ext:define-load-time-global *e* {value})
+(#| |# defvar *f* {value})
+(list '(defvar *g* {value}))
+(defparameter *h* {value})
+"
+        )
+    };
+    project.write("f.lisp", file(1));
+    let mut server = project.server();
+    load(&mut server, json!({"path": "f.lisp"}));
+    project.write("f.lisp", file(2));
+    let text = load(&mut server, json!({"path": "f.lisp"}));
+    let expected = [
+        ("A", "DEFVAR"),
+        ("B", "DEFVAR"),
+        ("C", "DEFGLOBAL"),
+        ("D", "DEFGLOBAL"),
+        ("E", "DEFINE-LOAD-TIME-GLOBAL"),
+        ("F", "DEFVAR"),
+    ];
+    for (name, operator) in expected {
+        let kept = format!(
+            "APP::*{name}* keeps its value: its {operator} in f.lisp has changed, but {operator} does not reassign a bound \
+             variable. To assign the new value, in the file's package: (setf APP::*{name}* 2).\n"
+        );
+        assert!(text.contains(&kept), "{text}");
+    }
+    assert_eq!(text.matches(" keeps its value: ").count(), expected.len(), "{text}");
+}
+
+#[test]
 fn reload_gives_at_most_eleven_notices_of_variables_with_old_values() {
     let project = Project::new();
     let file = |value: u8| (0..13).map(|n| format!("(defvar *v{n}* {value})\n")).collect::<String>();
@@ -574,6 +616,24 @@ fn reload_gives_at_most_eleven_notices_of_variables_with_old_values() {
     assert_eq!(text.matches(" keeps its value: ").count(), 10, "{text}");
     let others = "These variables keep their values for the same reason: *V10*, *V11*, *V12*.";
     assert!(text.contains(others), "{text}");
+}
+
+#[test]
+fn reload_names_dozens_of_removed_definitions_and_counts_the_others() {
+    let project = Project::new();
+    let mut server = project.server();
+    let name = |n: usize| format!("removed-{n:04}");
+    for (count, is_complete) in [(30_usize, true), (200, false)] {
+        let forms = (0..count).map(|n| format!("(defun {} () 1)\n", name(n))).collect::<String>();
+        project.write("f.lisp", forms);
+        load(&mut server, json!({"path": "f.lisp"}));
+        project.write("f.lisp", "(defun kept () 1)");
+        let text = load(&mut server, json!({"path": "f.lisp"}));
+        let named = (0..count).filter(|n| text.contains(&format!("function {}", name(*n).to_uppercase()))).count();
+        assert_eq!(named == count, is_complete, "{text}");
+        assert!(named >= 30, "{text}");
+        assert_eq!(text.contains(&format!(" and {} more.", count - named)), !is_complete, "{text}");
+    }
 }
 
 #[test]

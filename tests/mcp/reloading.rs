@@ -517,6 +517,57 @@ fn definitions_of_a_failed_load_are_compared_with_the_versions_before_and_after(
 }
 
 #[test]
+fn a_failed_load_names_what_remains_from_old_versions_of_the_files_it_loaded() {
+    let before = "(in-package :app)\n(defvar *v* 1)\n(defun gone () 1)\n";
+    let project = Project::of(&[("package", PACKAGE), ("a", before), ("b", "(in-package :app)")]);
+    for (tool, arguments) in [
+        ("load-system", json!({"system": "app", "directory": "."})),
+        ("run-tests", json!({"system": "app", "directory": ".", "reload": true})),
+    ] {
+        project.write("a.lisp", before);
+        project.write("b.lisp", "(in-package :app)\n");
+        let mut server = project.server();
+        load(&mut server);
+        project.write("a.lisp", "(in-package :app)\n(defvar *v* 2)\n");
+        project.write("b.lisp", "(in-package :app)\n(error \"at load\")\n");
+        let text = call_err(&mut server, tool, arguments);
+        assert!(text.contains("APP::*V* keeps its value: ") && text.contains("at load"), "{text}");
+        assert_eq!(names_in_notice(&text), ["function GONE"], "{text}");
+        project.write("b.lisp", "(in-package :app)\n");
+        let text = load(&mut server);
+        assert!(text.starts_with("Loaded app: "), "told once: {text}");
+    }
+}
+
+#[test]
+fn a_file_that_fails_names_the_variables_before_the_error_that_keep_old_values() {
+    let project = Project::new();
+    let file = |value: u8, error: &str| {
+        project.write(
+            "f.lisp",
+            &format!("(defvar *early* {value})\n{error}\n(defvar *late* {value})\n(defun late () 1)\n"),
+        );
+    };
+    let arguments = json!({"path": "f.lisp"});
+    let kept = |text: &str| ["*EARLY*", "*LATE*"].map(|name| text.contains(&format!("{name} keeps its value: ")));
+    for on_error in ["abort", "debug"] {
+        let mut server = project.server();
+        file(1, "");
+        load_with(&mut server, arguments.clone());
+        file(2, "(error \"at load\")");
+        let failed = call_err(&mut server, "load-system", json!({"path": "f.lisp", "on-error": on_error}));
+        // If the load is held, it unwinds when the next evaluation begins.
+        let text = if on_error == "abort" { failed } else { server.evaluate("(list *early* *late*)") };
+        assert_eq!(kept(&text), [true, false], "{on_error}: {text}");
+        assert!(!text.contains("no longer contains"), "{on_error}: {text}");
+        file(2, "");
+        let text = load_with(&mut server, arguments.clone());
+        assert_eq!(kept(&text), [false, true], "{on_error}: {text}");
+        assert!(!text.contains("no longer contains"), "{on_error}: {text}");
+    }
+}
+
+#[test]
 fn a_variable_proclaimed_special_instead_of_defined_is_not_named() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();

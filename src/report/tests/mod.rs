@@ -273,14 +273,18 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     }
     let more = all.saturating_sub(MAX_WARNINGS as u64);
     if more > 0 {
-        _ = write!(target, "\n[... {} omitted]", count_text(more, "warning"));
+        let advice = tool_names::if_usable(
+            &["load-system"],
+            "; load-system with `force` compiles the files again and shows more",
+        );
+        _ = write!(target, "\n[... {} omitted{advice}]", count_text(more, "warning"));
     }
 }
 
 #[cfg(test)]
 mod wording_tests {
     use super::tests;
-    use crate::outcome::{Clipped, Difference, MoreChecks, Outcome, Record, TestResult, TestStatus};
+    use crate::outcome::{Clipped, Difference, MoreChecks, Outcome, Record, TestResult, TestStatus, Warning};
 
     #[test]
     fn one_omitted_check_and_one_test_with_stale_state_are_in_the_singular() {
@@ -297,6 +301,24 @@ mod wording_tests {
             let report = tests(&outcome, 10_000, false);
             assert!(report.contains(check) && report.contains(stale), "{report}");
         }
+    }
+
+    #[test]
+    fn a_report_with_omitted_warnings_says_how_to_see_more() {
+        let warning = |n: u8| Warning {
+            kind: "STYLE-WARNING".to_owned(),
+            message: format!("Warning {n}.").into(),
+            file: None,
+            line: None,
+            column: None,
+            form: None,
+        };
+        let warnings = (1..=5).map(warning).collect();
+        let outcome = Outcome { warnings, ..Outcome::from_test_output(String::new()) };
+        let report = tests(&outcome, 10_000, false);
+        let end = "STYLE-WARNING: Warning 3.\n[... 2 warnings omitted; load-system with `force` compiles the files again and \
+                   shows more]";
+        assert!(report.ends_with(end), "{report}");
     }
 
     #[test]

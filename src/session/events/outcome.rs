@@ -406,6 +406,11 @@ impl OutcomeBuilder {
             .collect()
     }
 
+    /// Takes the notices so far, in order.
+    pub(crate) fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
     /// Returns the errors that reached the debugger, in order, and the output. A final error that reports an
     /// interruption is left out.
     pub(crate) fn into_errors_and_output(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
