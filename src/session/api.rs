@@ -440,6 +440,17 @@ impl Session {
         self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)))
     }
 
+    /// Runs the query that expands macros. Works like [`query`](Self::query), but the expansion is stopped if it is still
+    /// running a second after an inspection of another connection began to wait.
+    pub(crate) fn expand_macros(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) -> JobId {
+        let expansion = Inspection::Expansion(RecordsBuilder::default(), Box::new(reply));
+        self.inspect(self.inner.query_job(operation), expansion)
+    }
+
     /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit. The query is refused
     /// unless the session is [idle](Self::check_idle) when the query's turn comes. No evaluation begins before `reply` has
     /// returned. The first argument of `reply` is the number of the newest evaluation that was submitted before the query.

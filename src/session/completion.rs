@@ -85,6 +85,7 @@ impl Inner {
             }
         }
         let interrupted = running.interrupt_reason();
+        let is_early = running.full_deadline.is_some_and(|full| Instant::now() < full);
         // The connection is moved, not cloned: cloning would write the reference count, whose cache line all threads
         // share.
         let connection = running.connection;
@@ -96,7 +97,7 @@ impl Inner {
                 self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end))
             }
             Activity::Held(about) => self.finish_held(scheduler, &connection, *about, end),
-            Activity::Inspect(inspection) => self.finish_inspection(scheduler, &connection, inspection, end),
+            Activity::Inspect(inspection) => self.finish_inspection(scheduler, &connection, inspection, end, is_early),
         }
     }
 
@@ -198,17 +199,26 @@ impl Inner {
         }
     }
 
+    /// Ends an inspection. `is_early` is true if its full time limit has not passed, but other inspections waited.
     fn finish_inspection(
         &self,
         scheduler: &mut SchedulerState,
         connection: &Connection,
         inspection: Inspection,
         end: JobEnd,
+        is_early: bool,
     ) -> AnswerFn {
         match inspection {
             Inspection::Definitions(builder, reply) => bind_reply(reply, builder.definitions(end)),
             Inspection::Symbol(builder, reply) => bind_reply(reply, builder.symbol_description(end)),
             Inspection::Query(builder, reply) => bind_reply(reply, builder.finish(end)),
+            Inspection::Expansion(builder, reply) => {
+                let result = builder.finish(end).map_err(|error| match error {
+                    InspectError::Timeout(_) if is_early => InspectError::OthersWait,
+                    error => error,
+                });
+                bind_reply(reply, result)
+            }
             Inspection::Reset(builder, reply) => {
                 let result: Result<(), InspectError> = builder.reset_result(end);
                 let mut ended = Vec::new();

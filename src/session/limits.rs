@@ -73,7 +73,10 @@ impl RunningJob {
             self.delayed_at = Some(now);
         }
         let delayed_at = self.delayed_at.filter(|at| *at >= since);
-        Some(delayed_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME)))
+        let deadline = delayed_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME));
+        // That another client waits is no reason to lose the image earlier.
+        let is_timeout = self.interrupt_reason() == Some(InterruptReason::Timeout) && !self.filled_heap;
+        Some(self.full_deadline.filter(|_| is_timeout).map_or(deadline, |full| deadline.max(full + REACTION_TIME)))
     }
 }
 
@@ -160,6 +163,7 @@ impl Inner {
         // Counting the pages of a large heap takes time, so this is done once, without the lock.
         let heap_usage = image::heap::usage();
         let mut scheduler = self.scheduler.lock();
+        scheduler.shorten_expansion(now);
         let mut next = Vec::new();
         let mut overdue = Vec::new();
         let mut again = Vec::new();

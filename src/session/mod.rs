@@ -59,6 +59,9 @@ pub(crate) use post_processing::PostProcessing;
 /// The time limit of an inspection.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The time that a running macro expansion has left once an inspection of another connection waits.
+const EXPANSION_TIME_LEFT: Duration = Duration::from_secs(1);
+
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A function that sends an answer: a [`Reply`] bound to its argument.

@@ -24,7 +24,7 @@ use super::evaluations::Evaluations;
 use super::events::{JobEnd, OutcomeBuilder, UnbalancedText};
 use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
-use super::{AnswerFn, Reply, bind_reply};
+use super::{AnswerFn, EXPANSION_TIME_LEFT, Reply, bind_reply};
 use crate::error::{HoldEnd, InspectError};
 use crate::image::interruption::{Interruption, REACTION_TIME, StuckReason};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
@@ -171,6 +171,9 @@ pub(super) struct RunningJob {
     pub(super) activity: Activity,
     /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
+    /// The deadline of a macro expansion before an inspection of another connection waited, which brought the deadline
+    /// forward; `None` if the deadline was not brought forward.
+    pub(super) full_deadline: Option<Instant>,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
     /// True from the time when the job is interrupted for exceeding `heap_limit` until a check finds room again.
@@ -244,6 +247,7 @@ impl RunningJob {
             is_internal: request.is_internal,
             activity: request.body.begin(hold, audience)?,
             deadline,
+            full_deadline: None,
             heap_limit: None,
             filled_heap: false,
             interruption: Interruption::default(),
@@ -575,6 +579,21 @@ impl SchedulerState {
             request.job.connection = 0;
         }
         Some(request)
+    }
+
+    /// Shortens the time that a running macro expansion has left to [`EXPANSION_TIME_LEFT`] if an inspection of another
+    /// connection waits. Other inspections keep their deadlines: on a slow machine they may need more time, and would be
+    /// stopped again and again.
+    pub(super) fn shorten_expansion(&mut self, now: Instant) {
+        let (waiting, end) = (&self.waiting[Lane::Inspection as usize], now + EXPANSION_TIME_LEFT);
+        for running in &mut self.running {
+            if matches!(running.activity, Activity::Inspect(Inspection::Expansion(..)))
+                && waiting.has_other_than(running.connection.id)
+                && running.deadline.is_some_and(|deadline| deadline > end)
+            {
+                running.full_deadline = running.deadline.replace(end);
+            }
+        }
     }
 
     /// Moves background requests whose turn has come to the `ready` queue, marks the evaluation lane as changed if
@@ -1073,6 +1092,7 @@ mod test_requests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::operation::RecordsBuilder;
 
     fn reset(id: u64, background: bool) -> Request {
         Request { background, ..test_requests::request(&Connection::new(0), id, JobKind::Reset) }
@@ -1284,6 +1304,27 @@ mod tests {
             _ => None,
         });
         assert_eq!(order.collect::<Vec<_>>(), [5, 1, 4, 6, 2, 3]);
+    }
+
+    #[test]
+    fn deadline_of_a_macro_expansion_comes_forward_once_when_another_connection_inspects() {
+        let mut scheduler = SchedulerState::default();
+        let [own, other] = [1, 2].map(Connection::new);
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let body = RequestBody::Inspect(Inspection::Expansion(RecordsBuilder::default(), Box::new(drop)));
+        let job = Job::without_texts(1, JobKind::Query, 0);
+        scheduler.push(Lane::Inspection, Request::new(&own, job, Some(10 * second), body));
+        scheduler.next(Lane::Inspection, 0, None, now);
+        scheduler.push(Lane::Inspection, test_requests::request(&own, 2, JobKind::Query));
+        let deadline_at = |scheduler: &mut SchedulerState, time| {
+            scheduler.shorten_expansion(time);
+            scheduler.find(1).unwrap().deadline
+        };
+        assert_eq!(deadline_at(&mut scheduler, now), Some(now + 10 * second));
+        scheduler.push(Lane::Inspection, test_requests::request(&other, 3, JobKind::Query));
+        assert_eq!(deadline_at(&mut scheduler, now + 2 * second), Some(now + 3 * second));
+        assert_eq!(deadline_at(&mut scheduler, now + second * 5 / 2), Some(now + 3 * second));
+        assert_eq!(scheduler.find(1).unwrap().full_deadline, Some(now + 10 * second));
     }
 
     #[test]

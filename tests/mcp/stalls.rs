@@ -1338,7 +1338,8 @@ fn inspection_of_a_client_does_not_delay_the_evaluations_of_a_person(mode: Mode)
     assert_eq!(answer["result"]["_meta"]["sbcl-mcp/package"], "COMMON-LISP-USER", "{answer}");
 }
 
-/// The clients' inspections take turns: without turns, the other client's request would wait for a minute.
+/// The clients' inspections take turns: without turns, the other client's request would wait for a second for each of
+/// this client's inspections.
 #[apply(both_modes)]
 fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
@@ -1346,7 +1347,7 @@ fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mod
     let begun = server.home().join("begun");
     define_endless_macro(&mut server, &begun);
     let mut other = runtime.attach(&server);
-    for _ in 0..6 {
+    for _ in 0..60 {
         server.post_call("macroexpand", json!({"form": "(endless)"}));
     }
     server.request("ping", json!({}));
@@ -1355,6 +1356,40 @@ fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mod
     // The answer to this client needs a second inspection, which reads the package.
     other.call_ok("describe-symbol", json!({"name": "car"}));
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
+/// The expansion would take 10 seconds if no other client's request waited.
+#[apply(both_modes)]
+fn slow_macro_expansion_is_stopped_when_another_client_waits(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    let mut other = runtime.attach(&server);
+    let expansion = server.post_call("macroexpand", json!({"form": "(endless)"}));
+    wait_until("the expansion runs", || begun.exists());
+    let begin = Instant::now();
+    other.call_ok("describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    let (text, is_error) = server.outcome(expansion);
+    assert!(is_error && text.contains("another client's request began to wait"), "{text}");
+}
+
+/// The image of an expansion that cannot be stopped is not replaced before the full time limit of the expansion.
+#[test]
+fn macro_expansion_that_cannot_be_stopped_when_another_client_waits_loses_no_data() {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    server.evaluate(&format!(
+        "(defmacro slow () (with-open-file (s {begun:?} :direction :output)) (sb-sys:without-interrupts (sleep 5))) \
+         (defvar *kept* 1) (setf *kept* 2)"
+    ));
+    let mut other = runtime.attach(&server);
+    server.post_call("macroexpand", json!({"form": "(slow)"}));
+    wait_until("the expansion runs", || begun.exists());
+    other.call_ok("describe-symbol", json!({"name": "car"}));
+    assert_eq!(server.evaluate("*kept*"), "=> 2");
 }
 
 /// The watchdog must not take an inspection within its time limit for a stall.

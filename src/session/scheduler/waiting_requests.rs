@@ -105,6 +105,11 @@ impl WaitingRequests {
         first_in(self.connections.get(&connection)?, classes)
     }
 
+    /// Returns true if a request of another connection waits.
+    pub(super) fn has_other_than(&self, connection: u64) -> bool {
+        self.connections.len() > usize::from(self.connections.contains_key(&connection))
+    }
+
     /// Returns the position of the first request whose class is among the classes that `classes` returns for its
     /// connection. Visits only connections whose first request is not in such a class, and one other connection.
     pub(super) fn find_first(&self, classes: impl Fn(u64) -> &'static [RequestClass]) -> Option<Position> {
@@ -368,6 +373,8 @@ mod tests {
                     prop_assert_eq!(waiting.find_job(job).map(entry_at), expected);
                 }
                 for connection in 0..CONNECTIONS {
+                    let is_other = |entry: &Entry| entry.connection != connection;
+                    prop_assert_eq!(waiting.has_other_than(connection), model.iter().any(is_other));
                     for classes in CLASS_SETS {
                         let is_wanted =
                             |entry: &Entry| entry.connection == connection && classes.contains(&entry.class);
