@@ -220,17 +220,37 @@ the call, because the files may be edited during the call."
     (let ((*current-action* (list operation component states)))
       (funcall perform operation component))))
 
+(defun component-file (component)
+  "Return the native namestring of COMPONENT, an ASDF component, if it is a Lisp source file; else NIL."
+  (and (typep component 'asdf:cl-source-file)
+       (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))
+
+(defvar *files-to-reload* '()
+  "The native namestrings of the source files that ASDF must load again even if they are up to date: while a form is restored,
+those of the files that the form loaded in the lost image and has not loaded yet.")
+
+(defun reload-due-p (operation component)
+  "Return true when OPERATION loads COMPONENT, an ASDF component, whose file is in *FILES-TO-RELOAD*."
+  (and *files-to-reload*
+       (typep operation 'asdf:load-op)
+       (member (component-file component) *files-to-reload* :test #'equal)))
+
 (defun compute-exact-stamp (compute plan operation component just-done)
   "Return the values of COMPUTE, ASDF's COMPUTE-ACTION-STAMP: the time stamp of OPERATION on COMPONENT in PLAN, and
-whether this image performed it. Return NIL and NIL when the action is stale. If JUST-DONE is true, the action has just
+whether this image performed it. Return NIL and NIL when the action is stale. When only the load of an up-to-date fasl is
+due, return the time stamp and NIL, as in an image that has not loaded the fasl. If JUST-DONE is true, the action has just
 been performed: record the action and the states of its files."
   (declare (type function compute))
   (multiple-value-bind (stamp done) (funcall compute plan operation component :just-done just-done)
     (cond (just-done
            (guarded (note-performed-action operation component) (failure) nil)
+           (when (reload-due-p operation component)
+             (setf *files-to-reload* (remove (component-file component) *files-to-reload* :test #'equal)))
            (values stamp done))
           ((and stamp (guarded (stale-action-p operation component) (failure) nil))
            (values nil nil))
+          ((reload-due-p operation component)
+           (values stamp nil))
           (t (values stamp done)))))
 
 (defun exact-file-stamp (namestring)

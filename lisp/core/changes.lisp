@@ -38,9 +38,23 @@ recorded: the form that loads the system stands for all of them."
                               changes
                               (cons line changes)))))
 
+(defun note-reloaded-file (file)
+  "Record that ASDF is about to load FILE, a native namestring, if this image has loaded FILE before. A restored image, in
+which FILE may be up to date already, must then load FILE again, because FILE replaces the definitions that others have made
+since. Once a form has loaded one file again, record its later files, too: definitions may have been moved to a new file.
+Record at most +MAX-REPORTED-CHANGES+ files. ASDF also loads again the files that depend on these files."
+  (when (and *evaluation*
+             (or (evaluation-reloaded-files *evaluation*) (gethash file **loaded-files**))
+             (< (length (evaluation-reloaded-files *evaluation*)) +max-reported-changes+)
+             (<= (length file) +max-change-line-length+)
+             (not (find #\Newline file)))
+    (sb-ext:atomic-update (evaluation-reloaded-files *evaluation*)
+                          (lambda (files) (adjoin file files :test #'equal)))))
+
 (defun forget-changes ()
   "Discard the recorded changes, because the next form is about to be evaluated."
-  (setf (evaluation-changes *evaluation*) '()))
+  (setf (evaluation-changes *evaluation*) '()
+        (evaluation-reloaded-files *evaluation*) '()))
 
 ;;; Roles of forms
 
@@ -115,12 +129,14 @@ if there is no such module."
 (defun changes-text (form role)
   "Return a string of lines that describe the changes that FORM has just made. The first line is = and ROLE, which is a
 value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Each other line begins with + for a
-defined name, * for a generic function that got a method, - for a removed name, or ? for a module of FORM's symbols."
+defined name, * for a generic function that got a method, - for a removed name, ? for a module of FORM's symbols, or ! for a
+file that FORM loaded again."
   (let ((changes (evaluation-changes *evaluation*)))
-    (format nil "=~A~{~%~A~}~{~%?~A~}"
+    (format nil "=~A~{~%~A~}~{~%?~A~}~{~%!~A~}"
             role
             (and (<= (length changes) +max-reported-changes+) (reverse changes))
-            (form-modules form))))
+            (form-modules form)
+            (reverse (evaluation-reloaded-files *evaluation*)))))
 
 (defun perform-recording-definitions (perform operation component)
   "Call PERFORM, ASDF's PERFORM-WITH-RESTARTS, to perform OPERATION on COMPONENT, and record the definitions that a load
@@ -129,6 +145,7 @@ makes."
   (let ((*loading-system* (component-system-name component))
         (file (component-file component)))
     (flet ((perform () (funcall perform operation component)))
-      (if (and file (typep operation 'asdf:load-op))
-          (call-recording-definitions file #'perform)
-          (perform)))))
+      (cond ((and file (typep operation 'asdf:load-op))
+             (note-reloaded-file file)
+             (call-recording-definitions file #'perform))
+            (t (perform))))))

@@ -71,12 +71,14 @@ own connection, which uses the global values."
   "Forget the variables of the connection with the number CONNECTION, which has ended."
   (remhash connection **connections**))
 
-(define-operation :restore-attached-form (evaluate &key package)
+(define-operation :restore-attached-form (evaluate &key package reloaded)
   "Evaluate again a form that an attached client evaluated and that was first read in the package named PACKAGE. Leave the
-variables of the session's own connection unchanged, and read the form with the values of a new connection."
+variables of the session's own connection unchanged, and read the form with the values of a new connection. RELOADED is as for
+the operation RESTORE-FORM."
   (progv *connection-variables* (mapcar #'initial-connection-value *connection-variables*)
     (setf *package* (form-package package))
-    (evaluate)))
+    (let ((*files-to-reload* reloaded))
+      (evaluate))))
 
 ;;; Announcing definitions to other connections
 

@@ -237,8 +237,3 @@ definitions."
 (defun component-system-name (component)
   "Return the name of the primary system to which COMPONENT, an ASDF component, belongs; or NIL if it cannot be determined."
   (guarded (asdf:primary-system-name component) (failure) nil))
-
-(defun component-file (component)
-  "Return the native namestring of COMPONENT, an ASDF component, if it is a Lisp source file; else NIL."
-  (and (typep component 'asdf:cl-source-file)
-       (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))

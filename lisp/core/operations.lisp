@@ -108,11 +108,12 @@ other package, the form's names would be different symbols."
              :format-control "The package ~A, in which the form was read, does not exist."
              :format-arguments (list name))))
 
-(define-operation :restore-form (evaluate &key package)
+(define-operation :restore-form (evaluate &key package reloaded)
   "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current
-package."
+package. RELOADED is a list of the native namestrings of the files that ASDF loads again although they are up to date."
   (setf *package* (form-package package))
-  (evaluate))
+  (let ((*files-to-reload* reloaded))
+    (evaluate)))
 
 (defvar *undo-query* nil
   "A function without arguments that undoes what the running query has done, or NIL. It is called unless the query's job

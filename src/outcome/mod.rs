@@ -362,6 +362,10 @@ pub(crate) struct Changes {
     pub(crate) removed: Vec<String>,
     /// The modules that the form's symbols belong to, by the names that `require` takes.
     pub(crate) modules: Vec<String>,
+    /// The source files that the form had ASDF load although the image had loaded them before, and the files that the form
+    /// loaded after these; at most 50. A new image may consider these files up to date, but must load them again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) reloaded: Vec<String>,
     pub(crate) role: FormRole,
     /// The line of the evaluation's code on which the form begins, from 0.
     pub(crate) line: usize,
@@ -389,7 +393,8 @@ pub(crate) enum FormRole {
 
 impl Changes {
     /// Parses the lines in which Lisp reports the changes of a form. Each line begins with `=` (the role of the form), `+`
-    /// (a defined name), `*` (a generic function to which a method was added), `-` (a removed name) or `?` (a module).
+    /// (a defined name), `*` (a generic function to which a method was added), `-` (a removed name), `?` (a module) or `!` (a
+    /// file that was loaded again).
     pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let mut changes = Self { role: FormRole::Other, ..Self::default() };
         for line in lines {
@@ -399,6 +404,7 @@ impl Changes {
                 "*" => changes.methods.push(text.to_owned()),
                 "-" => changes.removed.push(text.to_owned()),
                 "?" => changes.modules.push(text.to_owned()),
+                "!" => changes.reloaded.push(text.to_owned()),
                 _ => {
                     changes.role = match text {
                         "in-package" => FormRole::PackageSelection,
@@ -417,6 +423,12 @@ impl Changes {
     #[cfg(feature = "mcp")]
     pub(crate) fn made(&self) -> impl Iterator<Item = &String> {
         self.defined.iter().chain(&self.methods)
+    }
+
+    /// Returns true if the form loaded files again, and made no changes that Lisp reports by name.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn only_reloads(&self) -> bool {
+        !self.reloaded.is_empty() && self.made().next().is_none() && self.removed.is_empty()
     }
 }
 

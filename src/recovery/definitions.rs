@@ -91,9 +91,10 @@ impl Definition {
             && self.form.code.starts_with(&before.form.code)
     }
 
-    /// Returns the key by which repetitions of a form are recognized.
-    fn key(&self) -> (&DefiningForm, bool) {
-        (&self.form, self.local)
+    /// Returns the key by which repetitions of a form are recognized. A form that loads other files than before is no
+    /// repetition.
+    fn key(&self) -> (&DefiningForm, bool, &[String]) {
+        (&self.form, self.local, &self.changes.reloaded[..])
     }
 
     /// Returns the packages that the form defined or removed, as [`Changes`] names them.
@@ -104,7 +105,8 @@ impl Definition {
 
     /// Returns an upper bound of the definition's size in bytes of JSON, plus [`NAME_OVERHEAD`] for each name.
     fn size(&self) -> usize {
-        let changes = self.changes.made().chain(&self.changes.removed).chain(&self.changes.modules);
+        let Changes { removed, modules, reloaded, .. } = &self.changes;
+        let changes = self.changes.made().chain(removed).chain(modules).chain(reloaded);
         let changes: usize = changes.map(|name| json_size(name) + 3 + NAME_OVERHEAD).sum();
         JSON_OVERHEAD + json_size(&self.form.code) + json_size(&self.form.package) + changes
     }
@@ -244,7 +246,7 @@ impl Definitions {
     /// much room, drops forms by their [`DropRank`], the oldest first. Returns the positions of the dropped definitions that
     /// are only counted from now on.
     fn compact(&mut self) -> Vec<u64> {
-        let mut occurrences: HashMap<(&DefiningForm, bool), (usize, usize)> = HashMap::new();
+        let mut occurrences: HashMap<(&DefiningForm, bool, &[String]), (usize, usize)> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
             occurrences.entry(definition.key()).or_insert((index, index)).1 = index;
         }
@@ -496,6 +498,19 @@ mod tests {
         definitions.remove(0, &HashSet::from([0, 18]));
         assert_eq!(definitions.take(0, 16).unwrap().form.code, "(defun f7 ())");
         assert_eq!(definitions.take(0, 17), None);
+        assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    #[test]
+    fn forms_that_loaded_different_files_again_are_not_repetitions() {
+        let mut definitions = Definitions::default();
+        for file in ["", "\n!/a.lisp", "\n!/b.lisp", "\n!/b.lisp", "\n!/b.lisp"] {
+            let changes = Changes::parse(format!("=other{file}").lines());
+            definitions.add(Definition { changes, ..definition("(asdf:load-system \"app\")".to_owned()) });
+        }
+        definitions.compact();
+        let reloaded: Vec<_> = definitions.iter_from(0).map(|kept| kept.changes.reloaded.concat()).collect();
+        assert_eq!(reloaded, ["", "/a.lisp", "/b.lisp", "/b.lisp"]);
         assert_eq!(definitions.bytes, bytes(&definitions));
     }
 

@@ -1,7 +1,7 @@
 //! The replay, which evaluates the definitions again, form by form. Calls that need the image wait for the end of the
 //! replay.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -134,6 +134,8 @@ impl DefinitionReplay {
         status: StatusPage,
     ) -> Option<ReplayReport> {
         let mut report = ReplayReport::default();
+        // The files that the last forms have loaded again, if these forms did nothing else. Another load is not needed.
+        let mut current_files: HashSet<&String> = HashSet::new();
         for (index, definition) in definitions.enumerate() {
             if !self.is_evaluating() {
                 return None;
@@ -150,15 +152,20 @@ impl DefinitionReplay {
             let code = "\n".repeat(definition.changes.line.min(MAX_LINES_BEFORE)) + &definition.form.code;
             let mut evaluation = Evaluation::new(code);
             evaluation.timeout = TimeLimit::Of(limit);
-            let operation = if definition.attached {
-                Some(Operation::new("restore-attached-form").with("package", &*definition.form.package))
-            } else if definition.local {
+            if definition.local && !definition.attached {
                 evaluation.package = Some(definition.form.package.clone());
-                None
+            }
+            let files = &definition.changes.reloaded;
+            let due: Vec<_> = files.iter().filter(|file| !current_files.contains(file)).cloned().collect();
+            let operation = if definition.attached { "restore-attached-form" } else { "restore-form" };
+            let operation = Operation::new(operation).with("package", &*definition.form.package).with("reloaded", due);
+            let outcome = session.evaluate_with_options(Some(definition.evaluation), evaluation, Some(&operation));
+            if outcome.result.is_ok() && definition.changes.only_reloads() {
+                current_files.extend(files);
             } else {
-                Some(Operation::new("restore-form").with("package", &*definition.form.package))
-            };
-            match &session.evaluate_with_options(Some(definition.evaluation), evaluation, operation.as_ref()).result {
+                current_files.clear();
+            }
+            match &outcome.result {
                 Ok(_) => report.replayed += 1,
                 Err(error) => report.failed.push((index, failure_reason(error))),
             }

@@ -117,6 +117,86 @@ fn macro_file(value: u32) -> String {
 
 const MACRO_USER: &str = "(in-package :app)\n(defun used () (value))\n";
 
+// ---- Restored sessions
+
+/// Kills the worker and returns the answer to `code` in the next image.
+#[cfg(target_os = "linux")]
+fn evaluate_after_image_loss(server: &mut Server, code: &str) -> String {
+    crate::processes::kill_worker(server);
+    server.evaluate(code)
+}
+
+/// The next image loads the new version of a file even where the lost image loaded the old one, so ASDF considers the file up
+/// to date where the lost image loaded it again.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_reloaded_over_definitions_of_the_session_is_reloaded_after_image_loss() {
+    let text = "(in-package :app)\n(defun half () :file)\n(defparameter *p* :file)\n(defun late () :file)\n";
+    for code in [None, Some("(asdf:load-system \"app\")")] {
+        let project = Project::of(&[("package", PACKAGE), ("a", text), ("b", "(in-package :app)\n")]);
+        let mut server = project.server();
+        load(&mut server);
+        server.evaluate("(defun app::half () :session) (defparameter app::*p* :session)");
+        for edit in 1..3 {
+            project.write("a.lisp", &format!("{text}; edit {edit}\n"));
+            let answer = match code {
+                Some(code) => server.evaluate(code),
+                None => load(&mut server),
+            };
+            assert!(code.is_some() || answer.contains("Loaded app: 2 files, 2 compiled"), "{answer}");
+        }
+        server.evaluate("(defun app::late () :session)");
+        let state = "(list (app::half) app::*p* (app::late))";
+        let expected = "=> (:FILE :FILE :SESSION)";
+        assert_eq!(server.evaluate(state), expected);
+        let compiled_at = || project.fasl("a").metadata().and_then(|metadata| metadata.modified()).expect("a date");
+        let before = compiled_at();
+        for _ in 0..2 {
+            let answer = evaluate_after_image_loss(&mut server, state);
+            assert!(answer.ends_with(expected), "{answer}");
+        }
+        assert_eq!(compiled_at(), before, "an up-to-date file is not compiled");
+        assert_up_to_date(&mut server);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_definition_moved_to_a_new_file_is_loaded_from_this_file_after_image_loss() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)\n(defun old () :file)\n")]);
+    let mut server = project.server();
+    load(&mut server);
+    server.evaluate("(defun app::moved () :session)");
+    project.write("b.lisp", "(in-package :app)\n(defun moved () :file)\n");
+    let files = "(:file \"package\") (:file \"a\") (:file \"b\")";
+    project.write("app.asd", &format!("(defsystem \"app\" :serial t :components ({files}))"));
+    load(&mut server);
+    server.evaluate("(defun app::old () :session)");
+    let state = "(list (app::old) (app::moved))";
+    assert_eq!(server.evaluate(state), "=> (:SESSION :FILE)");
+    let text = evaluate_after_image_loss(&mut server, state);
+    assert!(text.ends_with("=> (:SESSION :FILE)"), "{text}");
+}
+
+/// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_load_that_did_not_reload_a_file_keeps_definitions_of_the_session_after_image_loss() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)\n(defun half () :file)\n")]);
+    project.write("user.asd", "(defsystem \"user\" :depends-on (\"app\") :components ((:file \"user\")))");
+    project.write("user.lisp", "(defun user () 1)\n");
+    let mut server = project.server();
+    load(&mut server);
+    server.evaluate("(defun app::half () :session)");
+    load_with(&mut server, json!({"system": "user", "directory": "."}));
+    project.write("user.lisp", "(defun user () 2)\n");
+    load_with(&mut server, json!({"system": "user", "directory": "."}));
+    let state = "(list (app::half) (user))";
+    assert_eq!(server.evaluate(state), "=> (:SESSION 2)");
+    let text = evaluate_after_image_loss(&mut server, state);
+    assert!(text.ends_with("=> (:SESSION 2)"), "{text}");
+}
+
 // ---- Changes on disk
 
 #[test]
