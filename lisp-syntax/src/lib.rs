@@ -383,6 +383,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn odd_vertical_bar_of_a_symbol_is_reported_and_not_repaired() {
+        let message = "the symbol with a | that begins here is not closed";
+        for (text, line, column) in [
+            ("'|a", 1, 2),
+            ("(defun f () '|a b)\n", 1, 14),
+            ("(defun f () '|a b)\n\n(defun g () 1)\n", 1, 14),
+            ("(defun f ()\n  '|a)\n\n(defun g () '|b|)\n", 2, 4),
+        ] {
+            let finding = Finding { line, column, severity: Severity::Error, message: message.to_owned() };
+            assert_eq!(check(text, &[]), CheckResult { findings: vec![finding], repaired: None }, "{text}");
+            assert_eq!(hint(text, || false), None, "{text}");
+        }
+        // A surplus end of a block comment also leaves a bar open.
+        assert_eq!(check("(f)\n|#\n(g)\n", &[]).repaired.as_deref(), Some("(f)\n\n(g)\n"));
+    }
+
+    #[test]
     fn text_is_unfinished_within_a_construct_or_after_a_prefix() {
         for text in ["(", "(a\n(b)", "\"a\n(b)", "#| a #| b |#\nc", "|a\nb", "'", "(a)\n,@\n\n; )", "#", "(a (\n)\n"] {
             assert!(is_unfinished(text), "{text:?}");

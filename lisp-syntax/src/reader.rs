@@ -326,11 +326,18 @@ impl<'a> FormWalk<'a> {
             if kind == TokenKind::Close {
                 return at + 1;
             }
-            if !context.skipped && self.text(at) == "." && at > open + 1 && self.kind(at + 1) == Some(TokenKind::Close)
-            {
-                self.refuse(at, "a dot with nothing after it in its list");
-            }
+            let dotted = !context.skipped && self.text(at) == "." && at > open + 1;
             at = self.walk_form(at, context);
+            if dotted {
+                if self.kind(at) == Some(TokenKind::Close) {
+                    self.refuse(at - 1, "a dot with nothing after it in its list");
+                }
+                at = self.walk_form(at, context);
+                // A feature conditional may follow, and other reader macros may return nothing.
+                if matches!(self.kind(at), Some(TokenKind::Open | TokenKind::Atom | TokenKind::String)) {
+                    self.refuse(at, "a second form after the dot in its list");
+                }
+            }
         }
         at
     }

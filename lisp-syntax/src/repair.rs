@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::StopCondition;
 use super::lexer::{Line, Mode, Token, TokenKind, is_blank, lex};
+use super::{StopCondition, lex_lines};
 
 /// Cost of an edit.
 const EDIT_COST: u32 = 24;
@@ -128,19 +128,25 @@ struct LineVariant {
 }
 
 /// Returns the edits that balance the lines, in order. Returns `None` if the text is too long, if no edits are found within
-/// the limits, or if `stop` ended the search.
+/// the limits, if the text has an odd vertical bar of a symbol, or if `stop` ended the search.
 pub(super) fn find_edits(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<Edit>> {
     let region = unbalanced_region(lines, stop);
-    let found = search(&lines[region.clone()], stop);
-    let mut edits = match found {
-        Some(edits) => edits,
-        None if region.len() < lines.len() => return search(lines, stop),
+    let edits = match search(&lines[region.clone()], stop) {
+        Some(mut edits) => {
+            for edit in &mut edits {
+                edit.line += region.start;
+            }
+            edits
+        }
+        None if region.len() < lines.len() => search(lines, stop)?,
         None => return None,
     };
-    for edit in &mut edits {
-        edit.line += region.start;
-    }
-    Some(edits)
+    // A surplus `|#` or one misplaced quote can leave a vertical bar open. Any other odd bar has no repair: nothing shows
+    // where its symbol should end, and two new quotes, for instance, would only hide the bar in a string.
+    let ends_in_bars = lex_lines(lines).last().is_some_and(|line| line.end == Mode::Bars);
+    let removed = |edit: &Edit| &lines[edit.line][edit.at..edit.at + edit.removed];
+    let marks = edits.iter().filter(|edit| edit.inserted == "\"" || matches!(removed(edit), "\"" | "|#")).count();
+    (!ends_in_bars || marks == 1).then_some(edits)
 }
 
 /// Leaves out the top-level forms at the beginning and at the end of the text that are balanced on their own, and returns
@@ -545,15 +551,12 @@ fn line_variants(
     for (at, mark) in text.match_indices("|#").chain(text.match_indices("#|")) {
         add(at, mark.len(), "", EDIT_COST);
     }
-    for (at, _) in text.match_indices('|') {
-        add(at, 1, "", EDIT_COST + 2);
-    }
     match mode {
         Mode::Comment(_) => {
             add(0, 0, "|#", EDIT_COST);
             add(text.trim_end().len(), 0, "|#", EDIT_COST);
         }
-        Mode::Code if line.end != Mode::Code && line.end != Mode::String => {
+        Mode::Code if matches!(line.end, Mode::Comment(_)) => {
             add(text.trim_end().len(), 0, "|#", EDIT_COST);
         }
         _ => {}

@@ -97,6 +97,12 @@ check. FiveAM is the only framework that prints these values while the test runs
                  (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "REASON"))))))
         ((framework-type-p result "UNEXPECTED-TEST-FAILURE")
          (record-ending-condition verdict (framework-slot result "ACTUAL-CONDITION")))
+        ((framework-type-p result "FOR-ALL-TEST-FAILED")
+         (add-check verdict (make-check :message (format nil "Falsifiable with ~A"
+                                                         (shown-text (framework-slot result "FAILURE-VALUES")))))
+         (dolist (result (reverse (framework-slot result "RESULT-LIST")))
+           (unless (framework-type-p result "TEST-PASSED")
+             (add-fiveam-result verdict result))))
         (t
          (add-check verdict (fiveam-check (framework-slot result "TEST-EXPR") (framework-slot result "REASON"))))))
 
@@ -116,7 +122,9 @@ occur in TEXT in this order. Return NIL if a separator is missing."
   "Return a CHECK for FORM, the form of a failed check. REASON is the text that FiveAM's IS makes from FORM, its value and
 the expected value."
   (let ((evaluated (format nil "~% evaluated to ~%"))
-        (shown (shown-form form))
+        ;; Instead of a form, FiveAM records a condition's name for SIGNALS, perhaps a variable for IS-TRUE, and nothing for
+        ;; a FOR-ALL without a check. The reason says more.
+        (shown (and (consp form) (shown-form form)))
         (reason (if (stringp reason) reason "")))
     (flet ((try (separators make)
              (let ((parts (split-at-separators reason (cons evaluated separators))))

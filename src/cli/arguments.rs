@@ -176,21 +176,20 @@ pub(super) enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Report what the Lisp reader would reject in source files, without evaluating them.
+    /// Report syntax errors in source files, without evaluating them.
     ///
-    /// The findings are unbalanced parentheses (located by the indentation), unclosed strings and comments, and wrong
-    /// syntax. Each finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends
-    /// on other code. Exit status: 0 if the reader would accept all files (there may be notes), 1 if not, 2 for a wrong
-    /// command line, 3 if a file, stdin or stdout cannot be read or written, there is no server to attach to, or the
-    /// server ended.
+    /// The findings are unbalanced parentheses (located by the indentation), unclosed strings and comments, and some other
+    /// text that the Lisp reader would reject. Numbers, character names and the existence of symbols are not checked. Each
+    /// finding is a line, `file:line:column: error: message`, with `note` instead of `error` if it depends on other code.
+    /// Exit status: 0 if no errors were found (there may be notes), 1 if errors were found, 2 for a wrong command line, 3
+    /// if a file, stdin or stdout cannot be read or written, there is no server to attach to, or the server ended.
     Check {
         /// Treat the packages of a running server (started with --socket or --session) as known: the only running server, or
         /// the server NAME (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
-        /// Insert or remove parentheses, quotes and comment marks as the indentation suggests, if the reader then
-        /// accepts the text. Files are changed in place; for `-`, the text is written to stdout. A repaired file counts as
-        /// correct.
+        /// Insert or remove parentheses, quotes and comment marks as the indentation suggests, if no errors are then
+        /// found. Files are changed in place; for `-`, the text is written to stdout. A repaired file counts as correct.
         #[arg(long)]
         fix: bool,
         /// Files, directories with Lisp source, or `-` for stdin.

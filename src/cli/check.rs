@@ -1,4 +1,4 @@
-//! The command `check`, which reports the errors that the Lisp reader would find in files, without starting Lisp.
+//! The command `check`, which reports syntax errors in files without starting Lisp.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

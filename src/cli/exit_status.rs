@@ -96,8 +96,8 @@ pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
         CANNOT_RUN => "The recording cannot be read, no server could be started, or the report could not be written.",
     }
     "check" {
-        SUCCEEDED => "The reader accepts every file; the output may contain notes.",
-        FAILED => "The reader rejects a file.",
+        SUCCEEDED => "No errors were found, or `--fix` repaired them; the output may contain notes.",
+        FAILED => "Errors were found and not repaired.",
         NOT_TRIED => "The command line is wrong.",
         CANNOT_RUN => "A file, stdin or stdout cannot be read or written, no server could be attached to, or the server \
                     ended or did not answer.",

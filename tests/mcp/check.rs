@@ -81,6 +81,7 @@ fn readable_code_has_no_findings() {
         "(a . b) #(1 2) #2A((1 2) (3 4)) #'car #.(+ 1 2) #c(1 2) #*0101 #x-ff #1=(a . #1#) #:g #p\"x\" `(a ,b ,@c ,.d)",
         "  (indented\noddly\n      (but) balanced)\n",
         "(a #+x b) '#+x b c #+(or x y) #-z b c",
+        "(a . #+x b #-x c) (a . 'b #+x c) (a . b #| c |#) `(a . ,b) #+x (a . b c)",
         "#+nosuch (a ,b #<c> d:e:f #?x) 1",
         "(defun λ (ü) \"λ(\" ü)",
         "(eval-when (:load-toplevel)\n(defun f ())\n)\n",
@@ -109,6 +110,8 @@ fn syntax_errors_and_unknown_packages_are_reported() {
         ("(a #\n b)", "1:4: # at the end of a line cannot be read"),
         ("(a #+(sbcl) b)", "1:6: a list in a feature expression must begin with AND, OR or NOT"),
         ("(a . )", "1:4: a dot with nothing after it in its list"),
+        ("(a . b c d)", "1:8: a second form after the dot in its list"),
+        ("(a . (b) . c)", "1:10: a second form after the dot in its list"),
         ("(a\n #?b #?c)", "2:2: note: SBCL has no reader macro #?: define it before this form is read"),
         (
             "(defpackage :my-app (:use :cl)) (my-ap::f) (my-ap::g)",

@@ -396,6 +396,30 @@ fn test_without_a_check_passes_with_a_remark() {
 }
 
 #[test]
+fn fiveam_checks_without_a_form_show_the_reason_and_the_falsifying_values() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(defvar *ready* nil)\n\
+                 (test random-values (for-all ((n (constantly 8)))\n  (is (= 8 n))\n  (is (= 7 n))))\n\
+                 (test no-checks (for-all ((n (constantly 8)))\n  (list n)))\n\
+                 (test variable-value (is-true *ready*))\n(test no-condition (signals error 1))\n";
+    let Some(project) = fiveam(tests) else { return };
+    let mut server = project.server();
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  0 passed, 4 failed, 0 errors, 0 skipped in "), "{text}");
+    for expected in [
+        "tests.lisp:8\n   Falsifiable with (8)\n   (is (= 7 n))  expected 7, got 8\n",
+        "\n   No tests\n",
+        "*READY* did not return a true value",
+        "\n   Failed to signal a ERROR",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    for wrong in ["Found failing test data", "\n   nil", "\n   *ready*", "\n   error"] {
+        assert!(!text.contains(wrong), "{wrong:?} is in\n{text}");
+    }
+}
+
+#[test]
 fn condition_with_a_failing_report_does_not_end_other_tests() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
                  (in-suite demo)\n(test first-one (is (= 1 1)))\n\
