@@ -128,6 +128,12 @@ pub(crate) fn restore_notice(outcome: &Result<CheckpointRestore, String>) -> Str
     }
 }
 
+/// Returns the notice about a save whose call was cancelled when the checkpoint was complete, or about to be complete.
+pub(crate) fn late_save_notice(checkpoint: &Checkpoint) -> String {
+    let Checkpoint { name, evaluation, .. } = checkpoint;
+    format!("The checkpoint {name:?} (evaluation {evaluation}) was saved: the call was cancelled too late.")
+}
+
 /// Returns a line with an unrestored form, shortened, and the reason why it could not be restored.
 pub(crate) fn unrestored_line(unrestored: &UnrestoredForm) -> String {
     format!("{} ({})", shortened(&unrestored.form.code), unrestored.reason)
