@@ -192,6 +192,16 @@ pub(crate) fn outcome_lost_with_batch() -> Outcome {
     failed_outcome(CANCELLED, text.to_owned())
 }
 
+/// Returns the outcome of a lost call of the tool `checkpoint`. The image may have been lost after the call had saved or
+/// deleted the checkpoint and before the answer was sent.
+pub(crate) fn lost_checkpoint_call(lost: Outcome) -> Outcome {
+    let Err(error) = &lost.result else { return lost };
+    let mut error = ErrorRecord::clone(error);
+    error.message.text +=
+        "\nIf this call was to save or delete a checkpoint, it may have done so: list the checkpoints.";
+    Outcome { result: Err(Arc::new(error)), ..lost }
+}
+
 /// Returns the outcome of a call that the last image did not finish. `is_foreground` is true for the evaluation whose
 /// outcome the crash report may contain.
 fn lost_outcome(state: &RecoveryState, report: &ReplayReport, is_foreground: bool) -> Outcome {

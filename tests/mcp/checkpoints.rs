@@ -1372,6 +1372,8 @@ fn save_that_ends_with_its_image_is_not_reported_as_an_evaluation(#[case] is_los
         kill_worker(&server);
         let (text, is_error) = server.outcome(save);
         assert!(is_error && text.contains("IMAGE-LOST") && !text.contains("unfinished evaluation"), "{text}");
+        let hint = "If this call was to save or delete a checkpoint, it may have done so: list the checkpoints.";
+        assert!(text.contains(hint), "{text}");
         let text = call_ok(&mut server, "describe-last-error", json!({}));
         assert!(text.contains("No error information available."), "{text}");
     } else {
