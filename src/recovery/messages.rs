@@ -128,6 +128,12 @@ pub(crate) fn restore_notice(outcome: &Result<CheckpointRestore, String>) -> Str
     }
 }
 
+/// Returns the notice about a save whose call was cancelled when the checkpoint was complete, or about to be complete.
+pub(crate) fn late_save_notice(checkpoint: &Checkpoint) -> String {
+    let Checkpoint { name, evaluation, .. } = checkpoint;
+    format!("The checkpoint {name:?} (evaluation {evaluation}) was saved: the call was cancelled too late.")
+}
+
 /// Returns a line with an unrestored form, shortened, and the reason why it could not be restored.
 pub(crate) fn unrestored_line(unrestored: &UnrestoredForm) -> String {
     format!("{} ({})", shortened(&unrestored.form.code), unrestored.reason)
@@ -184,6 +190,16 @@ pub(crate) fn outcome_lost_with_batch() -> Outcome {
     let text =
         "Another call of the same batch replaced the image. This call had begun; if it had ended, its result is lost.";
     failed_outcome(CANCELLED, text.to_owned())
+}
+
+/// Returns the outcome of a lost call of the tool `checkpoint`. The image may have been lost after the call had saved or
+/// deleted the checkpoint and before the answer was sent.
+pub(crate) fn lost_checkpoint_call(lost: Outcome) -> Outcome {
+    let Err(error) = &lost.result else { return lost };
+    let mut error = ErrorRecord::clone(error);
+    error.message.text +=
+        "\nIf this call was to save or delete a checkpoint, it may have done so: list the checkpoints.";
+    Outcome { result: Err(Arc::new(error)), ..lost }
 }
 
 /// Returns the outcome of a call that the last image did not finish. `is_foreground` is true for the evaluation whose

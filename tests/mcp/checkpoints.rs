@@ -1098,6 +1098,60 @@ fn cancelling_a_save_that_cannot_copy_the_process_lets_evaluations_begin(mode: M
     assert_eq!(list(&mut server).lines().count(), 1);
 }
 
+/// The save is cancelled while the image is being written, and while the saved image is being booted as a test.
+#[apply(both_modes)]
+fn cancelled_save_is_discarded_and_keeps_the_checkpoint_of_the_same_name(mode: Mode) {
+    let state = StateDirectory::new(mode);
+    let mut server = state.serve(&[]);
+    let lisp = mode.lisp_process(&server);
+    save(&mut server, "x");
+    let files = || {
+        let mut files = state.files(None);
+        files.sort();
+        files
+    };
+    let before = files();
+    for (hooks, directory) in [("sb-ext:*save-hooks*", "saving"), ("sb-ext:*init-hooks*", "booting")] {
+        let directory = state.directory.directory(directory);
+        let [begun, gate] = ["begun", "gate"].map(|name| directory.join(name));
+        server.evaluate(&format!(
+            "(push (lambda ()
+                     (with-open-file (file {begun:?} :direction :output))
+                     (loop until (probe-file {gate:?}) do (sleep 0.01)))
+                   {hooks})"
+        ));
+        let id = server.post_call("checkpoint", json!({"action": "save", "name": "x"}));
+        wait_until("the hook runs", || begun.exists());
+        server.notify("notifications/cancelled", json!({"requestId": id}));
+        // This call is answered after the cancellation.
+        assert_eq!(server.evaluate(&format!("(null (pop {hooks}))")), "=> NIL");
+        std::fs::write(&gate, "").unwrap();
+        wait_until("the processes of the save have ended", || children(lisp).is_empty());
+        wait_until("the files of the save are deleted", || files() == before);
+        assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+        assert!(!server.has_answered(id));
+    }
+    save(&mut server, "x");
+}
+
+/// Listing many files takes time between the completion of the checkpoint and the answer, so the cancellation usually
+/// precedes the answer.
+#[test]
+fn completion_of_a_save_that_is_cancelled_too_late_is_reported_in_a_later_answer() {
+    let state = StateDirectory::new(Mode::Plain);
+    let mut server = state.serve(&[]);
+    save(&mut server, "first");
+    for number in 0..5000 {
+        std::fs::write(state.checkpoints().join(format!("{number:016x}.json")), "").unwrap();
+    }
+    let id = server.post_call("checkpoint", json!({"action": "save", "name": "x"}));
+    wait_until("the checkpoint is complete", || state.files(Some("json")).len() == 5002);
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    let notice = "The checkpoint \"x\" (evaluation 0) was saved: the call was cancelled too late.";
+    wait_until("the save is reported", || server.evaluate("1").contains(notice) || server.has_answered(id));
+    assert!(list(&mut server).contains("\"x\""));
+}
+
 #[apply(both_modes)]
 fn save_is_refused_when_an_evaluation_queued_before_it_runs_in_the_background(mode: Mode) {
     let state = StateDirectory::new(mode);
@@ -1318,6 +1372,8 @@ fn save_that_ends_with_its_image_is_not_reported_as_an_evaluation(#[case] is_los
         kill_worker(&server);
         let (text, is_error) = server.outcome(save);
         assert!(is_error && text.contains("IMAGE-LOST") && !text.contains("unfinished evaluation"), "{text}");
+        let hint = "If this call was to save or delete a checkpoint, it may have done so: list the checkpoints.";
+        assert!(text.contains(hint), "{text}");
         let text = call_ok(&mut server, "describe-last-error", json!({}));
         assert!(text.contains("No error information available."), "{text}");
     } else {

@@ -205,6 +205,13 @@ impl PendingCall {
         self.inflight.on_cancel(self.request, cancel)
     }
 
+    /// Calls `cancel` if the client has cancelled the call, or cancels the call before it is answered.
+    pub(super) fn when_cancelled(&self, cancel: impl FnOnce() + Clone + Send + 'static) {
+        if !self.on_cancel(cancel.clone()) {
+            cancel();
+        }
+    }
+
     /// Submits a job of the call with `submit`, which may return `None` instead of a job. Cancelling the call cancels the
     /// job, even if another thread cancels the call before `submit` returns.
     pub(super) fn submit<J: Copy + Into<Option<JobId>>>(&self, session: &Session, submit: impl FnOnce() -> J) -> J {

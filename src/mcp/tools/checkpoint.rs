@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use super::arguments::{Text, text};
 use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, handle_with, reply_with, with_package};
-use crate::recovery::checkpoint::save::NewCheckpoint;
+use crate::recovery::checkpoint::save::{NewCheckpoint, SaveCanceller};
 use crate::recovery::checkpoint::store::{self, MAX_NAME_CHARS};
-use crate::recovery::messages::restore_notice;
+use crate::recovery::messages::{late_save_notice, restore_notice};
 use crate::recovery::state::CheckpointRestore;
 use crate::recovery::text;
 use crate::schema::json;
@@ -250,9 +250,16 @@ fn refuse(call: Call, reason: String) {
 fn save(call: Call, name: String) {
     let Some(saver) = call.context.saver() else { return };
     let (session, pending) = (call.session().clone(), call.pending());
+    let copied = pending.clone();
+    let on_copied = move |save: SaveCanceller| copied.when_cancelled(move || save.cancel());
     pending.submit(&session, || {
-        saver.save(name, false, move |saved| match saved {
-            Ok(saved) => call.reply(CheckpointReply::Saved(saved)),
+        saver.save(name, false, on_copied, move |saved| match saved {
+            Ok(saved) => {
+                // A cancelled call is not answered, so the client's next answer reports the save.
+                let (session, notice) = (call.session().clone(), late_save_notice(&saved.checkpoint));
+                call.pending().when_cancelled(move || session.add_notice(notice));
+                call.reply(CheckpointReply::Saved(saved));
+            }
             Err(reason) => refuse(call, reason),
         })
     });

@@ -40,7 +40,7 @@ use crate::os::helper_threads;
 use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::recovery::messages::outcome_after_reset;
+use crate::recovery::messages::{lost_checkpoint_call, outcome_after_reset};
 use crate::recovery::replay::ReplayEnd;
 use crate::rpc::inflight::Inflight;
 use crate::schema::{schema_of_arguments, schema_of_result};
@@ -418,7 +418,7 @@ fn begin(mut call: Call, request: CallToolRequestParams) {
         let returns = !evaluates && recovery.restore_outcome(call.first_job).is_some();
         if !policy(&name).repeatable && !returns && recovery.began_in_earlier_image(call.first_job) {
             let lost = recovery.lost_outcome(&session, call.first_job, evaluates);
-            return call.reply(lost);
+            return call.reply(if evaluates { lost } else { lost_checkpoint_call(lost) });
         }
     }
     let arguments = arguments.unwrap_or_default();

@@ -4,10 +4,11 @@ use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::process::{Pid, getpid};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use super::store::{Checkpoint, Checkpoints, SaveDetails};
 use crate::audience::Audience;
@@ -183,6 +184,33 @@ impl SaveReporter {
     }
 }
 
+/// The means to cancel a save once the process is copied. Clones cancel the same save.
+#[derive(Debug, Clone)]
+pub(crate) struct SaveCanceller {
+    /// The saving process, whose id may be reused later; `None` if the system does not open a descriptor of the process.
+    process: Option<Arc<OwnedFd>>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+impl SaveCanceller {
+    fn new(child: Pid) -> Self {
+        let process = pidfd_open(child, PidfdFlags::empty()).ok().map(Arc::new);
+        Self { process, is_cancelled: Arc::default() }
+    }
+
+    /// Kills the saving process. Has no effect once the checkpoint is, or is about to be, complete.
+    pub(crate) fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        if let Some(process) = &self.process {
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+}
+
 /// The operations that save a session's image: on request, automatically, and at the end of the server.
 #[derive(Debug, Clone)]
 pub(crate) struct Saver {
@@ -195,11 +223,13 @@ pub(crate) struct Saver {
 impl Saver {
     /// Saves the image under `name` while the session continues. Calls `done` with the checkpoint, or with the reason for
     /// the failure as a sentence. `automatic` is true for a save that no client requested. Returns the job that copies the
-    /// process, during which no evaluation begins; `None` if nothing can be saved now.
+    /// process, during which no evaluation begins; `None` if nothing can be saved now. Once the process is copied, calls
+    /// `on_copied` with the value that cancels the rest of the save.
     pub(crate) fn save(
         &self,
         name: String,
         automatic: bool,
+        on_copied: impl FnOnce(SaveCanceller) + Send + 'static,
         done: impl FnOnce(Result<NewCheckpoint, String>) + Send + 'static,
     ) -> Option<JobId> {
         let audience = self.session.audience();
@@ -238,8 +268,11 @@ impl Saver {
                 drop(in_progress);
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
+            let canceller = SaveCanceller::new(child);
+            on_copied(canceller.clone());
             let finish = Arc::new(Mutex::new(Some(move || {
-                let saved = draft.finish(child, made).map(|checkpoint| NewCheckpoint::new(checkpoint, &records));
+                let saved = draft.finish(child, made, || canceller.is_cancelled());
+                let saved = saved.map(|checkpoint| NewCheckpoint::new(checkpoint, &records));
                 match (&mut in_progress, &saved) {
                     (Some(in_progress), _) => in_progress.report_end(saved.as_ref().ok()),
                     (None, Ok(new)) => checkpoints.delete_replaced(&new.checkpoint.name),
@@ -284,7 +317,7 @@ impl Saver {
     /// Saves the image as an automatic checkpoint and waits for the end of the save; returns `None` when the save failed.
     pub(super) fn save_automatically(&self) -> Option<Checkpoint> {
         let (sender, receiver) = std::sync::mpsc::channel();
-        self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
+        self.save(self.checkpoints.automatic_name(), true, drop, move |result| drop(sender.send(result)));
         Some(receiver.recv().ok()?.ok()?.checkpoint)
     }
 

@@ -608,19 +608,25 @@ impl Draft {
         pointers.collect::<Vec<_>>().leak().as_ptr().expose_provenance() as u64
     }
 
-    /// Waits until process `child` has saved the core, boots the core as a test, and turns the draft into a checkpoint.
+    /// Waits until process `child` has saved the core, boots the core as a test, and turns the draft into a checkpoint
+    /// unless `is_cancelled` then returns true.
     ///
     /// # Errors
-    /// Returns the reason, worded as a clause, if the process failed or did not end in time, if the core does not boot, or
-    /// if a file cannot be read or written.
-    pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
+    /// Returns the reason, worded as a clause, if the process failed or did not end in time, if the core does not boot, if a
+    /// file cannot be read or written, or if the save was cancelled.
+    pub(crate) fn finish(
+        self,
+        child: Pid,
+        made: SaveDetails,
+        is_cancelled: impl FnOnce() -> bool,
+    ) -> Result<Checkpoint, String> {
         let has_ended = wait_for_child(child, SAVE_TIMEOUT);
         if !has_ended {
             let _ = kill_process(child, Signal::KILL);
         }
         match waitpid(Some(child), WaitOptions::empty()) {
             Ok(_) if !has_ended => Err(save_timeout_message()),
-            Ok(ended) => self.complete(ended.map(|(_, status)| status), made),
+            Ok(ended) => self.complete(ended.map(|(_, status)| status), made, is_cancelled),
             Err(error) => Err(format!("waiting for the saving process failed: {error}")),
         }
     }
@@ -633,17 +639,23 @@ impl Draft {
         let (sender, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
         match ended.recv_timeout(SAVE_TIMEOUT) {
-            Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
+            Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made, || false),
             Ok(Err(error)) => Err(format!("waiting for the saving process failed: {error}")),
             // The kernel kills the child process when this process ends.
             Err(_) => Err(save_timeout_message()),
         }
     }
 
-    /// Boots the core as a test, and turns the draft into a checkpoint. `ended` is the wait status of the process that saved
-    /// the core; `None` if there was no such process. Returns the reason, worded as a clause, if the process failed, if the
-    /// core does not boot, or if a file cannot be read or written.
-    fn complete(mut self, ended: Option<WaitStatus>, made: SaveDetails) -> Result<Checkpoint, String> {
+    /// Boots the core as a test, and turns the draft into a checkpoint unless `is_cancelled` then returns true. `ended` is
+    /// the wait status of the process that saved the core; `None` if there was no such process. Returns the reason, worded
+    /// as a clause, if the process failed, if the core does not boot, if a file cannot be read or written, or if the save was
+    /// cancelled.
+    fn complete(
+        mut self,
+        ended: Option<WaitStatus>,
+        made: SaveDetails,
+        is_cancelled: impl FnOnce() -> bool,
+    ) -> Result<Checkpoint, String> {
         let status = ended.ok_or("the saving process no longer exists")?;
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
@@ -674,6 +686,9 @@ impl Draft {
             threads: shortened_threads(&threads),
             timers,
         };
+        if is_cancelled() {
+            return Err("the call was cancelled".to_owned());
+        }
         let write = if at_end { write_final_manifest } else { write_manifest };
         write(&path, &checkpoint)
             .map_err(|error| format!("the description of the checkpoint cannot be written: {error}"))?;
