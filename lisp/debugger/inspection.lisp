@@ -452,6 +452,25 @@ is the class that defines the slot: CLASS itself or a superclass."
            (push-source symbol :setf-expander)
            t))))
 
+(defun push-compiler-macro-role (symbol)
+  "Push the meaning of SYMBOL as a compiler macro, unless SYMBOL belongs to the system. Return true if a meaning was
+pushed."
+  (when (and (not (system-symbol-p symbol)) (compiler-macro-function symbol))
+    (push-role symbol "COMPILER MACRO")
+    (push-documentation symbol 'compiler-macro)
+    (push-source symbol :compiler-macro)
+    t))
+
+(defun push-method-combination-role (symbol)
+  "Push the meaning of SYMBOL as a method combination, unless SYMBOL belongs to the system. Return true if a meaning was
+pushed."
+  (when (and (not (system-symbol-p symbol))
+             (guarded (sb-introspect:find-definition-sources-by-name symbol :method-combination) (failure) nil))
+    (push-role symbol "METHOD COMBINATION")
+    (push-documentation symbol 'method-combination)
+    (push-source symbol :method-combination)
+    t))
+
 (defconstant +max-previewed-parts+ 10
   "Maximum number of shown entries or slots of a value whose printed representation omits them.")
 
@@ -613,7 +632,9 @@ names. If WITH-SOURCE is true, include the source text of definitions."
         (with-inspection-syntax ()
           (cond (found
                  (unless (some #'identity (list (push-function-roles symbol)
+                                                (push-compiler-macro-role symbol)
                                                 (push-setf-role symbol)
+                                                (push-method-combination-role symbol)
                                                 (push-variable-roles symbol)
                                                 (push-type-roles symbol)))
                    (cond (called (push-package-role called))

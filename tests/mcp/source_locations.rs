@@ -788,6 +788,16 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
     assert!(!call_ok(&mut server, "describe-symbol", json!({"name": "t"})).contains("Superclasses"));
     // A condition's accessors are listed with it, and symbol macros and compiler macros are labelled.
     server.evaluate("(define-symbol-macro here 1) (define-compiler-macro side (x) x)");
+    server.evaluate("(define-method-combination joined :operator list :documentation \"Joins.\")");
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "side"}));
+    assert!(text.contains("\n\nCOMMON-LISP-USER::SIDE [COMPILER MACRO]\n  Source: evaluation 2, line 1\n"), "{text}");
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "joined"}));
+    assert!(
+        text.starts_with(
+            "COMMON-LISP-USER::JOINED [METHOD COMBINATION]\n  Documentation: Joins.\n  Source: evaluation 3"
+        ),
+        "{text}"
+    );
     let text = call_ok(&mut server, "list-definitions", json!({}));
     assert!(text.contains("\n- FAILED (FAILED-CODE)\n") && !text.contains("\n- FAILED-CODE"), "{text}");
     assert!(text.contains("[Macros]\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"), "{text}");
