@@ -580,6 +580,17 @@ subform. SOURCE is the code's SB-DI:DEBUG-SOURCE, and NUMBER is the number that 
     (multiple-value-bind (path found) (path-of-form-number root number)
       (and found (conses-along-path root path)))))
 
+(defun submitted-code-p (source)
+  "Return true when the form from which the code of SOURCE, an SB-DI:DEBUG-SOURCE, was compiled is a part of the evaluated
+form. A lambda expression in the evaluated form may be compiled by itself. SBCL's EVAL puts most other forms into a new list,
+(LAMBDA () FORM), and compiles the list."
+  (let ((evaluated (plist-evaluated-form (sb-c::debug-source-plist source))))
+    (and evaluated
+         ;; With very little debug information, the source has no form.
+         (typep source 'sb-c::core-debug-source)
+         (nth-value 1 (path-to-conses (conses-along-path (sb-di::core-debug-source-form source) '())
+                                      (evaluated-form evaluated))))))
+
 (defun function-name-package (name)
   "Return the package of the first symbol in NAME, a function name, whose package is not COMMON-LISP, KEYWORD or one of
 SBCL's; or NIL."

@@ -343,51 +343,68 @@ definition type of SB-INTROSPECT, such as :MACRO."
              (when (char= character #\Newline)
                (write-string "  " stream)))))
 
+(defun class-and-superclasses (class)
+  "Return a list of CLASS and all its superclasses, CLASS first, in the order of precedence if that order is known."
+  (if (guarded (sb-mop:class-finalized-p class) (failure) nil)
+      (sb-mop:class-precedence-list class)
+      (let ((classes '()))
+        (labels ((visit (class)
+                   (unless (member class classes)
+                     (push class classes)
+                     (mapc #'visit (sb-mop:class-direct-superclasses class)))))
+          (visit class))
+        (nreverse classes))))
+
 (defun all-slots (class)
-  "Return the slots of CLASS, beginning with those that CLASS itself defines, as conses of a slot definition and the
-class that defines the slot."
+  "Return the slots of CLASS in the order of CLASS-SLOTS, which begins with the slots of superclasses. Each slot is a list:
+the most specific class that defines the slot, then the direct slot definitions with the slot's name, most specific first."
   (let ((slots '()))
-    (labels ((add (owner)
-               (dolist (slot (guarded (sb-mop:class-direct-slots owner) (failure) '()))
-                 (pushnew (cons slot owner) slots
-                          :key (lambda (entry) (sb-mop:slot-definition-name (car entry))))))
-             (visit (class)
-               (add class)
-               (mapc #'visit (sb-mop:class-direct-superclasses class))))
-      (if (guarded (sb-mop:class-finalized-p class) (failure) nil)
-          (mapc #'add (sb-mop:class-precedence-list class))
-          (visit class)))
+    (dolist (owner (reverse (class-and-superclasses class)))
+      (dolist (slot (guarded (sb-mop:class-direct-slots owner) (failure) '()))
+        (let ((known (find (sb-mop:slot-definition-name slot) slots
+                           :key (lambda (entry) (sb-mop:slot-definition-name (second entry))))))
+          (if known
+              (setf (first known) owner
+                    (rest known) (cons slot (rest known)))
+              (push (list owner slot) slots)))))
     (nreverse slots)))
 
-(defun slot-description (class slot)
-  "Return a list of the type, initargs, accessors, other readers and other writers of SLOT, a slot definition of CLASS. An
-accessor both reads and, as the place of SETF, writes the slot."
-  (let* ((name (sb-mop:slot-definition-name slot))
+(defun slot-description (class slots)
+  "Return a list of the type, allocation, initargs, accessors, other readers and other writers of a slot of CLASS. The type
+is NIL for type T, and the allocation is NIL for :INSTANCE. SLOTS is a list of the direct slot definitions with the slot's
+name, most specific first. An accessor both reads and, as the place of SETF, writes the slot."
+  (let* ((name (sb-mop:slot-definition-name (first slots)))
+         (type (first (remove t (mapcar #'sb-mop:slot-definition-type slots))))
          (part (and (typep class 'structure-class)
                     (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
                           :key #'sb-kernel:dsd-name))))
-    (if part
-        (let ((names (remove nil (list (sb-kernel:dsd-accessor-name part)))))
-          (if (sb-kernel:dsd-read-only part)
-              (list (sb-mop:slot-definition-type slot) '() '() names '())
-              (list (sb-mop:slot-definition-type slot) '() names '() '())))
-        (let ((readers (sb-mop:slot-definition-readers slot))
-              (writers (sb-mop:slot-definition-writers slot)))
-          (flet ((accessor-p (reader) (member `(setf ,reader) writers :test #'equal)))
-            (list (sb-mop:slot-definition-type slot)
-                  (sb-mop:slot-definition-initargs slot)
-                  (remove-if-not #'accessor-p readers)
-                  (remove-if #'accessor-p readers)
-                  (set-difference writers (mapcar (lambda (reader) `(setf ,reader)) readers) :test #'equal)))))))
+    (flet ((all (function)
+             (remove-duplicates (loop for slot in slots append (funcall (the function function) slot))
+                                :test #'equal :from-end t)))
+      (if part
+          (let ((names (remove nil (list (sb-kernel:dsd-accessor-name part)))))
+            (if (sb-kernel:dsd-read-only part)
+                (list type nil '() '() names '())
+                (list type nil '() names '() '())))
+          (let ((readers (all #'sb-mop:slot-definition-readers))
+                (writers (all #'sb-mop:slot-definition-writers))
+                (allocation (sb-mop:slot-definition-allocation (first slots))))
+            (flet ((accessor-p (reader) (member `(setf ,reader) writers :test #'equal)))
+              (list type
+                    (if (eq allocation :instance) nil allocation)
+                    (all #'sb-mop:slot-definition-initargs)
+                    (remove-if-not #'accessor-p readers)
+                    (remove-if #'accessor-p readers)
+                    (set-difference writers (mapcar (lambda (reader) `(setf ,reader)) readers) :test #'equal))))))))
 
-(defun print-slot (class slot owner stream)
-  "Print the line for SLOT of CLASS to STREAM. OWNER is the class that defines SLOT: CLASS itself or a superclass."
-  (destructuring-bind (type initargs accessors readers writers) (slot-description class slot)
-    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, reader~{ ~S~}~]~@[, writer~{ ~S~}~]~
-                    ~@[, from ~S~]"
-            (sb-mop:slot-definition-name slot)
-            (if (eq type t) nil type)
-            initargs accessors readers writers
+(defun print-slot (class slots owner stream)
+  "Print the line for a slot of CLASS to STREAM. SLOTS is a list of the direct slot definitions with the slot's name. OWNER
+is the class that defines the slot: CLASS itself or a superclass."
+  (destructuring-bind (type allocation initargs accessors readers writers) (slot-description class slots)
+    (format stream "~S~@[, type ~S~]~@[, allocation ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, reader~{ ~S~}~]~
+                    ~@[, writer~{ ~S~}~]~@[, from ~S~]"
+            (sb-mop:slot-definition-name (first slots))
+            type allocation initargs accessors readers writers
             (if (eq owner class) nil (class-name owner)))))
 
 (defun push-function-roles (symbol)
@@ -434,6 +451,25 @@ accessor both reads and, as the place of SETF, writes the slot."
            (push-documentation symbol 'setf)
            (push-source symbol :setf-expander)
            t))))
+
+(defun push-compiler-macro-role (symbol)
+  "Push the meaning of SYMBOL as a compiler macro, unless SYMBOL belongs to the system. Return true if a meaning was
+pushed."
+  (when (and (not (system-symbol-p symbol)) (compiler-macro-function symbol))
+    (push-role symbol "COMPILER MACRO")
+    (push-documentation symbol 'compiler-macro)
+    (push-source symbol :compiler-macro)
+    t))
+
+(defun push-method-combination-role (symbol)
+  "Push the meaning of SYMBOL as a method combination, unless SYMBOL belongs to the system. Return true if a meaning was
+pushed."
+  (when (and (not (system-symbol-p symbol))
+             (guarded (sb-introspect:find-definition-sources-by-name symbol :method-combination) (failure) nil))
+    (push-role symbol "METHOD COMBINATION")
+    (push-documentation symbol 'method-combination)
+    (push-source symbol :method-combination)
+    t))
 
 (defconstant +max-previewed-parts+ 10
   "Maximum number of shown entries or slots of a value whose printed representation omits them.")
@@ -511,7 +547,7 @@ Return NIL for other values."
            (let ((slots (guarded (all-slots class) (failure) '())))
              (when slots
                (push-list "Slots" slots
-                          (lambda (entry stream) (print-slot class (car entry) (cdr entry) stream)))))
+                          (lambda (entry stream) (print-slot class (rest entry) (first entry) stream)))))
            (let ((subclasses (remove nil (mapcar #'class-name (sb-mop:class-direct-subclasses class)))))
              (when subclasses
                (push-detail "Direct subclasses"
@@ -596,7 +632,9 @@ names. If WITH-SOURCE is true, include the source text of definitions."
         (with-inspection-syntax ()
           (cond (found
                  (unless (some #'identity (list (push-function-roles symbol)
+                                                (push-compiler-macro-role symbol)
                                                 (push-setf-role symbol)
+                                                (push-method-combination-role symbol)
                                                 (push-variable-roles symbol)
                                                 (push-type-roles symbol)))
                    (cond (called (push-package-role called))

@@ -62,7 +62,10 @@ included only if SYSTEM is true."
     (or (equal name "top level form")
         (and (equal name '(lambda ()))
              (eq function (sb-kernel:%code-entry-point code 0))
-             (null (sb-c::debug-source-namestring (code-source code)))))))
+             (let ((source (code-source code)))
+               (and (null (sb-c::debug-source-namestring source))
+                    ;; EVAL compiles (LAMBDA () FORM). A lambda expression that the user wrote may be called later.
+                    (not (submitted-code-p source))))))))
 
 (defun function-code (function)
   "Return the code component of FUNCTION, which may be a simple function, a closure or a funcallable instance."

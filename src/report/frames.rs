@@ -11,6 +11,9 @@ use crate::tool_names;
 
 /// Maximum number of frames in the report of a failed evaluation.
 const MAX_FRAMES: usize = 20;
+/// Maximum depth of a stack of which all frames are kept: `+max-full-stack-depth+` in lisp/core/frames.lisp. Of a deeper
+/// stack, half of this number of innermost frames and as many outermost frames are kept.
+const MAX_FULL_STACK_DEPTH: u64 = 1000;
 /// Number of frames shown from each run of consecutive frames that belong to the same machinery.
 const MAX_MACHINERY_FRAMES: usize = 2;
 /// Maximum length of the call of a machinery frame, in characters: enough for the name of the function.
@@ -65,7 +68,12 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
         let (frames, them) = if more == 1 { ("frame", "it") } else { ("frames", "them") };
         _ = write!(target, "\n... {more} more {frames}");
         if let Some(command) = tool_names::name_of("get-backtrace") {
-            _ = write!(target, " ({command} shows {them})");
+            if error.total_frames > MAX_FULL_STACK_DEPTH {
+                let kept = MAX_FULL_STACK_DEPTH / 2;
+                _ = write!(target, " ({command} shows the innermost {kept} and the outermost {kept} frames)");
+            } else {
+                _ = write!(target, " ({command} shows {them})");
+            }
         }
     }
 }

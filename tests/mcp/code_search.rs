@@ -402,6 +402,33 @@ fn callers_follow_redefinition_and_fmakunbound() {
     assert_eq!(references(&mut server, "target", "callers").len(), 2);
 }
 
+#[test]
+fn lambda_expressions_in_evaluated_forms_are_listed_as_callers() {
+    let mut server = Server::ready();
+    server.evaluate("(defun target (x) x)");
+    let stored = [
+        "(defvar *hooks* (list (lambda () (target 1))))",
+        "(defparameter *hook* #'(lambda () (list (target 2))))",
+        "(setf (symbol-value '*other-hook*) (lambda () (target 3)))",
+        "(defvar *closure* (let ((x 4)) (lambda () (list x (target x)))))",
+        "(setf (fdefinition 'also-target) (lambda () (target 5)))",
+    ];
+    for form in stored {
+        server.evaluate(form);
+    }
+    // These forms ran once.
+    server.evaluate("(let ((x 6)) (target x)) (time (target 7)) (target 8)");
+    let found = references(&mut server, "target", "callers");
+    let places: Vec<_> = found.iter().filter_map(|line| Some(line.split_once("  evaluation ")?.1.to_owned())).collect();
+    let expected: Vec<_> =
+        stored.iter().enumerate().rev().map(|(index, form)| format!("{}, line 1: {form}", index + 2)).collect();
+    assert_eq!(places, expected, "{found:?}");
+    assert_eq!(
+        references(&mut server, "also-target", "callees")[0],
+        format!("TARGET  evaluation 6, line 1: {}", stored[4])
+    );
+}
+
 /// Every result of SB-INTROSPECT, which SLIME uses, is reported.
 #[test]
 fn find_references_includes_every_result_of_sb_introspect() {

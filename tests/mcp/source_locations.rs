@@ -769,10 +769,10 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
     for (name, details) in [
         (
             "circle",
-            "\n  Slots: 3\n    R, type REAL\n    NAME, initarg :NAME, accessor SHAPE-NAME, from SHAPE\n    \
-             ID, reader SHAPE-ID, writer SET-ID, from SHAPE\n",
+            "\n  Slots: 3\n    NAME, initarg :NAME, accessor SHAPE-NAME, from SHAPE\n    \
+             ID, reader SHAPE-ID, writer SET-ID, from SHAPE\n    R, type REAL\n",
         ),
-        ("derived", "\n  Slots: 2\n    B, type FIXNUM, accessor DERIVED-B\n    A, reader DERIVED-A, from BASE\n"),
+        ("derived", "\n  Slots: 2\n    A, reader DERIVED-A, from BASE\n    B, type FIXNUM, accessor DERIVED-B\n"),
         ("failed", "\n  Slots: 1\n    CODE, initarg :CODE, reader FAILED-CODE\n"),
         ("side", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
         ("(setf side)", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
@@ -788,9 +788,51 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
     assert!(!call_ok(&mut server, "describe-symbol", json!({"name": "t"})).contains("Superclasses"));
     // A condition's accessors are listed with it, and symbol macros and compiler macros are labelled.
     server.evaluate("(define-symbol-macro here 1) (define-compiler-macro side (x) x)");
+    server.evaluate("(define-method-combination joined :operator list :documentation \"Joins.\")");
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "side"}));
+    assert!(text.contains("\n\nCOMMON-LISP-USER::SIDE [COMPILER MACRO]\n  Source: evaluation 2, line 1\n"), "{text}");
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "joined"}));
+    assert!(
+        text.starts_with(
+            "COMMON-LISP-USER::JOINED [METHOD COMBINATION]\n  Documentation: Joins.\n  Source: evaluation 3"
+        ),
+        "{text}"
+    );
     let text = call_ok(&mut server, "list-definitions", json!({}));
     assert!(text.contains("\n- FAILED (FAILED-CODE)\n") && !text.contains("\n- FAILED-CODE"), "{text}");
     assert!(text.contains("[Macros]\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"), "{text}");
+}
+
+#[apply(both_modes)]
+fn describe_symbol_merges_the_definitions_of_a_slot(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defclass parent () ((a :initarg :a :type integer :accessor parent-a :initform 1)\n  \
+         (shared :allocation :class :initform 2)))\n\
+         (defclass child (parent) ((own) (a :initform 4 :initarg :other-a :reader child-a) (shared :initform 3)))\n\
+         (defclass waiting (child not-yet-defined) ((late)))\n\
+         (defstruct base a (b 3 :type fixnum))\n(defstruct (derived (:include base (b 9))) c)",
+    );
+    for (name, slots) in [
+        ("parent", "Slots: 2\n    A, type INTEGER, initarg :A, accessor PARENT-A\n    SHARED, allocation :CLASS\n"),
+        (
+            "child",
+            "Slots: 3\n    A, type INTEGER, initarg :OTHER-A :A, accessor PARENT-A, reader CHILD-A\n    SHARED\n    OWN\n",
+        ),
+        (
+            "waiting",
+            "Slots: 4\n    A, type INTEGER, initarg :OTHER-A :A, accessor PARENT-A, reader CHILD-A, from CHILD\n    \
+             SHARED, from CHILD\n    OWN, from CHILD\n    LATE\n",
+        ),
+        (
+            "derived",
+            "Slots: 3\n    A, accessor DERIVED-A, from BASE\n    B, type FIXNUM, accessor DERIVED-B\n    \
+             C, accessor DERIVED-C\n",
+        ),
+    ] {
+        let text = call_ok(&mut server, "describe-symbol", json!({"name": name}));
+        assert!(text.contains(&format!("\n  {slots}")), "{name}: {text}");
+    }
 }
 
 #[apply(both_modes)]

@@ -274,7 +274,9 @@ pub(crate) fn check_error_response(text: &str) -> Result<Sections, String> {
             && index + 1 == lines.len()
             && line
                 .strip_prefix("... ")
-                .and_then(|rest| rest.strip_suffix(" more frames (get-backtrace shows them)"))
+                .and_then(|rest| rest.split_once(" more frames (get-backtrace shows "))
+                .filter(|(_, shown)| ["them)", "the innermost 500 and the outermost 500 frames)"].contains(shown))
+                .map(|(count, _)| count)
                 .is_some_and(|count| count.parse::<u64>().is_ok_and(|count| count > 0));
         if !frame && !more {
             return Err(format!("line {index} of the backtrace is not a frame: {line:?}"));

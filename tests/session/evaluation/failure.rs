@@ -72,6 +72,16 @@ fn at_most_20_frames_are_in_the_report() {
     assert!(text.ends_with(&last), "{text}");
     assert!(text.contains("\n19: (DEEP 18)\n..."), "{text}");
     check_error_response(&text).expect("a well-formed report");
+    // Not all frames of a deeper stack are kept.
+    let outcome = lisp.eval("(deep 5000)");
+    let failure = error("deep", &outcome);
+    let text = report::evaluation(&outcome);
+    let last = format!(
+        "\n... {} more frames (get-backtrace shows the innermost 500 and the outermost 500 frames)",
+        failure.total_frames - 20
+    );
+    assert!(text.ends_with(&last), "{text}");
+    check_error_response(&text).expect("a well-formed report");
 }
 
 #[test]
