@@ -1,5 +1,6 @@
 //! The line reader, which splits a stream into lines of bounded length.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -20,14 +21,16 @@ pub(crate) fn too_long_message() -> String {
 
 /// Minimum free capacity of the buffer before a read, in bytes.
 const MIN_READ_CAPACITY: usize = 64 << 10;
-/// Maximum capacity, in bytes, that an empty buffer keeps allocated. A longer line is scanned as it arrives.
+/// Maximum capacity, in bytes, that an empty buffer keeps allocated. A longer line is scanned as it arrives, and moved out of
+/// the buffer.
 const MAX_IDLE_CAPACITY: usize = 1 << 20;
 
 /// A line of the stream.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Line<'a> {
-    /// A line with its newline. A newline is added to a last line that lacks it.
-    Text(&'a [u8]),
+    /// A line with its newline. A newline is added to a last line that lacks it. A line over [`MAX_IDLE_CAPACITY`] is owned:
+    /// clients would wait while a long line is copied.
+    Text(Cow<'a, [u8]>),
     /// A line over the limit, which was skipped.
     TooLong(ScannedMessage),
 }
@@ -166,8 +169,13 @@ impl LineReader {
         if let Some(recorder) = &self.recorder {
             recorder.record_line(Side::Client, &self.buffer[line.clone()]);
         }
+        if line.len() > MAX_IDLE_CAPACITY {
+            let mut text = self.take_front(end);
+            text.drain(..line.start);
+            return Some(Line::Text(Cow::Owned(text)));
+        }
         self.start = end;
-        Some(Line::Text(&self.buffer[line]))
+        Some(Line::Text(Cow::Borrowed(&self.buffer[line])))
     }
 
     /// Removes the first `end` bytes from the buffer and returns them without a copy.
@@ -205,7 +213,7 @@ mod tests {
         loop {
             while let Some(line) = reader.next_line() {
                 lines.push(match line {
-                    Line::Text(text) => Ok(text.to_vec()),
+                    Line::Text(text) => Ok(text.into_owned()),
                     Line::TooLong(message) => Err(message.request_id()),
                 });
             }
@@ -241,15 +249,15 @@ mod tests {
         assert!(!is_ready_at_once(&reader));
         writer.write_all(b"a\nb\nc").unwrap();
         assert_eq!(reader.read().unwrap(), ReadStatus::More);
-        assert_eq!(reader.next_line(), Some(Line::Text(b"a\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"a\n".into())));
         assert!(is_ready_at_once(&reader));
         assert_eq!(reader.read().unwrap(), ReadStatus::More);
-        assert_eq!(reader.next_line(), Some(Line::Text(b"b\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"b\n".into())));
         assert_eq!(reader.next_line(), None);
         assert!(!is_ready_at_once(&reader));
         drop(writer);
         assert_eq!(reader.read().unwrap(), ReadStatus::More);
-        assert_eq!(reader.next_line(), Some(Line::Text(b"c\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"c\n".into())));
         assert_eq!(reader.next_line(), None);
         assert_eq!(reader.read().unwrap(), ReadStatus::End);
     }
@@ -279,7 +287,20 @@ mod tests {
         assert!(reader.buffer.capacity() <= MAX_IDLE_CAPACITY);
         reader.buffer.extend_from_slice(b"\"}\nafter\n");
         assert_eq!(reader.next_line(), Some(Line::TooLong(ScannedMessage::Request(Some(7.into())))));
-        assert_eq!(reader.next_line(), Some(Line::Text(b"after\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"after\n".into())));
+        assert_eq!(reader.next_line(), None);
+    }
+
+    #[test]
+    fn a_long_line_is_moved_out_of_the_buffer() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let mut reader = LineReader::new(reader.into());
+        reader.buffer = format!("before\n{}\nafter\n", "x".repeat(MAX_IDLE_CAPACITY)).into_bytes();
+        let address = reader.buffer.as_ptr();
+        assert_eq!(reader.next_line(), Some(Line::Text(b"before\n".into())));
+        let Some(Line::Text(Cow::Owned(text))) = reader.next_line() else { panic!("a line of its own") };
+        assert_eq!((text.as_ptr(), text.len()), (address, MAX_IDLE_CAPACITY + 1));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"after\n".into())));
         assert_eq!(reader.next_line(), None);
     }
 
