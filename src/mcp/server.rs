@@ -200,7 +200,7 @@ impl Server {
 impl Service for Server {
     fn handle_line(&self, line: Line<'_>) {
         match line {
-            Line::Text(text) => self.handle_supervisor_line(text),
+            Line::Text(text) => self.handle_supervisor_line(&text),
             Line::TooLong(_) => {
                 tracing::error!("a line from the supervisor is too long; the supervisor replaces the image");
                 self.record_missed(None);
@@ -254,7 +254,7 @@ impl Service for SingleClient {
     fn handle_line(&self, line: Line<'_>) {
         let number = self.lines.fetch_add(1, Ordering::Relaxed) + 1;
         match line {
-            Line::Text(text) => self.conversation.receive(text, number),
+            Line::Text(text) => self.conversation.receive(&text, number),
             Line::TooLong(message) => self.conversation.refuse_too_long(message, number),
         }
     }

@@ -131,7 +131,7 @@ impl EventLoop {
         loop {
             while let Some(line) = input.next_line() {
                 if let Line::Text(text) = line
-                    && let Some(taken) = take(text)
+                    && let Some(taken) = take(&text)
                 {
                     input.limit = MAX_LINE;
                     return Ok(taken);
@@ -354,7 +354,7 @@ mod tests {
     impl Service for Echo {
         fn handle_line(&self, line: Line<'_>) {
             let Line::Text(text) = line else { panic!("too long") };
-            let text = str::from_utf8(text).unwrap().trim();
+            let text = str::from_utf8(&text).unwrap().trim();
             let responder = self.inflight.admit(RequestId::String(text.into()), 1, None, text.len()).unwrap();
             assert_ne!(text, "panic");
             match text.parse() {

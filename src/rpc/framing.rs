@@ -1,5 +1,6 @@
 //! The line reader, which splits a stream into lines of bounded length.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,6 +8,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
 use super::recorder::{Recorder, Side};
+use crate::os::helper_threads;
 use crate::os::poll_set::PollSet;
 use crate::rpc::id_scanner::{IdScanner, ScannedMessage};
 
@@ -19,14 +21,16 @@ pub(crate) fn too_long_message() -> String {
 
 /// Minimum free capacity of the buffer before a read, in bytes.
 const MIN_READ_CAPACITY: usize = 64 << 10;
-/// Maximum capacity, in bytes, that an empty buffer keeps allocated.
+/// Maximum capacity, in bytes, that an empty buffer keeps allocated. A longer line is scanned as it arrives, and moved out of
+/// the buffer.
 const MAX_IDLE_CAPACITY: usize = 1 << 20;
 
 /// A line of the stream.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Line<'a> {
-    /// A line with its newline. A newline is added to a last line that lacks it.
-    Text(&'a [u8]),
+    /// A line with its newline. A newline is added to a last line that lacks it. A line over [`MAX_IDLE_CAPACITY`] is owned:
+    /// clients would wait while a long line is copied.
+    Text(Cow<'a, [u8]>),
     /// A line over the limit, which was skipped.
     TooLong(ScannedMessage),
 }
@@ -53,8 +57,11 @@ pub(crate) struct LineReader {
     start: usize,
     /// Index in `buffer` at which the search for the next newline begins.
     searched: usize,
-    /// The scanner that searches a line over the limit for an id, while the line is skipped; otherwise `None`.
-    too_long: Option<IdScanner>,
+    /// The scanner that searches a line over [`MAX_IDLE_CAPACITY`] for an id as the line arrives, in case the line exceeds
+    /// the limit: a scan of the whole line at the limit would take too long.
+    scanner: Option<IdScanner>,
+    /// True while a line over the limit is skipped.
+    is_too_long: bool,
     at_end: bool,
     recorder: Option<Recorder>,
 }
@@ -66,7 +73,17 @@ impl LineReader {
     }
 
     fn with_limit(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, at_end: false, recorder: None }
+        Self {
+            fd,
+            limit,
+            buffer: Vec::new(),
+            start: 0,
+            searched: 0,
+            scanner: None,
+            is_too_long: false,
+            at_end: false,
+            recorder: None,
+        }
     }
 
     /// Sets the recorder, which records each line as sent by the client.
@@ -109,7 +126,7 @@ impl LineReader {
         match rustix::io::read(&self.fd, spare_capacity(&mut self.buffer)) {
             Ok(0) => {
                 self.at_end = true;
-                if !self.buffer.is_empty() || self.too_long.is_some() {
+                if !self.buffer.is_empty() || self.is_too_long {
                     self.buffer.push(b'\n');
                     return Ok(ReadStatus::More);
                 }
@@ -126,27 +143,46 @@ impl LineReader {
         let newline = memchr::memchr(b'\n', &self.buffer[self.searched..]);
         let end = newline.map_or(self.buffer.len(), |offset| self.searched + offset + 1);
         let line = self.start..end;
+        if let Some(scanner) = &mut self.scanner {
+            scanner.feed(&self.buffer[self.searched..end]);
+        } else if line.len() > self.limit.min(MAX_IDLE_CAPACITY) {
+            self.scanner.get_or_insert_default().feed(&self.buffer[line.clone()]);
+        }
         self.searched = end;
-        if self.too_long.is_some() || line.len() > self.limit {
-            self.too_long.get_or_insert_default().feed(&self.buffer[line.clone()]);
+        self.is_too_long |= line.len() > self.limit;
+        if self.is_too_long {
             self.start = end;
+            if self.buffer.capacity() > MAX_IDLE_CAPACITY {
+                let skipped = self.take_front(end);
+                // Other clients would wait while a long line is freed.
+                helper_threads::run(move || drop(skipped));
+            }
         }
         newline?;
+        let scanner = self.scanner.take();
+        if std::mem::take(&mut self.is_too_long) {
+            if let Some(recorder) = &self.recorder {
+                recorder.record_skipped(Side::Client, "the client's message was too long to be recorded");
+            }
+            return Some(Line::TooLong(scanner.unwrap_or_default().finish()));
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.record_line(Side::Client, &self.buffer[line.clone()]);
+        }
+        if line.len() > MAX_IDLE_CAPACITY {
+            let mut text = self.take_front(end);
+            text.drain(..line.start);
+            return Some(Line::Text(Cow::Owned(text)));
+        }
         self.start = end;
-        Some(match self.too_long.take() {
-            Some(scanner) => {
-                if let Some(recorder) = &self.recorder {
-                    recorder.record_skipped(Side::Client, "the client's message was too long to be recorded");
-                }
-                Line::TooLong(scanner.finish())
-            }
-            None => {
-                if let Some(recorder) = &self.recorder {
-                    recorder.record_line(Side::Client, &self.buffer[line.clone()]);
-                }
-                Line::Text(&self.buffer[line])
-            }
-        })
+        Some(Line::Text(Cow::Borrowed(&self.buffer[line])))
+    }
+
+    /// Removes the first `end` bytes from the buffer and returns them without a copy.
+    fn take_front(&mut self, end: usize) -> Vec<u8> {
+        let rest = self.buffer.split_off(end);
+        (self.start, self.searched) = (0, 0);
+        std::mem::replace(&mut self.buffer, rest)
     }
 }
 
@@ -177,7 +213,7 @@ mod tests {
         loop {
             while let Some(line) = reader.next_line() {
                 lines.push(match line {
-                    Line::Text(text) => Ok(text.to_vec()),
+                    Line::Text(text) => Ok(text.into_owned()),
                     Line::TooLong(message) => Err(message.request_id()),
                 });
             }
@@ -213,15 +249,15 @@ mod tests {
         assert!(!is_ready_at_once(&reader));
         writer.write_all(b"a\nb\nc").unwrap();
         assert_eq!(reader.read().unwrap(), ReadStatus::More);
-        assert_eq!(reader.next_line(), Some(Line::Text(b"a\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"a\n".into())));
         assert!(is_ready_at_once(&reader));
         assert_eq!(reader.read().unwrap(), ReadStatus::More);
-        assert_eq!(reader.next_line(), Some(Line::Text(b"b\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"b\n".into())));
         assert_eq!(reader.next_line(), None);
         assert!(!is_ready_at_once(&reader));
         drop(writer);
         assert_eq!(reader.read().unwrap(), ReadStatus::More);
-        assert_eq!(reader.next_line(), Some(Line::Text(b"c\n")));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"c\n".into())));
         assert_eq!(reader.next_line(), None);
         assert_eq!(reader.read().unwrap(), ReadStatus::End);
     }
@@ -235,6 +271,37 @@ mod tests {
             let pieces: Vec<_> = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
             assert_eq!(lines(&pieces), expected, "{size}");
         }
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_scanned_as_it_arrives_and_freed_at_the_limit() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let limit = 4 * MAX_IDLE_CAPACITY;
+        let mut reader = LineReader::with_limit(reader.into(), limit);
+        reader.buffer.extend_from_slice(b"{\"id\":7,\"x\":\"");
+        reader.buffer.resize(limit, b'x');
+        assert_eq!(reader.next_line(), None);
+        assert!(reader.scanner.is_some() && !reader.is_too_long);
+        reader.buffer.push(b'x');
+        assert_eq!(reader.next_line(), None);
+        assert!(reader.buffer.capacity() <= MAX_IDLE_CAPACITY);
+        reader.buffer.extend_from_slice(b"\"}\nafter\n");
+        assert_eq!(reader.next_line(), Some(Line::TooLong(ScannedMessage::Request(Some(7.into())))));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"after\n".into())));
+        assert_eq!(reader.next_line(), None);
+    }
+
+    #[test]
+    fn a_long_line_is_moved_out_of_the_buffer() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let mut reader = LineReader::new(reader.into());
+        reader.buffer = format!("before\n{}\nafter\n", "x".repeat(MAX_IDLE_CAPACITY)).into_bytes();
+        let address = reader.buffer.as_ptr();
+        assert_eq!(reader.next_line(), Some(Line::Text(b"before\n".into())));
+        let Some(Line::Text(Cow::Owned(text))) = reader.next_line() else { panic!("a line of its own") };
+        assert_eq!((text.as_ptr(), text.len()), (address, MAX_IDLE_CAPACITY + 1));
+        assert_eq!(reader.next_line(), Some(Line::Text(b"after\n".into())));
+        assert_eq!(reader.next_line(), None);
     }
 
     proptest! {

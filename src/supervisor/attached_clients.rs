@@ -195,7 +195,7 @@ mod tests {
         attached.handle_ready(|descriptor| descriptor == AttachedDescriptor::Input(1), |_, _| ());
         attached.answer_unhandled(Instant::now(), |_| panic!("no time is left"));
         let end = Instant::now() + Duration::from_secs(20);
-        attached.answer_unhandled(end, |line| (line == Line::Text(b"x\n")).then(|| b"answer\n".to_vec()));
+        attached.answer_unhandled(end, |line| (line == Line::Text(b"x\n".into())).then(|| b"answer\n".to_vec()));
         attached.answer_unhandled(end, |_| panic!("no line is left"));
         drop(attached);
         let mut answers = String::new();

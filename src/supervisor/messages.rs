@@ -216,7 +216,7 @@ pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
 /// answer.
 pub(super) fn unhandled_refusal(line: Line<'_>, reason: &str) -> Option<Vec<u8>> {
     match line {
-        Line::Text(line) => refusal(line, reason),
+        Line::Text(line) => refusal(&line, reason),
         Line::TooLong(ScannedMessage::Request(id)) => Some(too_long_error(id)),
         Line::TooLong(ScannedMessage::Response(_)) => None,
     }

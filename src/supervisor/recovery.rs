@@ -605,7 +605,7 @@ pub(super) mod tests {
         let checkpoints = TestCheckpoints::new("decoding");
         let (mut recovery, status) = session(&checkpoints);
         let page = status.map();
-        recovery.requests.add(5, b"long\n");
+        recovery.requests.add(5, *b"long\n");
         for expected in [None, Some((5, Box::from(*b"long\n")))] {
             assert!(recovery.requests.next_piece().is_some());
             let number = recovery.requests.first_open_line_from(0).expect("an open line");

@@ -403,7 +403,7 @@ impl Relay {
             match line {
                 Line::Text(line) => worker.add_line(0, line),
                 Line::TooLong(ScannedMessage::Request(id)) => drop(output.put(&messages::too_long_error(id))),
-                Line::TooLong(ScannedMessage::Response(id)) => worker.add_line(0, &messages::too_long_error(id)),
+                Line::TooLong(ScannedMessage::Response(id)) => worker.add_line(0, messages::too_long_error(id).into()),
             }
         }
         if !read.is_ok_and(|read| read != ReadStatus::End) {
@@ -423,7 +423,7 @@ impl Relay {
                 ClientEvent::Line(Line::Text(line)) => worker.add_line(client, line),
                 ClientEvent::Line(Line::TooLong(ScannedMessage::Request(id))) => too_long.push((client, id)),
                 ClientEvent::Line(Line::TooLong(ScannedMessage::Response(id))) => {
-                    worker.add_line(client, &messages::too_long_error(id));
+                    worker.add_line(client, messages::too_long_error(id).into());
                 }
                 ClientEvent::Disconnected => worker.disconnect(client),
             },

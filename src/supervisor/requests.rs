@@ -107,13 +107,13 @@ impl Requests {
     }
 
     /// Adds a line of a client. An empty line marks the end of the connection.
-    pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
+    pub(super) fn add(&mut self, connection: u64, line: impl Into<Box<[u8]>>) {
+        let text: Box<[u8]> = line.into();
         // The ids are found when the line arrives: a search in all lines at once would take too long.
-        let (is_awaited, cancels) = find_ids(line);
+        let (is_awaited, cancels) = find_ids(&text);
         let totals = self.totals.entry(connection).or_default();
-        totals.bytes += line.len() + LINE_OVERHEAD;
+        totals.bytes += text.len() + LINE_OVERHEAD;
         totals.awaited += usize::from(is_awaited);
-        let text = line.into();
         let line = PendingLine {
             arrived: Instant::now(),
             is_resent: false,
@@ -224,19 +224,19 @@ impl Requests {
     /// Removes the waiting lines of a client that has disconnected, and queues the end of the connection for the
     /// worker. Open lines stay without their text until the worker has finished them.
     pub(super) fn disconnect(&mut self, connection: u64) {
-        if let Some(lines) = self.waiting.remove(&connection) {
-            // Other clients would wait while many lines are freed.
-            helper_threads::run(move || drop(lines));
-        }
+        let waiting = self.waiting.remove(&connection);
         self.partial.remove(&connection);
         self.cancelled.remove(&connection);
-        let mut totals = Totals::default();
+        let (mut totals, mut texts) = (Totals::default(), Vec::new());
         for line in self.open.values_mut().filter(|line| line.connection == connection) {
-            (line.text, line.is_awaited) = (Box::from(*b"\n"), false);
+            texts.push(std::mem::replace(&mut line.text, Box::from(*b"\n")));
+            line.is_awaited = false;
             totals.bytes += line.text.len() + LINE_OVERHEAD;
         }
+        // Other clients would wait while many or long lines are freed.
+        helper_threads::run(move || drop((waiting, texts)));
         self.totals.insert(connection, totals);
-        self.add(connection, b"");
+        self.add(connection, *b"");
     }
 
     /// Returns the connection of an open line.
@@ -487,10 +487,10 @@ mod tests {
     fn clients_take_turns_with_the_next_worker_in_the_order_of_their_first_lines() {
         let mut requests = Requests::new();
         for connection in [4, 2, 4] {
-            requests.add(connection, b"a\n");
+            requests.add(connection, *b"a\n");
         }
         assert_eq!(requests.send_all(), [(4, 1), (2, 2), (4, 3)]);
-        requests.add(1, b"a\n");
+        requests.add(1, *b"a\n");
         requests.requeue_open_lines(|line| line <= 1);
         assert_eq!(requests.send_all(), [(4, 1), (2, 4), (1, 5), (4, 6)]);
     }
@@ -569,7 +569,7 @@ mod tests {
         for length in [MAX_REWRITTEN_LINE, MAX_PARSED_LINE] {
             let mut requests = Requests::new();
             requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(length)).as_bytes());
-            requests.add(0, br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
+            requests.add(0, *br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
             requests.apply_cancellations();
             let piece = requests.next_piece().expect("a line");
             assert!(piece.marked.len() < 100 && piece.dropped > length && piece.is_last);
@@ -601,14 +601,14 @@ mod tests {
     fn notifications_and_cancelled_requests_are_not_awaited() {
         let mut requests = Requests::new();
         let cancel = |id: u32| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
-        requests.add(0, br#"{"method":"notifications/roots/list_changed"}"#);
+        requests.add(0, *br#"{"method":"notifications/roots/list_changed"}"#);
         assert_eq!(requests.first_awaited(), None);
-        requests.add(0, br#"{"id":7,"method":"ping"}"#);
-        requests.add(0, br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);
+        requests.add(0, *br#"{"id":7,"method":"ping"}"#);
+        requests.add(0, *br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);
         requests.add(0, cancel(8).as_bytes());
         requests.add(0, cancel(7).as_bytes());
         // A later request with the same id is not cancelled.
-        requests.add(0, br#"{"id":7,"method":"ping"}"#);
+        requests.add(0, *br#"{"id":7,"method":"ping"}"#);
         assert_eq!(requests.first_awaited(), Some(0));
         requests.send_all();
         assert_eq!(requests.first_awaited(), Some(2));

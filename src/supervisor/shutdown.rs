@@ -113,7 +113,7 @@ mod tests {
         let lines = format!("{handled}{}{{\"method\":\"x\"}}\n\n{}{{\"id\":4,\"me", request(2), request(3));
         client.write_all(lines.as_bytes()).unwrap();
         assert_eq!(input.read().unwrap(), ReadStatus::More);
-        assert_eq!(input.next_line(), Some(Line::Text(handled.as_bytes())));
+        assert_eq!(input.next_line(), Some(Line::Text(handled.as_bytes().into())));
         let (requests, mut attached) = (Requests::new(), AttachedClients::new(None));
         let status = Shutdown::graceful(143).finish(&requests, &mut input, &mut output, &mut attached, Some(0));
         assert_eq!(status, 143);

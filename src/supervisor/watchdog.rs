@@ -169,7 +169,7 @@ pub(super) mod tests {
         let worker = replayed_worker();
         let page = worker.status.map();
         let mut requests = Requests::new();
-        requests.add(0, b"{\"id\":7,\"method\":\"tools/call\"}");
+        requests.add(0, *b"{\"id\":7,\"method\":\"tools/call\"}");
         assert!(requests.next_piece().is_some());
         page.set(StatusField::LastLineRead, 1);
         let mut watchdog = Watchdog::new(Duration::ZERO);
@@ -187,7 +187,7 @@ pub(super) mod tests {
     fn a_worker_is_kept_while_the_supervisor_is_behind_with_its_reports() {
         let mut worker = replayed_worker();
         let mut requests = Requests::new();
-        requests.add(0, b"{\"id\":7,\"method\":\"ping\"}");
+        requests.add(0, *b"{\"id\":7,\"method\":\"ping\"}");
         assert!(requests.next_piece().is_some());
         let mut watchdog = Watchdog::new(Duration::ZERO);
         worker.input.as_mut().expect("a pipe").put(&[0; MANY_BYTES as usize]).expect("room in the pipe");

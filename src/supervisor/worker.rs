@@ -1,5 +1,6 @@
 //! A worker as the supervisor sees it: a session's recovery record, and the process that currently serves the session.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
@@ -115,7 +116,7 @@ impl Worker {
     }
 
     /// Queues a line of a client, and sends waiting lines as long as the process reads them. A blank line has no effect.
-    pub(super) fn add_line(&mut self, client: u64, line: &[u8]) {
+    pub(super) fn add_line(&mut self, client: u64, line: Cow<'_, [u8]>) {
         if line.trim_ascii_start().is_empty() {
             return;
         }
@@ -231,7 +232,7 @@ mod tests {
     fn a_request_at_which_two_workers_have_stalled_stays_open_if_the_server_stops() {
         let options = options(Checkpoints::new(std::env::temp_dir().join("sbcl-mcp-no-checkpoints"), 1 << 30, 2 << 20));
         let mut worker = Worker::new(RecoveryRecord::new(&options), options.watch_interval);
-        worker.recovery.requests.add(0, b"{\"id\":7,\"method\":\"ping\"}\n");
+        worker.recovery.requests.add(0, *b"{\"id\":7,\"method\":\"ping\"}\n");
         for left in (0..MAX_LOSSES).rev() {
             worker.process = Some(replayed_worker());
             assert!(worker.recovery.requests.next_piece().is_some());

@@ -95,7 +95,11 @@ impl Client {
     }
 
     pub(crate) fn send_line(&mut self, line: &str) {
-        self.stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.send_raw(format!("{line}\n").as_bytes());
+    }
+
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
     }
 
     pub(crate) fn post(&mut self, method: &str, params: &Value) -> i64 {

@@ -745,6 +745,28 @@ fn clients_that_send_many_blank_lines_delay_no_other_client() {
     server.assert_works();
 }
 
+/// The supervisor has the lines, except for their ends, before the pings begin.
+#[rstest::rstest]
+#[case::over_the_limit((64 << 20) - 200, 300)]
+#[case::below_the_limit(60 << 20, 0)]
+fn long_lines_that_end_at_the_same_time_delay_no_other_client(#[case] begun: usize, #[case] rest: usize) {
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 8].map(|()| runtime.attach(&server));
+    let mut beginning = br#"{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":""#.to_vec();
+    beginning.resize(begun, b'x');
+    clients.iter_mut().for_each(|client| client.send_raw(&beginning));
+    let end = format!("{}\"}}}}\n", "x".repeat(rest));
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        clients.iter_mut().for_each(|client| client.send_raw(end.as_bytes()));
+        for client in &mut clients {
+            assert_eq!(client.answer(1)["error"].is_object(), begun + rest > 64 << 20);
+        }
+    });
+    pings.assert_within(IDLE_LIMIT);
+    server.assert_works();
+}
+
 /// Attaches 14 clients, each of which sends 9,900 calls with this `_meta` that wait for another client's evaluation.
 fn clients_with_waiting_calls(runtime: &RuntimeDirectory, server: &Server, meta: &Value) -> Vec<Client> {
     let mut clients: Vec<_> = (0..14).map(|_| runtime.attach(server)).collect();

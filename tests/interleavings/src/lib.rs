@@ -20,6 +20,13 @@ mod os {
     pub(crate) mod panics;
     pub(crate) mod poll_set;
 
+    pub(crate) mod helper_threads {
+        /// Runs `work` at once: no scenario has work that blocks.
+        pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
+            work();
+        }
+    }
+
     pub(crate) mod busy_poll {
         /// Waits until one of `fds` is ready, or with a timeout returns after one attempt. There are no spurious wake-ups
         /// that could hide a lost one.

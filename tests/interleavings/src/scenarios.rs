@@ -111,7 +111,7 @@ impl Echo {
 impl Service for Echo {
     fn handle_line(&self, line: Line<'_>) {
         let Line::Text(text) = line else { panic!("too long") };
-        let id: i64 = str::from_utf8(text).expect("text").trim().parse().expect("a number");
+        let id: i64 = str::from_utf8(&text).expect("text").trim().parse().expect("a number");
         let responder = admit(&self.inflight, id);
         if id % 2 == 0 {
             return responder.answer(json!(id));
