@@ -390,6 +390,7 @@ mod tests {
             ("(defun f () '|a b)\n", 1, 14),
             ("(defun f () '|a b)\n\n(defun g () 1)\n", 1, 14),
             ("(defun f ()\n  '|a)\n\n(defun g () '|b|)\n", 2, 4),
+            ("(defun f () '|a b)\n(print \"x|y\")\n", 2, 12),
         ] {
             let finding = Finding { line, column, severity: Severity::Error, message: message.to_owned() };
             assert_eq!(check(text, &[]), CheckResult { findings: vec![finding], repaired: None }, "{text}");

@@ -142,11 +142,16 @@ pub(super) fn find_edits(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<
         None => return None,
     };
     // A surplus `|#` or one misplaced quote can leave a vertical bar open. Any other odd bar has no repair: nothing shows
-    // where its symbol should end, and two new quotes, for instance, would only hide the bar in a string.
-    let ends_in_bars = lex_lines(lines).last().is_some_and(|line| line.end == Mode::Bars);
+    // where its symbol should end, and two new quotes, for instance, would only hide the bar in a string. An edit of a line
+    // that begins within bars would change a string whose own bar ends them.
+    let lexed = lex_lines(lines);
+    let ends_in_bars = |line: usize| lexed.get(line).is_some_and(|line| line.end == Mode::Bars);
+    if edits.iter().any(|edit| edit.line > 0 && ends_in_bars(edit.line - 1)) {
+        return None;
+    }
     let removed = |edit: &Edit| &lines[edit.line][edit.at..edit.at + edit.removed];
     let marks = edits.iter().filter(|edit| edit.inserted == "\"" || matches!(removed(edit), "\"" | "|#")).count();
-    (!ends_in_bars || marks == 1).then_some(edits)
+    (!ends_in_bars(lines.len().wrapping_sub(1)) || marks == 1).then_some(edits)
 }
 
 /// Leaves out the top-level forms at the beginning and at the end of the text that are balanced on their own, and returns

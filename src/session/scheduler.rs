@@ -171,8 +171,8 @@ pub(super) struct RunningJob {
     pub(super) activity: Activity,
     /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
-    /// The deadline of a macro expansion before an inspection of another connection waited, which brought the deadline
-    /// forward; `None` if the deadline was not brought forward.
+    /// The deadline of a macro expansion before another client waited, which brought the deadline forward; `None` if the
+    /// deadline was not brought forward.
     pub(super) full_deadline: Option<Instant>,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
@@ -581,16 +581,20 @@ impl SchedulerState {
         Some(request)
     }
 
-    /// Shortens the time that a running macro expansion has left to [`EXPANSION_TIME_LEFT`] if an inspection of another
-    /// connection waits. Other inspections keep their deadlines: on a slow machine they may need more time, and would be
-    /// stopped again and again.
+    /// Shortens the time that a running macro expansion has left to [`EXPANSION_TIME_LEFT`] while a client's inspection on
+    /// another connection waits. Other inspections keep their deadlines: on a slow machine they may need more time, and
+    /// would be stopped again and again.
     pub(super) fn shorten_expansion(&mut self, now: Instant) {
         let (waiting, end) = (&self.waiting[Lane::Inspection as usize], now + EXPANSION_TIME_LEFT);
         for running in &mut self.running {
-            if matches!(running.activity, Activity::Inspect(Inspection::Expansion(..)))
-                && waiting.has_other_than(running.connection.id)
-                && running.deadline.is_some_and(|deadline| deadline > end)
+            if !matches!(running.activity, Activity::Inspect(Inspection::Expansion(..)))
+                || running.interrupt_reason().is_some()
             {
+                continue;
+            }
+            if !waiting.has_other_than(running.connection.id) {
+                running.deadline = running.full_deadline.take().or(running.deadline);
+            } else if running.deadline.is_some_and(|deadline| deadline > end) && running.full_deadline.is_none() {
                 running.full_deadline = running.deadline.replace(end);
             }
         }
@@ -1307,7 +1311,7 @@ mod tests {
     }
 
     #[test]
-    fn deadline_of_a_macro_expansion_comes_forward_once_when_another_connection_inspects() {
+    fn deadline_of_a_macro_expansion_comes_forward_once_while_another_client_waits() {
         let mut scheduler = SchedulerState::default();
         let [own, other] = [1, 2].map(Connection::new);
         let (now, second) = (Instant::now(), Duration::from_secs(1));
@@ -1321,10 +1325,15 @@ mod tests {
             scheduler.find(1).unwrap().deadline
         };
         assert_eq!(deadline_at(&mut scheduler, now), Some(now + 10 * second));
-        scheduler.push(Lane::Inspection, test_requests::request(&other, 3, JobKind::Query));
+        let internal = Request { is_internal: true, ..test_requests::request(&Connection::new(3), 3, JobKind::Query) };
+        scheduler.push(Lane::Inspection, internal);
+        assert_eq!(deadline_at(&mut scheduler, now + second), Some(now + 10 * second));
+        scheduler.push(Lane::Inspection, test_requests::request(&other, 4, JobKind::Query));
         assert_eq!(deadline_at(&mut scheduler, now + 2 * second), Some(now + 3 * second));
         assert_eq!(deadline_at(&mut scheduler, now + second * 5 / 2), Some(now + 3 * second));
         assert_eq!(scheduler.find(1).unwrap().full_deadline, Some(now + 10 * second));
+        scheduler.waiting[Lane::Inspection as usize].take_job(4);
+        assert_eq!(deadline_at(&mut scheduler, now + second * 5 / 2), Some(now + 10 * second));
     }
 
     #[test]

@@ -105,9 +105,10 @@ impl WaitingRequests {
         first_in(self.connections.get(&connection)?, classes)
     }
 
-    /// Returns true if a request of another connection waits.
+    /// Returns true if the first request of another connection was made by a client.
     pub(super) fn has_other_than(&self, connection: u64) -> bool {
-        self.connections.len() > usize::from(self.connections.contains_key(&connection))
+        let mut heads = self.heads.iter().map(|head| self.get(*head));
+        heads.any(|request| request.connection.id != connection && !request.is_internal)
     }
 
     /// Returns the position of the first request whose class is among the classes that `classes` returns for its
