@@ -17,9 +17,6 @@ const EXTENSIONS: [&str; 4] = ["lisp", "lsp", "cl", "asd"];
 const MAX_PARENTS: usize = 4;
 /// Maximum number of files that are searched for the packages that a system defines.
 const MAX_FILES: usize = 1_000;
-/// Maximum number of directory entries that are read to find these files. A file without a system definition may be in a home
-/// directory, for example.
-const MAX_ENTRIES: usize = 20_000;
 /// Maximum size, in bytes, of a file that is searched for packages.
 const MAX_FILE_SIZE: u64 = 2 << 20;
 
@@ -132,34 +129,29 @@ fn source_files(path: &Path) -> Vec<Result<PathBuf, String>> {
     if !path.is_dir() {
         return vec![Ok(path.to_owned())];
     }
-    // The user asked for all files in the directory, so no file is left out.
-    let mut entries_left = usize::MAX;
     let mut files = Vec::new();
-    collect_sources(path, &mut entries_left, &mut files);
+    collect_sources(path, usize::MAX, &mut files);
     files
 }
 
-/// Adds the Lisp source files in a directory, and the reason for each directory that cannot be read. Skips hidden files, and
-/// links to directories, which may be circular. Reads at most `entries_left` directory entries, and subtracts the number of
-/// entries read.
-fn collect_sources(directory: &Path, entries_left: &mut usize, files: &mut Vec<Result<PathBuf, String>>) {
-    let entries =
-        fs::read_dir(directory).and_then(|entries| entries.take(*entries_left).collect::<io::Result<Vec<_>>>());
+/// Adds the Lisp source files in a directory, up to `max_files` in total, and the reason for each directory that cannot be
+/// read. Skips hidden files, and links to directories, which may be circular.
+fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<Result<PathBuf, String>>) {
+    let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let entries = match entries {
         Ok(entries) => entries,
         Err(error) => return files.push(Err(format!("cannot read {}: {error}", directory.display()))),
     };
-    *entries_left -= entries.len();
     let mut paths: Vec<_> = entries.iter().map(fs::DirEntry::path).collect();
     paths.sort();
     for path in paths {
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        if hidden {
+        if hidden || files.len() >= max_files {
             continue;
         }
         if path.is_dir() {
             if !path.is_symlink() {
-                collect_sources(&path, entries_left, files);
+                collect_sources(&path, max_files, files);
             }
         } else if path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known)) {
             files.push(Ok(path));
@@ -191,20 +183,12 @@ impl PackageContext {
         if let Some((_, packages)) = self.packages_by_directory.iter().find(|(directory, _)| directory == root) {
             return packages.clone();
         }
-        let mut entries_left = MAX_ENTRIES;
         let mut files = Vec::new();
-        collect_sources(root, &mut entries_left, &mut files);
-        if entries_left == 0 || files.len() > MAX_FILES {
-            super::print_to_stderr(&format!(
-                "sbcl-mcp check: {} contains too many files: only some of them were searched for packages",
-                root.display()
-            ));
-        }
+        collect_sources(root, MAX_FILES, &mut files);
         let small = |file: &PathBuf| fs::metadata(file).is_ok_and(|data| data.len() <= MAX_FILE_SIZE);
         let found: BTreeSet<String> = files
             .iter()
             .flatten()
-            .take(MAX_FILES)
             .filter(|file| small(file))
             .filter_map(|file| fs::read(file).ok())
             .flat_map(|bytes| packages(&decode(&bytes).0))

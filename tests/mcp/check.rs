@@ -230,30 +230,6 @@ fn packages_of_the_same_system_are_known() {
     assert_eq!(checked(&[&main], ""), (0, expected, String::new()));
 }
 
-#[test]
-fn only_some_entries_of_a_huge_directory_are_searched_for_packages() {
-    let directory = Scratch::new();
-    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
-    for name in ["data", "src"] {
-        std::fs::create_dir(directory.join(name)).unwrap();
-    }
-    write("app.asd", "(defsystem \"app\" :components ((:file \"main\") (:file \"src/package\")))\n");
-    write("main.lisp", "(far:run)\n");
-    write("src/package.lisp", "(defpackage #:far (:use #:cl) (:export #:run))\n");
-    let main = directory.join("main.lisp").display().to_string();
-    assert_eq!(checked(&[&main], ""), (0, String::new(), String::new()));
-    for number in 0..20_000 {
-        write(&format!("data/{number}"), "");
-    }
-    let found =
-        format!("{main}:1:2: note: no package FAR is known here: load its definition before this form is read\n");
-    let notice = format!(
-        "sbcl-mcp check: {} contains too many files: only some of them were searched for packages\n",
-        directory.display()
-    );
-    assert_eq!(checked(&[&main], ""), (0, found, notice));
-}
-
 /// A random number generator (xorshift) with a fixed seed.
 struct Random(u64);
 
