@@ -390,12 +390,14 @@ mod tests {
             ("(defun f () '|a b)\n", 1, 14),
             ("(defun f () '|a b)\n\n(defun g () 1)\n", 1, 14),
             ("(defun f ()\n  '|a)\n\n(defun g () '|b|)\n", 2, 4),
-            ("(defun f () '|a b)\n(print \"x|y\")\n", 2, 12),
         ] {
             let finding = Finding { line, column, severity: Severity::Error, message: message.to_owned() };
             assert_eq!(check(text, &[]), CheckResult { findings: vec![finding], repaired: None }, "{text}");
             assert_eq!(hint(text, || false), None, "{text}");
         }
+        // The bar in the string ends the symbol.
+        let checked = check("(defun f () '|a b)\n(print \"x|y\")\n", &[]);
+        assert_eq!((checked.findings[0].line, checked.findings[0].column, checked.repaired), (2, 12, None));
         // A surplus end of a block comment also leaves a bar open.
         assert_eq!(check("(f)\n|#\n(g)\n", &[]).repaired.as_deref(), Some("(f)\n\n(g)\n"));
     }
