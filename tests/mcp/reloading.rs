@@ -178,6 +178,29 @@ fn a_definition_moved_to_a_new_file_is_loaded_from_this_file_after_image_loss() 
     assert!(text.ends_with("=> (:SESSION :FILE)"), "{text}");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn files_of_two_systems_replace_each_others_definitions_in_the_original_order_after_image_loss() {
+    let text = "(in-package :app)\n(defun both () :app)\n";
+    let patch = "(in-package :app)\n(defun both () :patch)\n";
+    let project = Project::of(&[("package", PACKAGE), ("a", text)]);
+    project.write("patch.asd", "(defsystem \"patch\" :components ((:file \"patch\")))");
+    project.write("patch.lisp", patch);
+    let mut server = project.server();
+    let load_patch = |server: &mut Server| load_with(server, json!({"system": "patch", "directory": "."}));
+    load(&mut server);
+    load_patch(&mut server);
+    project.write("a.lisp", &format!("{text}; edit 1\n"));
+    load(&mut server);
+    project.write("patch.lisp", &format!("{patch}; edit 1\n"));
+    load_patch(&mut server);
+    project.write("a.lisp", &format!("{text}; edit 2\n"));
+    load(&mut server);
+    assert_eq!(server.evaluate("(app::both)"), "=> :APP");
+    let answer = evaluate_after_image_loss(&mut server, "(app::both)");
+    assert!(answer.ends_with("=> :APP"), "{answer}");
+}
+
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
 #[cfg(target_os = "linux")]
 #[test]
