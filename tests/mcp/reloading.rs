@@ -201,6 +201,38 @@ fn files_of_two_systems_replace_each_others_definitions_in_the_original_order_af
     assert!(answer.ends_with("=> :APP"), "{answer}");
 }
 
+/// A failed load is not repeated, so the load that succeeds next stands for it, too.
+#[cfg(target_os = "linux")]
+#[test]
+fn files_that_a_failed_load_reloaded_are_reloaded_after_image_loss() {
+    for is_held in [false, true] {
+        let half = |value: &str| format!("(in-package :app)\n(defun half () {value})\n");
+        let project = Project::of(&[("package", PACKAGE), ("a", &half(":file")), ("b", "(in-package :app)\n")]);
+        let mut server = project.server();
+        load(&mut server);
+        server.evaluate("(defun app::half () :session)");
+        project.write("a.lisp", &half(":edited"));
+        project.write("b.lisp", "(in-package :app)\n(error \"unfinished\")\n");
+        let finish = || project.write("b.lisp", "(in-package :app)\n(defun b () 1)\n");
+        if is_held {
+            let code = json!({"code": "(asdf:load-system \"app\")", "on-error": "debug"});
+            let report = call_err(&mut server, "evaluate-lisp", code);
+            let retry = report.lines().find_map(|line| line.strip_suffix(". RETRY - Evaluate this form again."));
+            let retry: u64 = retry.expect("the form's restart").trim().parse().expect("its number");
+            finish();
+            call_ok(&mut server, "invoke-restart", json!({"restart": retry}));
+        } else {
+            call_err(&mut server, "load-system", json!({"system": "app"}));
+            finish();
+            assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+        }
+        let state = "(list (app::half) (app::b))";
+        assert_eq!(server.evaluate(state), "=> (:EDITED 1)");
+        let answer = evaluate_after_image_loss(&mut server, state);
+        assert!(answer.ends_with("=> (:EDITED 1)"), "{answer}");
+    }
+}
+
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
 #[cfg(target_os = "linux")]
 #[test]
