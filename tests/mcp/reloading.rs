@@ -233,6 +233,36 @@ fn files_that_a_failed_load_reloaded_are_reloaded_after_image_loss() {
     }
 }
 
+/// The code that is recorded for a test run loads at most the system that was tested.
+#[cfg(target_os = "linux")]
+#[test]
+fn files_that_a_test_run_reloaded_are_reloaded_after_image_loss() {
+    for arguments in [
+        json!({"system": "app", "directory": ".", "reload": true}),
+        json!({"test-package": "app", "reload": true}),
+        json!({"name": "app::adds", "reload": true}),
+    ] {
+        let tests = "(in-package :app)\n(sb-rt:deftest adds (+ 1 1) 2)\n(defun helper () :file)\n";
+        let project = Project::of(&[("package", PACKAGE)]);
+        project.write(
+            "app.asd",
+            "(defsystem \"app\" :components ((:file \"package\")) :in-order-to ((test-op (test-op \"app/tests\"))))
+             (defsystem \"app/tests\" :depends-on (\"app\" \"sb-rt\") :components ((:file \"tests\"))
+               :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))",
+        );
+        project.write("tests.lisp", tests);
+        let mut server = project.server();
+        load_with(&mut server, json!({"system": "app/tests", "directory": "."}));
+        server.evaluate("(defun app::helper () :session)");
+        project.write("tests.lisp", &format!("{tests}; edit\n"));
+        let text = call_ok(&mut server, "run-tests", arguments);
+        assert!(text.contains("=> all pass  1 passed"), "{text}");
+        assert_eq!(server.evaluate("(app::helper)"), "=> :FILE");
+        let answer = evaluate_after_image_loss(&mut server, "(app::helper)");
+        assert!(answer.ends_with("=> :FILE"), "{answer}");
+    }
+}
+
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
 #[cfg(target_os = "linux")]
 #[test]
