@@ -77,8 +77,7 @@ variables of the session's own connection unchanged, and read the form with the 
 the operation RESTORE-FORM."
   (progv *connection-variables* (mapcar #'initial-connection-value *connection-variables*)
     (setf *package* (form-package package))
-    (let ((*files-to-reload* reloaded))
-      (evaluate))))
+    (call-reloading-files reloaded #'evaluate)))
 
 ;;; Announcing definitions to other connections
 

@@ -424,12 +424,6 @@ impl Changes {
     pub(crate) fn made(&self) -> impl Iterator<Item = &String> {
         self.defined.iter().chain(&self.methods)
     }
-
-    /// Returns true if the form loaded files again, and made no changes that Lisp reports by name.
-    #[cfg(feature = "mcp")]
-    pub(crate) fn only_reloads(&self) -> bool {
-        !self.reloaded.is_empty() && self.made().next().is_none() && self.removed.is_empty()
-    }
 }
 
 /// The result of one evaluation.

@@ -12,8 +12,9 @@ const MAX_UNCOMPACTED_FORMS: usize = 2_000;
 /// Maximum [size](Definition::size) of all forms together.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum size of one form, in bytes of JSON. The event that reports a form must fit into one frame, so the maximum is the
-/// capacity of a frame minus room for the rest of the event, of which the names that the form defines take up to 300 KB.
-const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (512 << 10);
+/// capacity of a frame minus room for the rest of the event, of which the names that the form defines take up to 300 KB, and
+/// so do the paths of the files that the form loaded again: 50 lines of 1,000 characters, of up to 6 bytes each as JSON.
+const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (768 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const EXCERPT_CHARS: usize = 200;
 /// Maximum number of dropped forms that are kept, so that messages can name them. Older dropped forms are only counted.

@@ -1,7 +1,7 @@
 //! The replay, which evaluates the definitions again, form by form. Calls that need the image wait for the end of the
 //! replay.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -134,8 +134,8 @@ impl DefinitionReplay {
         status: StatusPage,
     ) -> Option<ReplayReport> {
         let mut report = ReplayReport::default();
-        // The files that the last forms have loaded again, if these forms did nothing else. Another load is not needed.
-        let mut current_files: HashSet<&String> = HashSet::new();
+        // The definition that was evaluated last, if it succeeded.
+        let mut last: Option<&Definition> = None;
         for (index, definition) in definitions.enumerate() {
             if !self.is_evaluating() {
                 return None;
@@ -155,16 +155,14 @@ impl DefinitionReplay {
             if definition.local && !definition.attached {
                 evaluation.package = Some(definition.form.package.clone());
             }
-            let files = &definition.changes.reloaded;
-            let due: Vec<_> = files.iter().filter(|file| !current_files.contains(file)).cloned().collect();
+            // The same form need not load the same files twice in a row: the first time, it loaded their current versions.
+            let repeated = last.filter(|last| last.form == definition.form);
+            let is_due = |file: &&String| repeated.is_none_or(|last| !last.changes.reloaded.contains(file));
+            let due: Vec<_> = definition.changes.reloaded.iter().filter(is_due).cloned().collect();
             let operation = if definition.attached { "restore-attached-form" } else { "restore-form" };
             let operation = Operation::new(operation).with("package", &*definition.form.package).with("reloaded", due);
             let outcome = session.evaluate_with_options(Some(definition.evaluation), evaluation, Some(&operation));
-            if outcome.result.is_ok() && definition.changes.only_reloads() {
-                current_files.extend(files);
-            } else {
-                current_files.clear();
-            }
+            last = outcome.result.is_ok().then_some(definition);
             match &outcome.result {
                 Ok(_) => report.replayed += 1,
                 Err(error) => report.failed.push((index, failure_reason(error))),

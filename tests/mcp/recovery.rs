@@ -109,7 +109,7 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
         "{text}"
     );
     // Six bytes for each control character, and two for each quotation mark.
-    let reason = format!("(the form takes {} bytes as JSON; the limit is 7864320 bytes)", (9 << 20) + 35);
+    let reason = format!("(the form takes {} bytes as JSON; the limit is 7602176 bytes)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
     // The report mentions no running evaluation.
     let lost = "Not kept: threads, open files, and values assigned to variables after their definitions. (";

@@ -178,6 +178,91 @@ fn a_definition_moved_to_a_new_file_is_loaded_from_this_file_after_image_loss() 
     assert!(text.ends_with("=> (:SESSION :FILE)"), "{text}");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn files_of_two_systems_replace_each_others_definitions_in_the_original_order_after_image_loss() {
+    let text = "(in-package :app)\n(defun both () :app)\n";
+    let patch = "(in-package :app)\n(defun both () :patch)\n";
+    let project = Project::of(&[("package", PACKAGE), ("a", text)]);
+    project.write("patch.asd", "(defsystem \"patch\" :components ((:file \"patch\")))");
+    project.write("patch.lisp", patch);
+    let mut server = project.server();
+    let load_patch = |server: &mut Server| load_with(server, json!({"system": "patch", "directory": "."}));
+    load(&mut server);
+    load_patch(&mut server);
+    project.write("a.lisp", &format!("{text}; edit 1\n"));
+    load(&mut server);
+    project.write("patch.lisp", &format!("{patch}; edit 1\n"));
+    load_patch(&mut server);
+    project.write("a.lisp", &format!("{text}; edit 2\n"));
+    load(&mut server);
+    assert_eq!(server.evaluate("(app::both)"), "=> :APP");
+    let answer = evaluate_after_image_loss(&mut server, "(app::both)");
+    assert!(answer.ends_with("=> :APP"), "{answer}");
+}
+
+/// A failed load is not repeated, so the load that succeeds next stands for it, too.
+#[cfg(target_os = "linux")]
+#[test]
+fn files_that_a_failed_load_reloaded_are_reloaded_after_image_loss() {
+    for is_held in [false, true] {
+        let half = |value: &str| format!("(in-package :app)\n(defun half () {value})\n");
+        let project = Project::of(&[("package", PACKAGE), ("a", &half(":file")), ("b", "(in-package :app)\n")]);
+        let mut server = project.server();
+        load(&mut server);
+        server.evaluate("(defun app::half () :session)");
+        project.write("a.lisp", &half(":edited"));
+        project.write("b.lisp", "(in-package :app)\n(error \"unfinished\")\n");
+        let finish = || project.write("b.lisp", "(in-package :app)\n(defun b () 1)\n");
+        if is_held {
+            let code = json!({"code": "(asdf:load-system \"app\")", "on-error": "debug"});
+            let report = call_err(&mut server, "evaluate-lisp", code);
+            let retry = report.lines().find_map(|line| line.strip_suffix(". RETRY - Evaluate this form again."));
+            let retry: u64 = retry.expect("the form's restart").trim().parse().expect("its number");
+            finish();
+            call_ok(&mut server, "invoke-restart", json!({"restart": retry}));
+        } else {
+            call_err(&mut server, "load-system", json!({"system": "app"}));
+            finish();
+            assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+        }
+        let state = "(list (app::half) (app::b))";
+        assert_eq!(server.evaluate(state), "=> (:EDITED 1)");
+        let answer = evaluate_after_image_loss(&mut server, state);
+        assert!(answer.ends_with("=> (:EDITED 1)"), "{answer}");
+    }
+}
+
+/// The code that is recorded for a test run loads at most the system that was tested.
+#[cfg(target_os = "linux")]
+#[test]
+fn files_that_a_test_run_reloaded_are_reloaded_after_image_loss() {
+    for arguments in [
+        json!({"system": "app", "directory": ".", "reload": true}),
+        json!({"test-package": "app", "reload": true}),
+        json!({"name": "app::adds", "reload": true}),
+    ] {
+        let tests = "(in-package :app)\n(sb-rt:deftest adds (+ 1 1) 2)\n(defun helper () :file)\n";
+        let project = Project::of(&[("package", PACKAGE)]);
+        project.write(
+            "app.asd",
+            "(defsystem \"app\" :components ((:file \"package\")) :in-order-to ((test-op (test-op \"app/tests\"))))
+             (defsystem \"app/tests\" :depends-on (\"app\" \"sb-rt\") :components ((:file \"tests\"))
+               :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))",
+        );
+        project.write("tests.lisp", tests);
+        let mut server = project.server();
+        load_with(&mut server, json!({"system": "app/tests", "directory": "."}));
+        server.evaluate("(defun app::helper () :session)");
+        project.write("tests.lisp", &format!("{tests}; edit\n"));
+        let text = call_ok(&mut server, "run-tests", arguments);
+        assert!(text.contains("=> all pass  1 passed"), "{text}");
+        assert_eq!(server.evaluate("(app::helper)"), "=> :FILE");
+        let answer = evaluate_after_image_loss(&mut server, "(app::helper)");
+        assert!(answer.ends_with("=> :FILE"), "{answer}");
+    }
+}
+
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
 #[cfg(target_os = "linux")]
 #[test]
