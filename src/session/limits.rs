@@ -76,8 +76,8 @@ impl RunningJob {
         let deadline = delayed_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME));
         // That another client waits is no reason to lose the image earlier.
         let is_timeout = self.interrupt_reason() == Some(InterruptReason::Timeout) && !self.filled_heap;
-        let earlier = self.full_deadline.zip(self.deadline).filter(|_| is_timeout);
-        Some(earlier.map_or(deadline, |(full, early)| deadline + full.saturating_duration_since(early)))
+        let full = self.full_deadline.filter(|_| is_timeout);
+        Some(full.map_or(deadline, |full| deadline + full.saturating_duration_since(since)))
     }
 }
 
