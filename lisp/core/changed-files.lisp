@@ -225,17 +225,6 @@ the call, because the files may be edited during the call."
   (and (typep component 'asdf:cl-source-file)
        (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))
 
-(defun system-files (systems)
-  "Return the native namestrings of the Lisp source files of SYSTEMS."
-  (let ((files '()))
-    (labels ((visit (component)
-               (typecase component
-                 (asdf:cl-source-file
-                  (pushnew (sb-ext:native-namestring (asdf:component-pathname component)) files :test #'string=))
-                 (asdf:parent-component (mapc #'visit (asdf:component-children component))))))
-      (mapc #'visit systems))
-    (nreverse files)))
-
 (defvar *files-to-reload* '()
   "The native namestrings of the source files that ASDF must load again even if they are up to date: while a form is restored,
 those of the files that the form loaded in the lost image and that are not loaded yet.")

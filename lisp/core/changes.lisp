@@ -38,50 +38,21 @@ recorded: the form that loads the system stands for all of them."
                               changes
                               (cons line changes)))))
 
-(defglobal **kept-reloaded-files** '()
-  "The native namestrings of files that failed forms, or forms that were then begun again, have loaded again, newest first. A
-restored image does not evaluate these forms, so the next form that loads files again and succeeds reports the files.")
-
 (defun note-reloaded-file (file)
-  "Record that ASDF is about to load FILE, a native namestring, if this image has loaded FILE before. A restored image, in
-which FILE may be up to date already, must then load FILE again, because FILE replaces the definitions that others have made
-since. Once a form has loaded one file again, record its later files, too: definitions may have been moved to a new file.
-Record at most +MAX-REPORTED-CHANGES+ files. ASDF also loads again the files that depend on these files."
+  "Record that ASDF is about to load FILE, a native namestring, if this image has loaded files before. A restored image, in
+which an earlier form may have loaded FILE already, must then load FILE again, because FILE replaces the definitions that
+others have made since. Record at most +MAX-REPORTED-CHANGES+ files. ASDF also loads again the files that depend on these
+files."
   (when (and *evaluation*
-             (or (evaluation-reloaded-files *evaluation*) (gethash file **loaded-files**))
+             (plusp (hash-table-count **loaded-files**))
              (< (length (evaluation-reloaded-files *evaluation*)) +max-reported-changes+)
              (<= (length file) +max-change-line-length+)
              (not (find #\Newline file)))
     (sb-ext:atomic-update (evaluation-reloaded-files *evaluation*)
                           (lambda (files) (adjoin file files :test #'equal)))))
 
-(defun all-reloaded-files ()
-  "Return the files that the current form has loaded again, and then the kept files, newest first; at most
-+MAX-REPORTED-CHANGES+ files."
-  (let ((files (remove-duplicates (append (evaluation-reloaded-files *evaluation*) **kept-reloaded-files**)
-                                  :test #'equal :from-end t)))
-    (subseq files 0 (min (length files) +max-reported-changes+))))
-
-(defun keep-reloaded-files ()
-  "Keep the files that the current form has loaded again, for the report of a later form."
-  (when (evaluation-reloaded-files *evaluation*)
-    (publish **kept-reloaded-files** (all-reloaded-files))))
-
-(defun take-reloaded-files (role)
-  "Return the files to report as loaded again by the current form, oldest first. ROLE is as for CHANGES-TEXT. If the form
-failed, keep its files and return NIL. The files also stay recorded with the form, which may be held and still succeed."
-  (cond ((string= role "failed")
-         (keep-reloaded-files)
-         '())
-        ((evaluation-reloaded-files *evaluation*)
-         (prog1 (reverse (all-reloaded-files))
-           (setf (evaluation-reloaded-files *evaluation*) '()
-                 **kept-reloaded-files** '())))))
-
 (defun forget-changes ()
-  "Discard the recorded changes, because the next form is about to be evaluated, or the same form again. Keep the files that
-were loaded again but not reported."
-  (keep-reloaded-files)
+  "Discard the recorded changes, because the next form is about to be evaluated."
   (setf (evaluation-changes *evaluation*) '()
         (evaluation-reloaded-files *evaluation*) '()))
 
@@ -165,7 +136,7 @@ file that FORM loaded again."
             role
             (and (<= (length changes) +max-reported-changes+) (reverse changes))
             (form-modules form)
-            (take-reloaded-files role))))
+            (reverse (evaluation-reloaded-files *evaluation*)))))
 
 (defun perform-recording-definitions (perform operation component)
   "Call PERFORM, ASDF's PERFORM-WITH-RESTARTS, to perform OPERATION on COMPONENT, and record the definitions that a load

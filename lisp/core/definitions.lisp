@@ -274,5 +274,4 @@ COMMON-LISP-USER that have a value and are not constants. Return a list of the n
       (clrhash **loaded-files**)
       (clrhash **last-definers**)
       (clrhash **loaded-file-states**)
-      (setf **kept-reloaded-files** '())
       left)))

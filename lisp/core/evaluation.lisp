@@ -3,10 +3,15 @@
 (in-package "SBCL-HOST")
 
 (defun shared-settings ()
-  "Return a list of the global values of the variables that all connections share and that affect how forms are read and
+  "Return copies of the global values of the variables that all connections share and that affect how forms are read and
 files are found. A restored image evaluates the forms that changed these values again. Bindings do not count: a form that
 fails within a binding has changed nothing."
-  (mapcar (lambda (variable) (and (boundp variable) (sb-ext:symbol-global-value variable)))
+  (mapcar (lambda (variable)
+            (let ((value (and (boundp variable) (sb-ext:symbol-global-value variable))))
+              ;; Functions such as DELETE change the list itself.
+              (if (and (consp value) (ignore-errors (list-length value)))
+                  (copy-list value)
+                  value)))
           '(*features* *default-pathname-defaults* asdf:*central-registry*)))
 
 (declaim (inline make-evaluation))
@@ -52,7 +57,7 @@ fails within a binding has changed nothing."
 (defun count-changes ()
   "Return the number of changes that this evaluation has made. If the shared settings have changed since the last call, first
 count this as a change: a variable does not show which form assigned it."
-  (unless (every #'eq (evaluation-settings *evaluation*) (shared-settings))
+  (unless (equal (evaluation-settings *evaluation*) (shared-settings))
     (forget-setting-changes)
     (sb-ext:atomic-incf (evaluation-change-count *evaluation*)))
   (evaluation-change-count *evaluation*))

@@ -108,18 +108,24 @@ other package, the form's names would be different symbols."
              :format-control "The package ~A, in which the form was read, does not exist."
              :format-arguments (list name))))
 
+(defun load-due-files (component)
+  "Load again the files of COMPONENT, an ASDF component, that are in *FILES-TO-RELOAD*."
+  (cond ((typep component 'asdf:parent-component)
+         (mapc #'load-due-files (asdf:component-children component)))
+        ((reload-due-p (asdf:make-operation 'asdf:load-op) component)
+         (asdf:operate 'asdf:load-op component))))
+
 (defun call-reloading-files (files function)
   "Call FUNCTION, which evaluates a restored form, and return its value. Meanwhile, have ASDF load FILES, native namestrings,
-again although they are up to date. Afterwards, load the systems of the files that the form has not loaded: the form that is
-recorded for a test run does not load all files that the run loaded again."
+again although they are up to date. Afterwards, load those of FILES that the form has not loaded: the form that is recorded for
+a test run or for a failed form does not load all files that were loaded again."
   (declare (type function function))
   (let ((*files-to-reload* files))
     (prog1 (funcall function)
       ;; Systems that are not loaded come last, because they may contain a file of a loaded system, too.
       (loop for name in (and *files-to-reload* (append (already-loaded-systems) (asdf:registered-systems)))
-            for system-files = (guarded (system-files (list (asdf:registered-system name))) (failure) '())
-            when (intersection system-files *files-to-reload* :test #'equal)
-              do (asdf:load-system name)))))
+            while *files-to-reload*
+            do (load-due-files (asdf:registered-system name))))))
 
 (define-operation :restore-form (evaluate &key package reloaded)
   "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current

@@ -508,7 +508,18 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
            (call-recompiling-fasls (lambda () (asdf:load-system system))))
       (announce-test (and *test-run* (test-run-guard *test-run*))))))
 
-;;; Packages and files of systems
+;;; Files and packages of systems
+
+(defun system-files (systems)
+  "Return the native namestrings of the Lisp source files of SYSTEMS."
+  (let ((files '()))
+    (labels ((visit (component)
+               (typecase component
+                 (asdf:cl-source-file
+                  (pushnew (sb-ext:native-namestring (asdf:component-pathname component)) files :test #'string=))
+                 (asdf:parent-component (mapc #'visit (asdf:component-children component))))))
+      (mapc #'visit systems))
+    (nreverse files)))
 
 (defun packages-of-systems (systems)
   "Return the packages that are defined in files of SYSTEMS."

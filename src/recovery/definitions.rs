@@ -92,6 +92,19 @@ impl Definition {
             && self.form.code.starts_with(&before.form.code)
     }
 
+    /// If the form failed after it had loaded files again, takes the files and returns a definition that only loads these
+    /// files: the failed form is not replayed, but the files have replaced definitions.
+    fn take_reload(&mut self) -> Option<Self> {
+        if self.changes.role != FormRole::Failed || self.changes.reloaded.is_empty() {
+            return None;
+        }
+        let reloaded = std::mem::take(&mut self.changes.reloaded);
+        let code = "(cl:values) ; a form that failed loaded files again".to_owned();
+        let form = DefiningForm { code, package: self.form.package.clone() };
+        let changes = Changes { reloaded, role: FormRole::Other, ..Changes::default() };
+        Some(Self { form, changes, too_long: None, ..self.clone() })
+    }
+
     /// Returns the key by which repetitions of a form are recognized. A form that loads other files than before is no
     /// repetition.
     fn key(&self) -> (&DefiningForm, bool, &[String]) {
@@ -219,7 +232,14 @@ enum DropRank {
 impl Definitions {
     /// Adds a definition. If definitions are dropped to make room, returns the positions of the dropped definitions that
     /// are only counted from now on.
-    pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
+    pub(crate) fn add(&mut self, mut definition: Definition) -> Vec<u64> {
+        let Some(reload) = definition.take_reload() else { return self.push(definition) };
+        let mut dropped = self.push(reload);
+        dropped.extend(self.push(definition));
+        dropped
+    }
+
+    fn push(&mut self, definition: Definition) -> Vec<u64> {
         self.dropped_forms.record(&definition.form, &definition.changes);
         // If the last entry records that this form failed in the same evaluation, the form was resumed: replace the entry.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
@@ -499,6 +519,19 @@ mod tests {
         definitions.remove(0, &HashSet::from([0, 18]));
         assert_eq!(definitions.take(0, 16).unwrap().form.code, "(defun f7 ())");
         assert_eq!(definitions.take(0, 17), None);
+        assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    #[test]
+    fn files_that_a_failed_form_loaded_again_are_loaded_by_a_form_of_their_own() {
+        let mut definitions = Definitions::default();
+        let changes = Changes::parse("=failed\n+FUNCTION F\n!/a.lisp".lines());
+        definitions.add(Definition { changes, ..definition("(asdf:load-system \"app\")".to_owned()) });
+        let kept: Vec<_> =
+            definitions.iter_from(0).map(|kept| (kept.replay_obstacle().is_some(), &kept.changes)).collect();
+        assert_eq!(kept.len(), 2);
+        assert_eq!((kept[0].0, kept[0].1.reloaded.concat()), (false, "/a.lisp".to_owned()));
+        assert_eq!((kept[1].0, kept[1].1.reloaded.len()), (true, 0));
         assert_eq!(definitions.bytes, bytes(&definitions));
     }
 

@@ -954,6 +954,16 @@ fn feature_that_a_loaded_file_adds_is_restored() {
 }
 
 #[test]
+fn feature_that_was_deleted_from_the_list_itself_is_absent_after_image_loss() {
+    let mut server = Server::ready();
+    server.evaluate("(setf *features* (list* :first :second *features*))");
+    server.evaluate("(setf *features* (delete :second *features*))");
+    kill_worker(&server);
+    let text = server.evaluate("(list (count :first *features*) (count :second *features*))");
+    assert!(text.ends_with("=> (1 0)"), "{text}");
+}
+
+#[test]
 fn test_run_that_changes_nothing_is_not_recorded_as_a_defining_form() {
     let mut server = Server::ready();
     server.evaluate("(progn (defun f () 1) (sb-rt:deftest one (f) 1))");

@@ -233,6 +233,41 @@ fn files_that_a_failed_load_reloaded_are_reloaded_after_image_loss() {
     }
 }
 
+/// The failed load comes before the fix, although the load that succeeds comes after it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fix_after_a_failed_load_is_kept_after_image_loss() {
+    let half = |value: &str| format!("(in-package :app)\n(defun half () {value})\n");
+    let project = Project::of(&[("package", PACKAGE), ("a", &half(":file")), ("b", "(in-package :app)\n")]);
+    let mut server = project.server();
+    load(&mut server);
+    project.write("a.lisp", &half(":edited"));
+    project.write("b.lisp", "(in-package :app)\n(error \"unfinished\")\n");
+    call_err(&mut server, "load-system", json!({"system": "app"}));
+    server.evaluate("(defun app::half () :fix)");
+    project.write("b.lisp", "(in-package :app)\n(defun b () 1)\n");
+    assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+    let answer = evaluate_after_image_loss(&mut server, "(list (app::half) (app::b))");
+    assert!(answer.ends_with("=> (:FIX 1)"), "{answer}");
+}
+
+/// The first form of the restore already loads the new file, because the system definition has the file by then.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_added_to_a_system_replaces_older_forms_after_image_loss() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)\n(defun half () 1)\n")]);
+    let mut server = project.server();
+    load(&mut server);
+    server.evaluate("(defun app::added () :form)");
+    project.write("added.lisp", "(in-package :app)\n(defun added () :file)\n");
+    let files = "(:file \"package\") (:file \"added\") (:file \"a\")";
+    project.write("app.asd", &format!("(defsystem \"app\" :serial t :components ({files}))"));
+    load(&mut server);
+    assert_eq!(server.evaluate("(app::added)"), "=> :FILE");
+    let answer = evaluate_after_image_loss(&mut server, "(app::added)");
+    assert!(answer.ends_with("=> :FILE"), "{answer}");
+}
+
 /// The code that is recorded for a test run loads at most the system that was tested.
 #[cfg(target_os = "linux")]
 #[test]
