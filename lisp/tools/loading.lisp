@@ -391,6 +391,14 @@ NAME only in case. If there is no such system, return NAME."
             (t (let ((alike (remove-duplicates (remove name (known-systems) :test-not #'string-equal) :test #'string=)))
                  (if (= 1 (length alike)) (first alike) name)))))))
 
+(defun asd-file (system)
+  "Return the native namestring of the .asd file that defines SYSTEM, or NIL if there is none. The systems that ASDF infers
+from the source files of a package-inferred system have no source file of their own, but their primary system has."
+  (let ((file (or (asdf:system-source-file system)
+                  (let ((primary (asdf:registered-system (asdf:primary-system-name system))))
+                    (and primary (asdf:system-source-file primary))))))
+    (and file (sb-ext:native-namestring file))))
+
 (defvar *searched-locations* '()
   "The locations, besides ASDF's, in which the host has searched for the system: a list of strings.")
 
@@ -417,8 +425,8 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
                             :compiled (and system (progress-compiled progress))
                             :present (and loaded (zerop (progress-files progress)) (zerop (progress-compiled progress))
                                           (source-file-count loaded))
-                            :definition (and found
-                                             (shown-path (sb-ext:native-namestring (asdf:system-source-file loaded))))
+                            :definition (let ((file (and found loaded (asd-file loaded))))
+                                          (and file (shown-path file)))
                             :systems (and others (format nil "~{~A~^, ~}" others))
                             :milliseconds (values (round (- (monotonic-milliseconds) begin)))))
     '()))

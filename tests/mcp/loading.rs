@@ -699,6 +699,26 @@ fn loaded_systems_and_files_are_restored_after_image_loss() {
     assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
 }
 
+/// ASDF knows no .asd file for a system that it infers from a source file.
+#[cfg(target_os = "linux")]
+#[test]
+fn system_inferred_from_a_source_file_loads_from_its_directory_and_is_restored_after_image_loss() {
+    let project = Project::new();
+    project.write("app/app.asd", "(defsystem \"app\" :class :package-inferred-system)");
+    project.write("app/a.lisp", "(defpackage :app/a (:use :cl) (:export #:a))\n(in-package :app/a)\n(defun a () 1)");
+    for arguments in [json!({"system": "app/a"}), json!({"system": "app/a", "directory": "app"})] {
+        let mut server = project.server();
+        let text = load(&mut server, arguments.clone());
+        let (loaded, definition) = text.split_once('\n').unwrap_or_default();
+        assert!(loaded.starts_with("Loaded app/a: 1 file, "), "{arguments}: {text}");
+        assert_eq!(definition, "Defined in app/app.asd", "{arguments}");
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(app/a:a)");
+        assert!(text.ends_with("=> 1"), "{arguments}: {text}");
+        assert_eq!(load(&mut server, json!({"system": "app/a"})), "app/a is up to date: 1 file, T s");
+    }
+}
+
 #[test]
 fn progress_notifications_name_files_being_compiled_and_loaded() {
     let project = Project::new();
