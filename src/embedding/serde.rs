@@ -26,7 +26,8 @@ use crate::image::message::{self, Token};
 /// In Lisp, the name of a field or a variant has a hyphen for each underscore, and before each capital that follows a
 /// lower-case letter or a digit. Case is ignored. Writing a struct fails if two of its fields have the same name in
 /// Lisp, and reading a keyword fails if the keyword matches two names or aliases of variants. If a property list has a
-/// key twice, the first entry counts.
+/// key twice, the first entry counts. If different keys of a map become the same Rust key, such as `:a-b` and `:a_b` as
+/// strings, the last entry usually counts.
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
