@@ -140,7 +140,9 @@ pub mod conditions {
     //! If neither Lisp code within a call nor a handler of [`with_handler`](crate::Lisp::with_handler) handles an
     //! error, the call returns [`Error::Condition`](crate::Error::Condition), with the condition object, its classes
     //! and message and, except for a `storage-condition`, the restarts and the backtrace. The same holds for everything
-    //! else that would invoke the debugger, such as `break`.
+    //! else that would invoke the debugger, such as `break`. Before Rust receives the condition, texts may [replace the
+    //! values of some slots](crate::Condition::slot) in the condition object itself, also for Lisp code that uses the
+    //! condition later.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -306,7 +306,8 @@ impl Condition {
     /// If the value is an object on Lisp's stack (dynamic extent), which is gone by now, or refers to such an object,
     /// the slot contains the value's printed text instead. In a list of up to 1,000 elements, texts replace only the
     /// elements that are or refer to such objects. If Lisp would have to follow more than 100,000 references from a
-    /// value to find such objects, a text replaces this value, too.
+    /// value to find such objects, a text replaces this value, too. The texts are in the condition object itself, so
+    /// Lisp code that handles the condition later finds them, too.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

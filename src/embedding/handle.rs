@@ -511,8 +511,9 @@ impl Lisp {
     /// that the calling Lisp code holds. An interruption waits until the function returns or calls Lisp.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error`, and so is an argument or a result that cannot be
-    /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains. A panic is signalled
-    /// as a `rust:host-panic`. In each of these cases, the restart `use-value` supplies the value of the call instead.
+    /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains, where texts may have
+    /// [replaced the values of slots](Condition::slot), for Lisp's handlers as well. A panic is signalled as a
+    /// `rust:host-panic`. In each of these cases, the restart `use-value` supplies the value of the call instead.
     /// While Lisp [is unwinding](Error::Unwinding), an `Err` is ignored, and Lisp continues to unwind.
     ///
     /// ```
@@ -619,7 +620,8 @@ impl Lisp {
     /// fails if `handler` returns `None` or panics, or if no restart has the chosen name. `handler` may call Lisp;
     /// errors in those calls are not passed to `handler` unless the calls are made through this handle. Errors in calls
     /// of other handles within a call of this handle are not passed to `handler`, either. An error in the fourth nested
-    /// call of a handler is passed to no handler.
+    /// call of a handler is passed to no handler. Before `handler` is called, texts may [replace the values of
+    /// slots](Condition::slot) in the condition, and Lisp code that uses the condition after a restart finds the texts.
     ///
     /// SBCL may hold a lock of its own while `handler` runs, such as the lock of all packages in `intern`, or of all
     /// classes in `defclass`. Calls of Lisp on this thread work even then. But a `handler` that waits for another thread

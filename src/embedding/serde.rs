@@ -26,7 +26,8 @@ use crate::image::message::{self, Token};
 /// In Lisp, the name of a field or a variant has a hyphen for each underscore, and before each capital that follows a
 /// lower-case letter or a digit. Case is ignored. Writing a struct fails if two of its fields have the same name in
 /// Lisp, and reading a keyword fails if the keyword matches two names or aliases of variants. If a property list has a
-/// key twice, the first entry counts.
+/// key twice, the first entry counts. If different keys of a map become the same Rust key, such as `:a-b` and `:a_b` as
+/// strings, the last entry usually counts.
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
@@ -154,17 +155,6 @@ fn variant_text(name: &str, count: usize) -> String {
     }
 }
 
-/// Visits the numbers of a vector. It is an error if a visit succeeds but does not read all numbers.
-fn visit_numbers<'de, T: IntoDeserializer<'de, SerdeError>, V: Visitor<'de>>(
-    numbers: impl Iterator<Item = T>,
-    visitor: V,
-) -> Result<V::Value, SerdeError> {
-    let mut numbers = de::value::SeqDeserializer::new(numbers);
-    let value = visitor.visit_seq(&mut numbers)?;
-    numbers.end()?;
-    Ok(value)
-}
-
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
@@ -195,6 +185,22 @@ impl<'m> Deserializer<'_, 'm> {
         self.visit_elements(count, &[], None, sequence_text, |elements| visitor.visit_seq(elements))
     }
 
+    /// Visits the numbers of a specialised vector, each given as a message of its own. It is an error if a visit
+    /// succeeds but does not read all numbers.
+    fn visit_numbers<'de, V: Visitor<'de>>(
+        self,
+        mut numbers: impl ExactSizeIterator<Item = [u64; 2]>,
+        visitor: V,
+    ) -> Result<V::Value, SerdeError> {
+        self.0.check_stack_room()?;
+        let count = numbers.len();
+        let value = visitor.visit_seq(Numbers { reader: self.0, numbers: &mut numbers })?;
+        match numbers.len() {
+            0 => Ok(value),
+            left => Err(ConversionError::new(sequence_text(count.saturating_sub(left)), sequence_text(count)).into()),
+        }
+    }
+
     /// Visits the entries of a hash table.
     fn visit_table<'de, V: Visitor<'de>>(
         self,
@@ -221,7 +227,8 @@ impl<'m> Deserializer<'_, 'm> {
     fn deserialize_elements<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, SerdeError> {
         match token {
             Token::Octets(words, count) => {
-                visit_numbers(super::convert::unpack_octets(words, count).into_iter(), visitor)
+                let octets = super::convert::unpack_octets(words, count);
+                self.visit_numbers(octets.into_iter().map(message::octet_message), visitor)
             }
             token => self.deserialize_token(token, visitor),
         }
@@ -251,7 +258,7 @@ impl<'m> Deserializer<'_, 'm> {
             Token::List(count) | Token::Vector(count) => self.visit_sequence(count, visitor),
             Token::Table(count) => self.visit_table(count, &[], visitor),
             Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::unpack_octets(words, count)),
-            Token::Doubles(words) => visit_numbers(words.iter().map(|&word| f64::from_bits(word)), visitor),
+            Token::Doubles(words) => self.visit_numbers(words.iter().copied().map(message::double_message), visitor),
             token => Err(SerdeError(self.0.unexpected("a value that serde can read", token))),
         }
     }
@@ -391,6 +398,31 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
 /// with such a key does not count, as for `getf`.
 type SeenKeys<'m> = (HashSet<Symbol>, HashSet<&'m [u64]>);
 
+/// Maximum size hint of a sequence. A visitor may reserve memory for this number of elements before it reads an
+/// element, however large the type of the elements is.
+const MAX_SIZE_HINT: usize = 1 << 10;
+
+/// The remaining numbers of a specialised vector. Each number is read from a message of its own, by the rules for the
+/// elements of a list.
+struct Numbers<'r, 'm, I> {
+    reader: &'r Reader<'m>,
+    numbers: I,
+}
+
+impl<'de, I: ExactSizeIterator<Item = [u64; 2]>> de::SeqAccess<'de> for Numbers<'_, '_, I> {
+    type Error = SerdeError;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, SerdeError> {
+        let Some(message) = self.numbers.next() else { return Ok(None) };
+        let mut reader = self.reader.nested_reader(&message);
+        seed.deserialize(Deserializer(&mut reader)).map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.numbers.len().min(MAX_SIZE_HINT))
+    }
+}
+
 /// The remaining objects of a list, or the remaining keys and values of a property list or a hash table.
 struct Elements<'r, 'm> {
     reader: &'r mut Reader<'m>,
@@ -428,9 +460,7 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
     }
 
     fn size_hint(&self) -> Option<usize> {
-        // A visitor may reserve memory for this number of elements before it reads an element, however large the type
-        // of the elements is.
-        Some((*self.left).min(1 << 10))
+        Some((*self.left).min(MAX_SIZE_HINT))
     }
 }
 

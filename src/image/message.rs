@@ -374,6 +374,18 @@ pub(crate) fn handle_token(handle: &Handle) -> u64 {
     tag::HANDLE | handle.number() << 8
 }
 
+/// Returns the message that consists of `octet` as an integer.
+#[inline]
+pub(crate) fn octet_message(octet: u8) -> [u64; 2] {
+    [tag::INTEGER, octet.into()]
+}
+
+/// Returns the message that consists of the double float with these bits.
+#[inline]
+pub(crate) fn double_message(bits: u64) -> [u64; 2] {
+    [tag::DOUBLE, bits]
+}
+
 /// Builds, at compile time, a message that consists of a list of ASCII strings. `COUNT` is the message's length in words.
 pub(super) const fn encode_string_list<const TEXTS: usize, const COUNT: usize>(texts: [&str; TEXTS]) -> [u64; COUNT] {
     let mut words = [0; COUNT];

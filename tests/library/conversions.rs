@@ -549,6 +549,47 @@ fn tuples_and_arrays_are_read_from_specialised_vectors() {
     );
 }
 
+#[test]
+fn serde_reads_numbers_of_a_specialised_vector_as_it_reads_those_of_a_list() {
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code)]
+    struct Newtype<T>(T);
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(untagged)]
+    #[allow(dead_code)]
+    enum Number {
+        Integer(i64),
+        Float(f64),
+    }
+    let lisp = lisp();
+    macro_rules! check {
+        ($($type:ty),* $(,)?) => {$(
+            for (kind, numbers) in [
+                ("double-float", "0.1d0 1d300 1d-300"),
+                ("double-float", "1d0"),
+                ("(unsigned-byte 8)", "0 1 255"),
+                ("(unsigned-byte 8)", "7"),
+            ] {
+                let read = |result: &str| {
+                    let value = lisp.eval::<sbcl::Serde<$type>>(&format!("(coerce '({numbers}) '{result})"));
+                    value.map(|value| format!("{:?}", value.0)).map_err(|error| error.to_string())
+                };
+                let vector = read(&format!("(vector {kind})"));
+                assert_eq!(vector, read("list"), "{} of {kind} {numbers}", stringify!($type));
+                assert_eq!(vector, read("simple-vector"), "{} of {kind} {numbers}", stringify!($type));
+            }
+        )*};
+    }
+    check!(Vec<f64>, Vec<f32>, Vec<u8>, Vec<i8>, Vec<u64>, Vec<i64>, Vec<i128>, Vec<u128>, Vec<bool>, Vec<()>);
+    check!(Vec<char>, Vec<String>, Vec<Vec<u8>>, Vec<(u8, u8)>, Vec<Option<u8>>, Vec<Option<f64>>, Vec<Option<f32>>);
+    check!(Vec<Newtype<u8>>, Vec<Newtype<f64>>, Vec<Option<Newtype<f32>>>, Vec<Number>, Vec<serde_json::Value>);
+    check!(std::collections::BTreeSet<u8>, (f64, f32), (u8, Option<u8>, f64), [f32; 1], [f64; 2], Newtype<Vec<f32>>);
+
+    let read = |code: &str| lisp.eval::<sbcl::Serde<Vec<f32>>>(code).map(|floats| floats.0);
+    assert!(matches!(read("(coerce '(1d300) '(vector double-float))"), Err(Error::Conversion(_))));
+    assert_eq!(read("(coerce '(1 255) '(vector (unsigned-byte 8)))").unwrap(), [1.0, 255.0]);
+}
+
 /// A value of type `T`, or `None` when the conversion fails.
 #[derive(Debug, PartialEq)]
 struct Lenient<T>(Option<T>);
@@ -717,10 +758,15 @@ impl<'de> serde::Deserialize<'de> for SizeHint {
 }
 
 #[test]
-fn serde_size_hint_of_a_long_list_is_limited() {
+fn serde_size_hint_of_a_long_list_or_vector_is_limited() {
     for (length, hint) in [(0, 0), (100, 100), (100_000, 1024)] {
-        let code = format!("(make-list {length} :initial-element 7)");
-        assert_eq!(lisp().eval::<sbcl::Serde<SizeHint>>(&code).unwrap().0.0, Some(hint), "{length}");
+        for code in [
+            format!("(make-list {length} :initial-element 7)"),
+            format!("(make-array {length} :element-type 'double-float :initial-element 7d0)"),
+            format!("(make-array {length} :element-type '(unsigned-byte 8) :initial-element 7)"),
+        ] {
+            assert_eq!(lisp().eval::<sbcl::Serde<SizeHint>>(&code).unwrap().0.0, Some(hint), "{code}");
+        }
     }
 }
 
