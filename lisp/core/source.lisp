@@ -580,16 +580,15 @@ subform. SOURCE is the code's SB-DI:DEBUG-SOURCE, and NUMBER is the number that 
     (multiple-value-bind (path found) (path-of-form-number root number)
       (and found (conses-along-path root path)))))
 
-(defun submitted-code-p (source)
-  "Return true when the form from which the code of SOURCE, an SB-DI:DEBUG-SOURCE, was compiled is a part of the evaluated
-form. A lambda expression in the evaluated form may be compiled by itself. SBCL's EVAL puts most other forms into a new list,
-(LAMBDA () FORM), and compiles the list."
-  (let ((evaluated (plist-evaluated-form (sb-c::debug-source-plist source))))
+(defun submitted-lambda-p (source)
+  "Return true when the code of SOURCE, an SB-DI:DEBUG-SOURCE, was compiled from a lambda expression in the evaluated form. Such
+an expression may be compiled by itself. SBCL's EVAL compiles most other forms as (LAMBDA () FORM)."
+  (let ((evaluated (plist-evaluated-form (sb-c::debug-source-plist source)))
+        ;; With very little debug information, the source has no form.
+        (form (and (typep source 'sb-c::core-debug-source) (sb-di::core-debug-source-form source))))
     (and evaluated
-         ;; With very little debug information, the source has no form.
-         (typep source 'sb-c::core-debug-source)
-         (nth-value 1 (path-to-conses (conses-along-path (sb-di::core-debug-source-form source) '())
-                                      (evaluated-form evaluated))))))
+         (typep form '(cons (member lambda function sb-int:named-lambda)))
+         (nth-value 1 (path-to-conses (conses-along-path form '()) (evaluated-form evaluated))))))
 
 (defun function-name-package (name)
   "Return the package of the first symbol in NAME, a function name, whose package is not COMMON-LISP, KEYWORD or one of

@@ -65,7 +65,7 @@ included only if SYSTEM is true."
              (let ((source (code-source code)))
                (and (null (sb-c::debug-source-namestring source))
                     ;; EVAL compiles (LAMBDA () FORM). A lambda expression that the user wrote may be called later.
-                    (not (submitted-code-p source))))))))
+                    (not (submitted-lambda-p source))))))))
 
 (defun function-code (function)
   "Return the code component of FUNCTION, which may be a simple function, a closure or a funcallable instance."
