@@ -416,8 +416,8 @@ fn lambda_expressions_in_evaluated_forms_are_listed_as_callers() {
     for form in stored {
         server.evaluate(form);
     }
-    // These forms ran once.
-    server.evaluate("(let ((x 6)) (target x)) (time (target 7)) (target 8)");
+    // These forms ran once. (TIME, for example, is not among them: newer SBCLs compile its lambda expression with the form.)
+    server.evaluate("(let ((x 6)) (target x)) (progn (target 7)) (target 8)");
     let found = references(&mut server, "target", "callers");
     let places: Vec<_> = found.iter().filter_map(|line| Some(line.split_once("  evaluation ")?.1.to_owned())).collect();
     let expected: Vec<_> =
