@@ -128,7 +128,7 @@ struct LineVariant {
 }
 
 /// Returns the edits that balance the lines, in order. Returns `None` if the text is too long, if no edits are found within
-/// the limits, if the text has an odd vertical bar of a symbol, or if `stop` ended the search.
+/// the limits, if a symbol's vertical bar is not closed, or if `stop` ended the search.
 pub(super) fn find_edits(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<Edit>> {
     let region = unbalanced_region(lines, stop);
     let edits = match search(&lines[region.clone()], stop) {
@@ -141,9 +141,9 @@ pub(super) fn find_edits(lines: &[&str], stop: StopCondition<'_>) -> Option<Vec<
         None if region.len() < lines.len() => search(lines, stop)?,
         None => return None,
     };
-    // A surplus `|#` or one misplaced quote can leave a vertical bar open. Any other odd bar has no repair: nothing shows
-    // where its symbol should end, and two new quotes, for instance, would only hide the bar in a string. An edit of a line
-    // that begins within bars would change a string whose own bar ends them.
+    // A surplus `|#` or one misplaced quote can leave a vertical bar open. Any other open bar has no repair: nothing shows
+    // where its symbol should end, and two new quotes, for instance, would only hide the bar in a string. A line that begins
+    // within bars is not edited, because the bar that ends the symbol may belong to a string, which the edit would change.
     let lexed = lex_lines(lines);
     let ends_in_bars = |line: usize| lexed.get(line).is_some_and(|line| line.end == Mode::Bars);
     if edits.iter().any(|edit| edit.line > 0 && ends_in_bars(edit.line - 1)) {

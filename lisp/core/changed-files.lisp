@@ -227,10 +227,10 @@ the call, because the files may be edited during the call."
 
 (defvar *files-to-reload* '()
   "The native namestrings of the source files that ASDF must load again even if they are up to date: while a form is restored,
-those of the files that the form loaded in the lost image and that are not loaded yet.")
+the files that the form loaded again in the lost image, without those that the restore has already loaded.")
 
 (defun reload-due-p (operation component)
-  "Return true when OPERATION loads COMPONENT, an ASDF component, whose file is in *FILES-TO-RELOAD*."
+  "Return true when OPERATION loads COMPONENT, an ASDF component, and the file of COMPONENT is in *FILES-TO-RELOAD*."
   (and *files-to-reload*
        (typep operation 'asdf:load-op)
        (member (component-file component) *files-to-reload* :test #'equal)))

@@ -41,8 +41,8 @@ recorded: the form that loads the system stands for all of them."
 (defun note-reloaded-file (file)
   "Record that ASDF is about to load FILE, a native namestring, if this image has loaded files before. A restored image, in
 which an earlier form may have loaded FILE already, must then load FILE again, because FILE replaces the definitions that
-others have made since. Record at most +MAX-REPORTED-CHANGES+ files. ASDF also loads again the files that depend on these
-files."
+other files and forms have made since. Record at most +MAX-REPORTED-CHANGES+ files. ASDF also loads again the files
+that depend on these files."
   (when (and *evaluation*
              (plusp (hash-table-count **loaded-files**))
              (< (length (evaluation-reloaded-files *evaluation*)) +max-reported-changes+)
@@ -130,7 +130,7 @@ if there is no such module."
   "Return a string of lines that describe the changes that FORM has just made. The first line is = and ROLE, which is a
 value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Each other line begins with + for a
 defined name, * for a generic function that got a method, - for a removed name, ? for a module of FORM's symbols, or ! for a
-file that FORM loaded again."
+file that NOTE-RELOADED-FILE recorded."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}~{~%!~A~}"
             role

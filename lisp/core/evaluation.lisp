@@ -56,7 +56,7 @@ fails within a binding has changed nothing."
 
 (defun count-changes ()
   "Return the number of changes that this evaluation has made. If the shared settings have changed since the last call, first
-count this as a change: a variable does not show which form assigned it."
+count one change, which another evaluation may have made: a variable does not show which form assigned it."
   (unless (equal (evaluation-settings *evaluation*) (shared-settings))
     (forget-setting-changes)
     (sb-ext:atomic-incf (evaluation-change-count *evaluation*)))

@@ -79,7 +79,7 @@ example an exit from a timer's function."
     (forget-restart-answers)
     (store-connection-variables)
     (announce-definitions)
-    ;; Settings that change while the evaluation is held were not changed by the evaluation.
+    ;; The evaluation's own changes must be counted now: settings that change during the hold are not counted for it.
     (count-changes)
     (when *push-unfinished-form*
       (funcall (the function *push-unfinished-form*)))

@@ -569,7 +569,6 @@ In an image other than the session's, REGISTRY lists directories with .asd files
 SUSPECTS is not 0, find up to SUSPECTS suspects by coverage for each failed test. ENDLESS lists the names of tests that are
 known to exceed their time limit, and get less time. If WAY is true, push the records of PUSH-SYSTEM-LOCATIONS. If BESIDE is
 true, another image runs the tests, too: run only the tests of systems that are already loaded."
-  ;; Another list, even with the same directories, would count as a change of the settings.
   (when registry
     (setf asdf:*central-registry*
           (append asdf:*central-registry*

@@ -511,8 +511,8 @@ impl Lisp {
     /// that the calling Lisp code holds. An interruption waits until the function returns or calls Lisp.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error`, and so is an argument or a result that cannot be
-    /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains, where texts may have
-    /// [replaced the values of slots](Condition::slot), for Lisp's handlers as well. A panic is signalled as a
+    /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains. Lisp's handlers find
+    /// the texts that may have [replaced the values of slots](Condition::slot). A panic is signalled as a
     /// `rust:host-panic`. In each of these cases, the restart `use-value` supplies the value of the call instead.
     /// While Lisp [is unwinding](Error::Unwinding), an `Err` is ignored, and Lisp continues to unwind.
     ///

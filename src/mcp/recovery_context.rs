@@ -84,7 +84,8 @@ impl RecoveryContext {
         Self { connection, lost: Arc::default(), loss_reported: Arc::default(), ..self.clone() }
     }
 
-    /// Reports the server's requests to the client from now on, so that the next worker can withdraw them.
+    /// From now on, reports changes of the client's open server requests to the supervisor, so that the next worker can
+    /// withdraw the requests.
     pub(super) fn report_server_requests(&self, inflight: &Inflight) {
         let (reporter, client) = (self.reporter.clone(), self.connection);
         inflight.set_server_request_observer(move |requests| {

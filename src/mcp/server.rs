@@ -36,8 +36,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Creates a server that resumes the last image's conversations with `clients`, by connection. The first new line has
-    /// the call number `next_line`.
+    /// Creates a server that resumes the last image's conversations with `clients`, whose keys are connection numbers. The
+    /// first new line has the call number `next_line`.
     pub(super) fn new(
         tools: Arc<ToolContext>,
         clients: &BTreeMap<u64, ClientState>,

@@ -362,8 +362,8 @@ pub(crate) struct Changes {
     pub(crate) removed: Vec<String>,
     /// The modules that the form's symbols belong to, by the names that `require` takes.
     pub(crate) modules: Vec<String>,
-    /// The source files that the form had ASDF load although the image had loaded them before, and the files that the form
-    /// loaded after these; at most 50. A new image may consider these files up to date, but must load them again.
+    /// The source files that the form had ASDF load when the image had already loaded a file; at most 50. A restored image
+    /// may consider these files up to date, because earlier forms load their current versions, but must load them again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) reloaded: Vec<String>,
     pub(crate) role: FormRole,

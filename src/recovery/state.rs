@@ -24,7 +24,7 @@ use crate::session::recovery::SavedErrors;
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
 /// Maximum number of recorded requests of the server that a client has not answered.
 const MAX_OPEN_SERVER_REQUESTS: usize = 64;
-/// Limit of the numbers of the server's requests. A server never sends as many requests.
+/// Limit of the numbers of the server's requests, which no server reaches.
 const MAX_SERVER_REQUEST: u64 = 1 << 53;
 /// Maximum number of saves in progress that are recorded. When there are more, the oldest are forgotten.
 pub(crate) const MAX_SAVES_IN_PROGRESS: usize = 64;
@@ -359,7 +359,7 @@ impl RecoveryState {
             }
             SessionEvent::ServerRequests { client, mut requests } => {
                 requests.open.truncate(MAX_OPEN_SERVER_REQUESTS);
-                // After a forged number, the next numbers would overflow.
+                // User code can forge the event, and after a huge number, the next numbers would overflow.
                 if let Some(client) = self.clients.get_mut(&client)
                     && requests.last < MAX_SERVER_REQUEST
                 {

@@ -45,6 +45,7 @@ type OutputSince = Box<dyn Fn(usize, usize) -> Option<String> + Send>;
 type StatusText = Box<dyn Fn() -> Option<String> + Send>;
 /// A function that takes the client's response to a server request.
 type ReplyHandler = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
+/// A function that takes the server requests after one was added or removed.
 type ServerRequestObserver = Box<dyn Fn(ServerRequests) + Send>;
 
 /// The reason why a server request has no answer.
@@ -58,7 +59,7 @@ pub(crate) enum NoAnswer {
     Withdrawn,
 }
 
-/// The server requests of one connection, as the next worker must know them.
+/// The numbers of one connection's server requests, which the next worker needs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ServerRequests {
     /// The number of the last request; 0 before the first request.

@@ -440,7 +440,8 @@ impl Session {
         self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)))
     }
 
-    /// Runs a query that no client requested. Works like [`query`](Self::query), but stops no macro expansion.
+    /// Runs a query that no client requested. Works like [`query`](Self::query), but no macro expansion is stopped because
+    /// the query waits.
     pub(crate) fn query_internally(
         &self,
         operation: &Operation,

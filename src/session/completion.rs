@@ -199,7 +199,7 @@ impl Inner {
         }
     }
 
-    /// Ends an inspection. `is_early` is true if its full time limit has not passed, but other inspections waited.
+    /// Ends an inspection. `is_early` is true if its deadline was brought forward and the original deadline has not passed.
     fn finish_inspection(
         &self,
         scheduler: &mut SchedulerState,

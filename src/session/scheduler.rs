@@ -171,8 +171,8 @@ pub(super) struct RunningJob {
     pub(super) activity: Activity,
     /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
-    /// The deadline of a macro expansion before another client waited, which brought the deadline forward; `None` if the
-    /// deadline was not brought forward.
+    /// The original deadline of a macro expansion whose deadline was brought forward because another client waits; otherwise
+    /// `None`.
     pub(super) full_deadline: Option<Instant>,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,

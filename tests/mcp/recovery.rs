@@ -566,22 +566,22 @@ const FORGE: &str = r#"
 (defun event (json) (forge 4 0 (length json) json))"#;
 
 #[rstest]
-#[case::an_answer_to_nobody("(forge 1 1000000 3 (format nil \"{}~%\"))")]
+#[case::answer_to_an_unknown_request("(forge 1 1000000 3 (format nil \"{}~%\"))")]
 #[case::an_answer_that_is_no_line("(forge 1 1000000 2 \"{}\")")]
-#[case::more_than_there_may_be("(forge 1 1 (ash 1 30))")]
-#[case::more_than_comes("(forge 1 1 (ash 1 27))")]
+#[case::length_over_the_limit("(forge 1 1 (ash 1 30))")]
+#[case::length_over_that_of_the_data("(forge 1 1 (ash 1 27))")]
 #[case::an_unknown_kind("(forge 99 1 0)")]
 #[case::a_handshake_without_end(
     r#"(dotimes (i 100) (event "{\"changed\":{\"handshake\":{\"call\":0,\"message\":\"null\"}}}"))"#
 )]
 #[case::readiness(r#"(event "\"ready\"")"#)]
 #[case::the_end_of_a_replay(r#"(event "{\"restored\":{\"failed\":[[9,\"x\"]]}}")"#)]
-#[case::a_reset_for_nobody(r#"(event "{\"reset_requested\":{\"job\":1000000,\"notices\":[]}}")"#)]
+#[case::reset_for_an_unknown_request(r#"(event "{\"reset_requested\":{\"job\":1000000,\"notices\":[]}}")"#)]
 #[case::a_stuck_evaluation(r#"(event "{\"stuck\":{\"outcome\":null,\"why\":\"Unmoved\"}}")"#)]
-#[case::a_goodbye(r#"(event "{\"leaving\":{\"status\":3,\"reason\":null}}")"#)]
-#[case::a_reason_not_to_serve(r#"(event "{\"leaving\":{\"status\":3,\"reason\":\"reason\"}}")"#)]
+#[case::end_without_a_reason(r#"(event "{\"leaving\":{\"status\":3,\"reason\":null}}")"#)]
+#[case::end_with_a_reason(r#"(event "{\"leaving\":{\"status\":3,\"reason\":\"reason\"}}")"#)]
 fn forged_frames_to_the_supervisor_lose_at_most_the_image(#[case] code: &str) {
-    // In QEMU, a worker that starts beside others does not move for longer than 50 ms.
+    // In QEMU, a worker that starts while others run can look stalled for more than 50 ms.
     let mut server = Server::start_with(&["--watch-interval", if is_emulated() { "500" } else { "50" }]);
     server.initialize("2025-11-25");
     server.evaluate(FORGE);

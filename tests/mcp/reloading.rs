@@ -201,7 +201,7 @@ fn files_of_two_systems_replace_each_others_definitions_in_the_original_order_af
     assert!(answer.ends_with("=> :APP"), "{answer}");
 }
 
-/// A failed load is not repeated, so the load that succeeds next stands for it, too.
+/// A failed load is not repeated, but the files that it reloaded are.
 #[cfg(target_os = "linux")]
 #[test]
 fn files_that_a_failed_load_reloaded_are_reloaded_after_image_loss() {
@@ -233,7 +233,7 @@ fn files_that_a_failed_load_reloaded_are_reloaded_after_image_loss() {
     }
 }
 
-/// The failed load comes before the fix, although the load that succeeds comes after it.
+/// The files of the failed load are restored at its place, before the fix, although the next load comes after the fix.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fix_after_a_failed_load_is_kept_after_image_loss() {
@@ -735,7 +735,7 @@ fn a_failed_load_names_what_remains_from_old_versions_of_the_files_it_loaded() {
         assert_eq!(names_in_notice(&text), ["function GONE"], "{text}");
         project.write("b.lisp", "(in-package :app)\n");
         let text = load(&mut server);
-        assert!(text.starts_with("Loaded app: "), "told once: {text}");
+        assert!(text.starts_with("Loaded app: "), "reported twice: {text}");
     }
 }
 

@@ -205,7 +205,7 @@ impl PendingCall {
         self.inflight.on_cancel(self.request, cancel)
     }
 
-    /// Calls `cancel` if the client has cancelled the call, or cancels the call before it is answered.
+    /// Calls `cancel` when the client cancels the call before it is answered, or at once if the call is already cancelled.
     pub(super) fn when_cancelled(&self, cancel: impl FnOnce() + Clone + Send + 'static) {
         if !self.on_cancel(cancel.clone()) {
             cancel();

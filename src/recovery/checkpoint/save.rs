@@ -184,10 +184,10 @@ impl SaveReporter {
     }
 }
 
-/// The means to cancel a save once the process is copied. Clones cancel the same save.
+/// The canceller of a save whose process has been copied. Clones cancel the same save.
 #[derive(Debug, Clone)]
 pub(crate) struct SaveCanceller {
-    /// The saving process, whose id may be reused later; `None` if the system does not open a descriptor of the process.
+    /// A pidfd of the saving process, because the process id may be reused; `None` if the pidfd could not be opened.
     process: Option<Arc<OwnedFd>>,
     is_cancelled: Arc<AtomicBool>,
 }
@@ -224,7 +224,7 @@ impl Saver {
     /// Saves the image under `name` while the session continues. Calls `done` with the checkpoint, or with the reason for
     /// the failure as a sentence. `automatic` is true for a save that no client requested. Returns the job that copies the
     /// process, during which no evaluation begins; `None` if nothing can be saved now. Once the process is copied, calls
-    /// `on_copied` with the value that cancels the rest of the save.
+    /// `on_copied` with the save's canceller.
     pub(crate) fn save(
         &self,
         name: String,

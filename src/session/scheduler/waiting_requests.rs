@@ -105,7 +105,7 @@ impl WaitingRequests {
         first_in(self.connections.get(&connection)?, classes)
     }
 
-    /// Returns true if the first request of another connection was made by a client.
+    /// Returns true if the first waiting request of any connection other than `connection` comes from a client.
     pub(super) fn has_other_than(&self, connection: u64) -> bool {
         let mut heads = self.heads.iter().map(|head| self.get(*head));
         heads.any(|request| request.connection.id != connection && !request.is_internal)
