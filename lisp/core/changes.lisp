@@ -48,8 +48,9 @@ that depend on these files."
              (< (length (evaluation-reloaded-files *evaluation*)) +max-reported-changes+)
              (<= (length file) +max-change-line-length+)
              (not (find #\Newline file)))
-    (sb-ext:atomic-update (evaluation-reloaded-files *evaluation*)
-                          (lambda (files) (adjoin file files :test #'equal)))))
+    (let ((entry (cons file (and (gethash file **loaded-files**) t))))
+      (sb-ext:atomic-update (evaluation-reloaded-files *evaluation*)
+                            (lambda (files) (adjoin entry files :key #'car :test #'equal))))))
 
 (defun forget-changes ()
   "Discard the recorded changes, because the next form is about to be evaluated."
@@ -136,7 +137,10 @@ file that NOTE-RELOADED-FILE recorded."
             role
             (and (<= (length changes) +max-reported-changes+) (reverse changes))
             (form-modules form)
-            (reverse (evaluation-reloaded-files *evaluation*)))))
+            ;; A restored image does not load what a failed form loaded for the first time.
+            (loop for (file . known) in (reverse (evaluation-reloaded-files *evaluation*))
+                  when (or known (string/= role "failed"))
+                    collect file))))
 
 (defun perform-recording-definitions (perform operation component)
   "Call PERFORM, ASDF's PERFORM-WITH-RESTARTS, to perform OPERATION on COMPONENT, and record the definitions that a load

@@ -28,7 +28,8 @@ fails within a binding has changed nothing."
   (settings (shared-settings) :type list)
   ;; The changes that the current form has made, newest first, as lines that FORMAT-CHANGE-LINE returned.
   (changes '() :type list)
-  ;; The native namestrings of the files that the current form has loaded again, newest first; see NOTE-RELOADED-FILE.
+  ;; The files that NOTE-RELOADED-FILE has recorded for the current form, newest first: conses of the native namestring and
+  ;; true if the image had loaded the file before.
   (reloaded-files '() :type list)
   ;; The definitions to report to other connections, newest first, as lists of three elements: the kind, the name, and
   ;; true if the name was defined before. A system that is loaded has one list for all its definitions: :SYSTEM, its

@@ -25,6 +25,8 @@ const MAX_DROPPED_BYTES: usize = 1 << 20;
 const MAX_DROPPED_FORM: usize = 4 << 10;
 /// The reason why a dropped form is missing.
 const DROPPED_REASON: &str = "the form was dropped to save space";
+/// The code of a definition that only loads files, after which a form failed.
+const RELOAD: &str = "(cl:values) ; a form that failed loaded files again";
 /// Maximum number of names that a message lists for a form that failed after defining these names.
 const MAX_LISTED_NAMES: usize = 3;
 /// Upper bound of the size of a form's JSON without its strings, in bytes: field names and numbers.
@@ -99,10 +101,14 @@ impl Definition {
             return None;
         }
         let reloaded = std::mem::take(&mut self.changes.reloaded);
-        let code = "(cl:values) ; a form that failed loaded files again".to_owned();
-        let form = DefiningForm { code, package: self.form.package.clone() };
+        let form = DefiningForm { code: RELOAD.to_owned(), package: self.form.package.clone() };
         let changes = Changes { reloaded, role: FormRole::Other, ..Changes::default() };
         Some(Self { form, changes, too_long: None, ..self.clone() })
+    }
+
+    /// Returns true if the definition only loads the files that a failed form had loaded again.
+    pub(crate) fn is_reload(&self) -> bool {
+        self.form.code == RELOAD
     }
 
     /// Returns the key by which repetitions of a form are recognized. A form that loads other files than before is no
@@ -233,18 +239,17 @@ impl Definitions {
     /// Adds a definition. If definitions are dropped to make room, returns the positions of the dropped definitions that
     /// are only counted from now on.
     pub(crate) fn add(&mut self, mut definition: Definition) -> Vec<u64> {
-        let Some(reload) = definition.take_reload() else { return self.push(definition) };
-        let mut dropped = self.push(reload);
+        // If the last entry records that this form failed in the same evaluation, the form was resumed: replace the entry.
+        if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
+            self.bytes -= failed.size();
+        }
+        let mut dropped = definition.take_reload().map(|reload| self.push(reload)).unwrap_or_default();
         dropped.extend(self.push(definition));
         dropped
     }
 
     fn push(&mut self, definition: Definition) -> Vec<u64> {
         self.dropped_forms.record(&definition.form, &definition.changes);
-        // If the last entry records that this form failed in the same evaluation, the form was resumed: replace the entry.
-        if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.follows_failure_of(last)) {
-            self.bytes -= failed.size();
-        }
         self.bytes += definition.size();
         self.entries.push((self.count, definition));
         self.count += 1;

@@ -507,9 +507,9 @@ impl RecoveryState {
                     let is_replaced = |form: &UnrestoredForm| {
                         !form.missing.is_empty() && form.missing.iter().all(|name| later_names.contains(name))
                     };
-                    missing.extend(
-                        Some(UnrestoredForm::new(definition, why)).filter(|form| !is_later && !is_replaced(form)),
-                    );
+                    // The form that failed after it had loaded files again is missing itself.
+                    let is_missing = |form: &UnrestoredForm| !is_later && !definition.is_reload() && !is_replaced(form);
+                    missing.extend(Some(UnrestoredForm::new(definition, why)).filter(is_missing));
                 }
             }
         }
@@ -901,6 +901,17 @@ mod tests {
         assert_eq!(codes(&state), ["(a)"]);
         let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
         assert_eq!(unrestored, [("(b)", "while this form was replayed, the image died again"), ("(c)", "it failed")]);
+    }
+
+    #[test]
+    fn only_the_form_is_listed_if_files_that_a_failed_form_loaded_again_cannot_be_loaded() {
+        let mut state = with_definitions(&[]);
+        let changes = Changes::parse("=failed\n!/a.lisp".lines());
+        state.apply(SessionEvent::Defined(Definition { changes, ..definition("(load)") }));
+        assert!(state.record_replay(&[(0, "no such file".to_owned()), (1, "it failed".to_owned())]));
+        let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
+        assert_eq!(unrestored, [("(load)", "it failed")]);
+        assert_eq!(state.definitions().count(), 0);
     }
 
     #[test]

@@ -47,7 +47,10 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
             continue;
         }
         // This function writes its own `in-package` forms.
-        if definition.changes.role == FormRole::PackageSelection || is_replaced(&definitions[index..], &definitions) {
+        if definition.changes.role == FormRole::PackageSelection
+            || definition.is_reload()
+            || is_replaced(&definitions[index..], &definitions)
+        {
             continue;
         }
         if definition.form.package != package {
