@@ -569,10 +569,9 @@ In an image other than the session's, REGISTRY lists directories with .asd files
 SUSPECTS is not 0, find up to SUSPECTS suspects by coverage for each failed test. ENDLESS lists the names of tests that are
 known to exceed their time limit, and get less time. If WAY is true, push the records of PUSH-SYSTEM-LOCATIONS. If BESIDE is
 true, another image runs the tests, too: run only the tests of systems that are already loaded."
-  (when registry
-    (setf asdf:*central-registry*
-          (append asdf:*central-registry*
-                  (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry))))
+  (setf asdf:*central-registry*
+        (append asdf:*central-registry*
+                (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
   (let* ((several (rest systems))
          (errors 0)
          (runs (loop for (nil . arguments) in (or systems '((nil)))
