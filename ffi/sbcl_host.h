@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract. A core with another version is refused at boot. */
-#define SBCL_HOST_CONTRACT 21u
+#define SBCL_HOST_CONTRACT 22u
 
 /* Lanes: the kinds of Lisp threads. The threads of a lane pull the jobs of that lane. */
 enum sbcl_lane {
@@ -43,10 +43,12 @@ enum sbcl_job_kind {
   SBCL_JOB_RELEASE = 11,          /* unwind the held evaluation */
   /* operation: the query's name and arguments */
   SBCL_JOB_QUERY = 12,
-  SBCL_JOB_START_THREAD = 13, /* start an evaluation thread, or report SBCL_EVENT_THREAD_REFUSED */
+  SBCL_JOB_START_THREAD = 13, /* flags: a lane. Start an evaluation thread, or report SBCL_EVENT_THREAD_REFUSED; or start a
+                                 thread that takes over the inspection lane: the lane's present thread ends after its job.
+                                 If that thread cannot be started, the present thread continues to serve the lane */
   SBCL_JOB_ABANDON = 14, /* argument: a job that does not react to interruptions, whose thread is withdrawn from its lane;
-                            flags: the lane. SBCL_LANE_INSPECTION gets a new thread; if none can be started, the job is
-                            refused (SBCL_EVENT_REFUSED) */
+                            flags: the lane. SBCL_LANE_INSPECTION gets a new thread, unless another thread has taken it
+                            over; if none can be started, the job is refused (SBCL_EVENT_REFUSED) */
   SBCL_JOB_LOOK = 15     /* find the lock that an abandoned thread holds; answered by SBCL_EVENT_BLOCKED of job 0 */
 };
 

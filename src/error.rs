@@ -170,13 +170,6 @@ pub enum InspectError {
          call again later."
     )]
     Timeout(u64),
-    /// The macro expansion was stopped because it was still running a second after a request of another client began to
-    /// wait.
-    #[error(
-        "The macro expansion was stopped because it was still running a second after another client's request began to \
-         wait. Call again, or evaluate a call of macroexpand-1 or macroexpand: an evaluation may take longer."
-    )]
-    OthersWait,
     /// The inspection was cancelled, or the session was reset or restored before the inspection finished.
     #[error(
         "The request was cancelled, or the session was reset or restored before the request finished. Call again if \

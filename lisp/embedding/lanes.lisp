@@ -1,11 +1,14 @@
 ;;;; The Lisp threads that pull jobs from the host. Each thread serves a lane (enum sbcl_lane): evaluation, inspection,
-;;;; control or signals.
+;;;; control or signals. When an inspection takes long, another thread takes over the inspection lane.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
-  "A vector of the threads of the inspection, control and signal lanes, indexed by lane. The evaluation threads are in
+  "A vector of the threads that serve the inspection, control and signal lanes, indexed by lane. The evaluation threads are in
 **EVALUATION-THREADS**.")
+
+(defglobal **inspection-threads** '()
+  "The thread that serves the inspection lane, and the threads that no longer serve this lane, but still run an inspection.")
 
 (defglobal **abandoned-threads** nil
   "Threads that no longer serve a lane because they did not react to an interruption. User code sees these threads
@@ -17,6 +20,7 @@ thread that it runs in, and the threads of user code. Code that runs in a call o
 thread."
   (or (program-thread-p thread)
       (find thread **lane-threads** :test #'eq)
+      (find thread **inspection-threads** :test #'eq)
       (and (find thread **evaluation-threads** :test #'eq)
            (not (eq thread (sb-thread:main-thread)))
            (not (eq thread sb-thread:*current-thread*)))))
@@ -69,7 +73,7 @@ thread."
   "Return the thread that performs the job with the number JOB-ID, or NIL. Wait up to 10 ms for such a thread, because
 the job may be about to begin."
   (loop repeat 10
-        do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
+        do (dolist (thread (append **inspection-threads** **evaluation-threads**))
              (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
                                          +job-signalled+))
                (return-from find-job-thread thread)))
@@ -94,23 +98,28 @@ interruption. If the reason is that the heap is nearly full, also end threads of
           (failure)
         (event target (event-code :interrupted))))))
 
-(defun run-start-thread ()
-  "Perform a :START-THREAD job: start an evaluation thread. Notify the host if no thread can be started."
-  (guarded (start-lane +evaluation-lane+)
-      (failure)
-    (event 0 (event-code :thread-refused) 0
-           (with-server-syntax () (format nil "Lisp could not start another evaluation thread: ~A" failure)))))
+(defun run-start-thread (job)
+  "Perform a :START-THREAD job: start a thread for the lane whose number is JOB's flags. Notify the host if no evaluation
+thread can be started. If no thread can take over the inspection lane, its present thread continues to serve it."
+  (let ((lane (job-flags job)))
+    (guarded (start-lane lane)
+        (failure)
+      (when (eql lane +evaluation-lane+)
+        (event 0 (event-code :thread-refused) 0
+               (with-server-syntax () (format nil "Lisp could not start another evaluation thread: ~A" failure)))))))
 
 (defun run-abandon (job)
   "Perform an :ABANDON job. JOB's argument is the number of another job, whose thread no longer serves its lane from now on.
-JOB's flags are the lane's number. If the lane is the inspection lane, start another thread for it."
+JOB's flags are the lane's number. If the lane is the inspection lane, and no other thread has taken it over, start another
+thread for it."
   (let ((thread (find-job-thread (job-argument job)))
         (lane (job-flags job)))
     (when thread
       (setf (sb-thread:thread-name thread) "abandoned")
       (sb-ext:atomic-push thread **abandoned-threads**)
-      (remove-evaluation-thread thread))
-    (when (eql lane +inspection-lane+)
+      (remove-job-thread thread))
+    (when (and (eql lane +inspection-lane+)
+               (or (null thread) (eq thread (svref **lane-threads** lane))))
       (guarded (start-lane lane)
           (failure)
         (event (job-argument job) (event-code :refused) 0
@@ -154,8 +163,8 @@ mutex. Report the empty string if there is no such mutex."
   t)
 
 (define-job :start-thread (job)
-  "Start another evaluation thread."
-  (run-start-thread)
+  "Start another thread for a lane."
+  (run-start-thread job)
   t)
 
 (define-job :abandon (job)
@@ -211,14 +220,20 @@ just before this function returns: an interruption while NEXT-JOB returns the jo
   "Return true when JOB runs in the background from the start."
   (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
 
+(defun serves-lane-p (lane)
+  "Return false once another thread has taken over LANE from this thread."
+  (or (eql lane +evaluation-lane+)
+      (eq sb-thread:*current-thread* (svref **lane-threads** lane))))
+
 (defun run-lane (lane)
-  "Perform the jobs of LANE until the host ends the thread. Between jobs, this thread can be interrupted only inside
-NEXT-LANE-JOB, so that no timer keeps it from reporting the end of a job and asking for the next."
+  "Perform the jobs of LANE until the host ends the thread, or another thread has taken over the lane. Between jobs, this
+thread can be interrupted only inside NEXT-LANE-JOB, so that no timer keeps it from reporting the end of a job and asking for
+the next."
   (let ((*thread-output* (when (eql lane +evaluation-lane+) (make-thread-output)))
         (sb-thread::*interrupt-handler* #'contain-single-interruption))
     (without-interrupts
       (allow-with-interrupts
-        (loop until *thread-abandoned*
+        (loop until (or *thread-abandoned* (not (serves-lane-p lane)))
               do (let ((job (next-lane-job lane)))
                    (unless job (return))
                    (when (eql lane +evaluation-lane+)
@@ -234,9 +249,10 @@ of timers that were made for no particular thread run in this thread. Never retu
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))
 
-(defun remove-evaluation-thread (thread)
-  "Remove THREAD from the threads that evaluate."
-  (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
+(defun remove-job-thread (thread)
+  "Remove THREAD from the threads that evaluate or inspect."
+  (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads)))
+  (sb-ext:atomic-update **inspection-threads** (lambda (threads) (remove thread threads))))
 
 (defun call-with-replacement (function threads number replace)
   "Call FUNCTION, the work of this thread, which is element NUMBER of the vector THREADS. If user code ends the thread
@@ -263,26 +279,32 @@ must not keep REPLACE from starting the other thread."
 an evaluation thread is replaced only when the host asks for another thread."
   (if (eql lane +evaluation-lane+)
       (unwind-protect (run-lane lane)
-        (remove-evaluation-thread sb-thread:*current-thread*)
+        (remove-job-thread sb-thread:*current-thread*)
         (event 0 (event-code :thread-ended)))
-      (call-with-replacement (lambda () (if (eql lane +signal-lane+) (await-signals) (run-lane lane)))
-                             **lane-threads**
-                             lane
-                             (lambda ()
-                               (unless *thread-abandoned*
-                                 (start-lane lane))))))
+      (unwind-protect
+           (progn
+             (setf (svref **lane-threads** lane) sb-thread:*current-thread*)
+             (call-with-replacement (lambda () (if (eql lane +signal-lane+) (await-signals) (run-lane lane)))
+                                    **lane-threads**
+                                    lane
+                                    (lambda ()
+                                      (when (and (serves-lane-p lane) (not *thread-abandoned*))
+                                        (start-lane lane)))))
+        (remove-job-thread sb-thread:*current-thread*))))
 
 (defun start-lane (lane)
-  "Start a thread for LANE and return it."
+  "Start a thread for LANE and return it. The thread takes over the inspection lane from the thread that serves it."
   (let ((thread (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
                                          nil (sb-thread:make-semaphore))))
     (cond ((eql lane +evaluation-lane+)
            (sb-ext:atomic-push thread **evaluation-threads**))
+          ((eql lane +inspection-lane+)
+           (sb-ext:atomic-push thread **inspection-threads**))
           (t
            (publish (svref **lane-threads** lane) thread)))
     (handler-bind ((error (lambda (failure)
                             (declare (ignore failure))
-                            (remove-evaluation-thread thread))))
+                            (remove-job-thread thread))))
       (sb-thread::start-thread thread #'run-lane-thread (list lane)))))
 
 (defun start-lanes ()

@@ -106,14 +106,15 @@ pub(crate) enum JobKind {
     /// Answer the query that the job's operation names.
     #[allow(dead_code, reason = "only the tools of the feature mcp send queries")]
     Query,
-    /// Start another evaluation thread.
-    StartThread,
+    /// Start a thread for this lane: another evaluation thread, or a thread that takes over the inspection lane from its
+    /// present thread, which ends after its job.
+    StartThread(Lane),
     /// Withdraw a thread from its lane, because the thread's job ignores its interruption.
     Abandon {
         /// Number of the stuck job.
         target: u64,
-        /// The stuck job's lane. If this is the inspection lane, it gets a new thread; if that thread cannot be started,
-        /// Lisp refuses to withdraw the stuck thread.
+        /// The stuck job's lane. If this is the inspection lane, and no other thread has taken it over, it gets a new thread;
+        /// if that thread cannot be started, Lisp refuses to withdraw the stuck thread.
         lane: Lane,
     },
     /// Report the SBCL lock that an abandoned thread holds while other threads wait for it.
@@ -200,7 +201,7 @@ impl Job {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
             }
             JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
-            JobKind::StartThread => (sbcl_job_kind::SBCL_JOB_START_THREAD, 0, 0),
+            JobKind::StartThread(lane) => (sbcl_job_kind::SBCL_JOB_START_THREAD, lane.code(), 0),
             JobKind::Abandon { target, lane } => (sbcl_job_kind::SBCL_JOB_ABANDON, lane.code(), target),
             JobKind::FindBlocker => (sbcl_job_kind::SBCL_JOB_LOOK, 0, 0),
             JobKind::Interrupt { target, reason } => (

@@ -71,8 +71,6 @@ pub(super) enum Inspection {
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
     /// A query that Lisp knows by name.
     Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
-    /// The query that expands macros. It may take long, because it runs macro functions.
-    Expansion(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
     /// The removal of the session's definitions in this image, for `Session::reset`, which the tool reset-session calls
     /// only without a supervisor.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
@@ -224,7 +222,7 @@ impl HeldRequest {
 impl Inspection {
     fn handle_event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Query(builder, _) | Self::Expansion(builder, _) => builder.handle_event(event),
+            Self::Query(builder, _) => builder.handle_event(event),
             Self::Definitions(builder, _) | Self::Symbol(builder, _) | Self::Reset(builder, _) => {
                 builder.handle_event(event)
             }

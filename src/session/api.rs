@@ -440,34 +440,6 @@ impl Session {
         self.inspect(self.inner.query_job(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)))
     }
 
-    /// Runs a query that no client requested. Works like [`query`](Self::query), but no macro expansion is stopped because
-    /// the query waits.
-    pub(crate) fn query_internally(
-        &self,
-        operation: &Operation,
-        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
-    ) -> JobId {
-        let job = self.inner.query_job(operation);
-        let id = JobId(job.id);
-        let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
-        let request = Request::new(&self.connection, job, Some(INSPECTION_TIMEOUT), body);
-        let mut scheduler = self.inner.scheduler.lock();
-        scheduler.push(Lane::Inspection, Request { is_internal: true, ..request });
-        self.inner.unlock_and_notify(scheduler);
-        id
-    }
-
-    /// Runs the query that expands macros. Works like [`query`](Self::query), but the expansion is stopped if it is still
-    /// running a second after an inspection of another connection began to wait.
-    pub(crate) fn expand_macros(
-        &self,
-        operation: &Operation,
-        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
-    ) -> JobId {
-        let expansion = Inspection::Expansion(RecordsBuilder::default(), Box::new(reply));
-        self.inspect(self.inner.query_job(operation), expansion)
-    }
-
     /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit. The query is refused
     /// unless the session is [idle](Self::check_idle) when the query's turn comes. No evaluation begins before `reply` has
     /// returned. The first argument of `reply` is the number of the newest evaluation that was submitted before the query.

@@ -1,7 +1,7 @@
 //! Ends jobs: records their outcomes and answers their clients.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
@@ -81,11 +81,15 @@ impl Inner {
                 observer.job_ended(running.id);
             }
             if running.lane == Lane::Inspection && end != JobEnd::Withdrawn {
-                observer.inspection_changed(None);
+                observer.inspection_ended(running.observed_number());
+                if let Some(oldest) = scheduler.oldest_inspection() {
+                    let deadline = oldest.deadline.or(oldest.interruption.deadline());
+                    let more = deadline.map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()));
+                    self.report_deadline(oldest, more);
+                }
             }
         }
         let interrupted = running.interrupt_reason();
-        let is_early = running.full_deadline.is_some_and(|full| Instant::now() < full);
         // The connection is moved, not cloned: cloning would write the reference count, whose cache line all threads
         // share.
         let connection = running.connection;
@@ -97,7 +101,7 @@ impl Inner {
                 self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end))
             }
             Activity::Held(about) => self.finish_held(scheduler, &connection, *about, end),
-            Activity::Inspect(inspection) => self.finish_inspection(scheduler, &connection, inspection, end, is_early),
+            Activity::Inspect(inspection) => self.finish_inspection(scheduler, &connection, inspection, end),
         }
     }
 
@@ -199,26 +203,17 @@ impl Inner {
         }
     }
 
-    /// Ends an inspection. `is_early` is true if its deadline was brought forward and the original deadline has not passed.
     fn finish_inspection(
         &self,
         scheduler: &mut SchedulerState,
         connection: &Connection,
         inspection: Inspection,
         end: JobEnd,
-        is_early: bool,
     ) -> AnswerFn {
         match inspection {
             Inspection::Definitions(builder, reply) => bind_reply(reply, builder.definitions(end)),
             Inspection::Symbol(builder, reply) => bind_reply(reply, builder.symbol_description(end)),
             Inspection::Query(builder, reply) => bind_reply(reply, builder.finish(end)),
-            Inspection::Expansion(builder, reply) => {
-                let result = builder.finish(end).map_err(|error| match error {
-                    InspectError::Timeout(_) if is_early => InspectError::OthersWait,
-                    error => error,
-                });
-                bind_reply(reply, result)
-            }
             Inspection::Reset(builder, reply) => {
                 let result: Result<(), InspectError> = builder.reset_result(end);
                 let mut ended = Vec::new();

@@ -151,8 +151,7 @@ impl Session {
         // This query makes Lisp forget the connection's variables.
         let job = inner.query_job(&Operation::new("forget-connection").with("connection", connection.id));
         let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(|_| ())));
-        let forget = Request::new(&inner.own_connection, job, Some(INSPECTION_TIMEOUT), body);
-        scheduler.push(Lane::Inspection, Request { is_internal: true, ..forget });
+        scheduler.push(Lane::Inspection, Request::new(&inner.own_connection, job, Some(INSPECTION_TIMEOUT), body));
         inner.unlock_and_notify(scheduler);
         inner.deliver(answers);
         if let Some(observer) = inner.observer.get() {

@@ -73,11 +73,7 @@ impl RunningJob {
             self.delayed_at = Some(now);
         }
         let delayed_at = self.delayed_at.filter(|at| *at >= since);
-        let deadline = delayed_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME));
-        // That another client waits is no reason to lose the image earlier.
-        let is_timeout = self.interrupt_reason() == Some(InterruptReason::Timeout) && !self.filled_heap;
-        let full = self.full_deadline.filter(|_| is_timeout);
-        Some(full.map_or(deadline, |full| deadline + full.saturating_duration_since(since)))
+        Some(delayed_at.map_or(deadline, |at| deadline.max(at + REACTION_TIME)))
     }
 }
 
@@ -153,7 +149,7 @@ impl Inner {
         if running.is_foreground() {
             observer.deadline_changed(Some(more));
         } else if running.lane == Lane::Inspection {
-            observer.inspection_changed(Some((running.requested_by().unwrap_or(running.id), more)));
+            observer.inspection_changed(running.observed_number(), more);
         }
     }
 
@@ -164,7 +160,7 @@ impl Inner {
         // Counting the pages of a large heap takes time, so this is done once, without the lock.
         let heap_usage = image::heap::usage();
         let mut scheduler = self.scheduler.lock();
-        scheduler.shorten_expansion(now);
+        scheduler.hand_over_inspection_lane(now);
         let mut next = Vec::new();
         let mut overdue = Vec::new();
         let mut again = Vec::new();

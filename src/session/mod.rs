@@ -58,9 +58,8 @@ pub(crate) use post_processing::PostProcessing;
 
 /// The time limit of an inspection.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The time that a running macro expansion has left once an inspection of another connection waits.
-const EXPANSION_TIME_LEFT: Duration = Duration::from_secs(1);
+/// The time after which an inspection no longer delays the inspections of other connections: another thread takes over.
+const HAND_OVER_TIME: Duration = Duration::from_secs(1);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 

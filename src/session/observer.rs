@@ -38,9 +38,11 @@ pub(crate) trait Observer: Send + Sync {
     fn job_ended(&self, _job: u64) {}
     /// Called with the numbers of all background evaluations when the set of these evaluations changes.
     fn background_changed(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
-    /// Called when an inspection begins or gets a new deadline, with the number of a job of the call that requested the
-    /// inspection and the time until the deadline, or with `None` when the inspection ends.
-    fn inspection_changed(&self, _inspection: Option<(u64, Duration)>) {}
+    /// Called when an inspection begins or gets a new deadline, with the time until the deadline. `job` is the number of a job
+    /// of the call that requested the inspection.
+    fn inspection_changed(&self, _job: u64, _more: Duration) {}
+    /// Called when an inspection ends. `inspection_changed` is then called for the oldest of the other inspections.
+    fn inspection_ended(&self, _job: u64) {}
     /// Called when an evaluation ends or an error enters a connection's history. `added` is the new error in the
     /// history, `last` the connection's last error now.
     fn errors_changed(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}

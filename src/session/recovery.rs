@@ -394,8 +394,8 @@ mod tests {
             self.0.lock().push(job);
         }
 
-        fn inspection_changed(&self, inspection: Option<(u64, Duration)>) {
-            self.0.lock().extend(inspection.map(|(job, _)| job));
+        fn inspection_changed(&self, job: u64, _more: Duration) {
+            self.0.lock().push(job);
         }
     }
 

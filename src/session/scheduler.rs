@@ -24,7 +24,7 @@ use super::evaluations::Evaluations;
 use super::events::{JobEnd, OutcomeBuilder, UnbalancedText};
 use super::limits::heap_limit;
 use super::post_processing::FinishingEvaluation;
-use super::{AnswerFn, EXPANSION_TIME_LEFT, Reply, bind_reply};
+use super::{AnswerFn, HAND_OVER_TIME, Reply, bind_reply};
 use crate::error::{HoldEnd, InspectError};
 use crate::image::interruption::{Interruption, REACTION_TIME, StuckReason};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
@@ -99,9 +99,9 @@ impl Request {
         }
     }
 
-    /// Creates the request to start an evaluating thread.
-    fn start_thread(connection: &Arc<Connection>) -> Self {
-        Self::new(connection, Job::without_texts(0, JobKind::StartThread, 0), None, RequestBody::Control)
+    /// Creates the request to start a thread that serves `lane`.
+    fn start_thread(connection: &Arc<Connection>, lane: Lane) -> Self {
+        Self::new(connection, Job::without_texts(0, JobKind::StartThread(lane), 0), None, RequestBody::Control)
     }
 
     /// Moves the job out and leaves an empty job with the same number.
@@ -171,9 +171,10 @@ pub(super) struct RunningJob {
     pub(super) activity: Activity,
     /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
-    /// The original deadline of a macro expansion whose deadline was brought forward because another client waits; otherwise
-    /// `None`.
-    pub(super) full_deadline: Option<Instant>,
+    /// The time at which the job began; `None` if the job ends before it begins.
+    begun: Option<Instant>,
+    /// True once another thread was requested to serve the inspection lane in place of the job's thread.
+    handed_over: bool,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
     /// True from the time when the job is interrupted for exceeding `heap_limit` until a check finds room again.
@@ -247,7 +248,8 @@ impl RunningJob {
             is_internal: request.is_internal,
             activity: request.body.begin(hold, audience)?,
             deadline,
-            full_deadline: None,
+            begun: None,
+            handed_over: false,
             heap_limit: None,
             filled_heap: false,
             interruption: Interruption::default(),
@@ -337,6 +339,11 @@ impl RunningJob {
     /// exceeds the numbers of requests that wait.
     pub(super) fn requested_by(&self) -> Option<u64> {
         self.is_requested().then_some(self.job_of_call)
+    }
+
+    /// Returns the number by which the observer knows this inspection.
+    pub(super) fn observed_number(&self) -> u64 {
+        self.requested_by().unwrap_or(self.id)
     }
 
     /// Returns true for a job on an evaluating thread.
@@ -489,6 +496,11 @@ pub(super) struct SchedulerState {
     reset_at: Option<Instant>,
 }
 
+/// Returns a function that returns true if an inspection of this connection is among the running jobs.
+fn inspecting(running: &[RunningJob]) -> impl Fn(u64) -> bool {
+    move |connection| running.iter().any(|job| job.lane == Lane::Inspection && job.connection.id == connection)
+}
+
 impl SchedulerState {
     /// Adds a request at the end of its lane's queue.
     pub(super) fn push(&mut self, lane: Lane, request: Request) {
@@ -570,9 +582,11 @@ impl SchedulerState {
     }
 
     /// Takes the next inspection. The connections take turns, so that a connection's slow inspections do not all come before
-    /// an inspection of another connection.
+    /// an inspection of another connection. The inspections of a connection run one after another.
     fn take_next_inspection(&mut self) -> Option<Request> {
-        let mut request = self.waiting[Lane::Inspection as usize].take_in_turn(self.next_inspector)?;
+        let inspects = inspecting(&self.running);
+        let waiting = &mut self.waiting[Lane::Inspection as usize];
+        let mut request = waiting.take_in_turn(self.next_inspector, |connection| !inspects(connection))?;
         self.next_inspector = request.connection.id.wrapping_add(1);
         // Lisp has forgotten the variables of a connection that has ended, and would create them again.
         if request.connection.has_ended() {
@@ -581,23 +595,26 @@ impl SchedulerState {
         Some(request)
     }
 
-    /// Shortens the time that a running macro expansion has left to [`EXPANSION_TIME_LEFT`] while a client's inspection on
-    /// another connection waits. Other inspections keep their deadlines: on a slow machine they may need more time, and
-    /// would be stopped again and again.
-    pub(super) fn shorten_expansion(&mut self, now: Instant) {
-        let (waiting, end) = (&self.waiting[Lane::Inspection as usize], now + EXPANSION_TIME_LEFT);
-        for running in &mut self.running {
-            if !matches!(running.activity, Activity::Inspect(Inspection::Expansion(..)))
-                || running.interrupt_reason().is_some()
-            {
-                continue;
-            }
-            if !waiting.has_other_than(running.connection.id) {
-                running.deadline = running.full_deadline.take().or(running.deadline);
-            } else if running.deadline.is_some_and(|deadline| deadline > end) && running.full_deadline.is_none() {
-                running.full_deadline = running.deadline.replace(end);
-            }
+    /// Requests another thread for the inspection lane if an inspection has run for [`HAND_OVER_TIME`] while an inspection
+    /// of another connection waits. The thread of the running inspection ends with the inspection.
+    pub(super) fn hand_over_inspection_lane(&mut self, now: Instant) {
+        let inspects = inspecting(&self.running);
+        if !self.waiting[Lane::Inspection as usize].has_connection(|connection| !inspects(connection)) {
+            return;
         }
+        let serving = self.running.iter_mut().find(|running| running.lane == Lane::Inspection && !running.handed_over);
+        if let Some(serving) =
+            serving.filter(|running| running.begun.is_some_and(|begun| begun + HAND_OVER_TIME <= now))
+        {
+            serving.handed_over = true;
+            let start = Request::start_thread(&serving.connection, Lane::Inspection);
+            self.push(Lane::Control, start);
+        }
+    }
+
+    /// Returns the running inspection that began first.
+    pub(super) fn oldest_inspection(&self) -> Option<&RunningJob> {
+        self.running.iter().filter(|running| running.lane == Lane::Inspection).min_by_key(|running| running.begun)
     }
 
     /// Moves background requests whose turn has come to the `ready` queue, marks the evaluation lane as changed if
@@ -621,7 +638,7 @@ impl SchedulerState {
         while let Some(first) = self.waiting[Lane::Evaluation as usize].first().or_else(|| self.ready.first())
             && self.threads.supply.claim_start(needed, now)
         {
-            let start = Request::start_thread(&first.connection);
+            let start = Request::start_thread(&first.connection, Lane::Evaluation);
             self.push(Lane::Control, start);
         }
     }
@@ -927,6 +944,7 @@ impl SchedulerState {
                 running.placement = Placement::Detachable;
             }
         }
+        running.begun = Some(now);
         running.thread = thread;
         running.heap_limit = heap_limit();
         if let Some(evaluation) = evaluation {
@@ -949,6 +967,8 @@ impl SchedulerState {
         // A thread does not release its hold while a job is in the foreground. When that job ends, the holding threads
         // must check their time limits again.
         self.changed[Lane::Evaluation as usize] |= running.is_foreground() && !self.holds.is_empty();
+        // The thread of an inspection that was handed over takes no further inspection, so the lane's other thread must wake.
+        self.changed[Lane::Inspection as usize] |= running.handed_over;
         Some(running)
     }
 
@@ -1096,7 +1116,6 @@ mod test_requests;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::operation::RecordsBuilder;
 
     fn reset(id: u64, background: bool) -> Request {
         Request { background, ..test_requests::request(&Connection::new(0), id, JobKind::Reset) }
@@ -1123,7 +1142,7 @@ mod tests {
         assert!(matches!(next(&mut scheduler, 1), Instruction::Wait(None)));
         assert!(matches!(
             scheduler.next(Lane::Control, 0, None, now),
-            Instruction::Run(Job { kind: JobKind::StartThread, .. })
+            Instruction::Run(Job { kind: JobKind::StartThread(_), .. })
         ));
         assert!(matches!(next(&mut scheduler, 2), Instruction::Run(Job { id: 1, .. })));
         scheduler.push(Lane::Evaluation, reset(2, false));
@@ -1310,30 +1329,46 @@ mod tests {
         assert_eq!(order.collect::<Vec<_>>(), [5, 1, 4, 6, 2, 3]);
     }
 
+    /// Each thread of the inspection lane takes inspections of other connections than the threads that still inspect.
     #[test]
-    fn deadline_of_a_macro_expansion_comes_forward_once_while_another_client_waits() {
+    fn inspection_lane_gets_another_thread_when_another_connection_waits_for_a_second() {
         let mut scheduler = SchedulerState::default();
-        let [own, other] = [1, 2].map(Connection::new);
-        let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let body = RequestBody::Inspect(Inspection::Expansion(RecordsBuilder::default(), Box::new(drop)));
-        let job = Job::without_texts(1, JobKind::Query, 0);
-        scheduler.push(Lane::Inspection, Request::new(&own, job, Some(10 * second), body));
-        scheduler.next(Lane::Inspection, 0, None, now);
-        scheduler.push(Lane::Inspection, test_requests::request(&own, 2, JobKind::Query));
-        let deadline_at = |scheduler: &mut SchedulerState, time| {
-            scheduler.shorten_expansion(time);
-            scheduler.find(1).unwrap().deadline
+        let [first, second, third] = [1, 2, 3].map(Connection::new);
+        let (now, long) = (Instant::now(), HAND_OVER_TIME);
+        let push = |scheduler: &mut SchedulerState, connection, job| {
+            scheduler.push(Lane::Inspection, test_requests::request(connection, job, JobKind::Query));
         };
-        assert_eq!(deadline_at(&mut scheduler, now), Some(now + 10 * second));
-        let internal = Request { is_internal: true, ..test_requests::request(&Connection::new(3), 3, JobKind::Query) };
-        scheduler.push(Lane::Inspection, internal);
-        assert_eq!(deadline_at(&mut scheduler, now + second), Some(now + 10 * second));
-        scheduler.push(Lane::Inspection, test_requests::request(&other, 4, JobKind::Query));
-        assert_eq!(deadline_at(&mut scheduler, now + 2 * second), Some(now + 3 * second));
-        assert_eq!(deadline_at(&mut scheduler, now + second * 5 / 2), Some(now + 3 * second));
-        assert_eq!(scheduler.find(1).unwrap().full_deadline, Some(now + 10 * second));
-        scheduler.waiting[Lane::Inspection as usize].take_job(4);
-        assert_eq!(deadline_at(&mut scheduler, now + second * 5 / 2), Some(now + 10 * second));
+        let next = |scheduler: &mut SchedulerState, now| match scheduler.next(Lane::Inspection, 0, None, now) {
+            Instruction::Run(job) => Some(job.id),
+            _ => None,
+        };
+        let starts_thread = |scheduler: &mut SchedulerState, now| {
+            scheduler.hand_over_inspection_lane(now);
+            matches!(
+                scheduler.next(Lane::Control, 0, None, now),
+                Instruction::Run(Job { kind: JobKind::StartThread(Lane::Inspection), .. })
+            )
+        };
+        push(&mut scheduler, &first, 1);
+        assert_eq!(next(&mut scheduler, now), Some(1));
+        push(&mut scheduler, &first, 2);
+        assert!(!starts_thread(&mut scheduler, now + long));
+        push(&mut scheduler, &second, 3);
+        push(&mut scheduler, &third, 4);
+        assert!(!starts_thread(&mut scheduler, now + long / 2));
+        assert!(starts_thread(&mut scheduler, now + long));
+        assert!(!starts_thread(&mut scheduler, now + 2 * long));
+        assert_eq!(next(&mut scheduler, now + 2 * long), Some(3));
+        assert!(!starts_thread(&mut scheduler, now + 5 * long / 2));
+        assert!(starts_thread(&mut scheduler, now + 3 * long));
+        assert_eq!(next(&mut scheduler, now + 3 * long), Some(4));
+        assert_eq!(next(&mut scheduler, now + 3 * long), None);
+        assert_eq!(scheduler.oldest_inspection().map(|running| running.id), Some(1));
+        scheduler.take_changed_lanes();
+        scheduler.take_running(1);
+        assert!(scheduler.take_changed_lanes()[Lane::Inspection as usize]);
+        assert_eq!(scheduler.oldest_inspection().map(|running| running.id), Some(3));
+        assert_eq!(next(&mut scheduler, now + 3 * long), Some(2));
     }
 
     #[test]
@@ -1368,7 +1403,7 @@ mod tests {
         assert!(matches!(next(&mut scheduler, 1), Instruction::Wait(Some(time)) if time > now));
         assert!(matches!(
             scheduler.next(Lane::Control, 0, None, now),
-            Instruction::Run(Job { kind: JobKind::StartThread, .. })
+            Instruction::Run(Job { kind: JobKind::StartThread(_), .. })
         ));
         assert!(matches!(next(&mut scheduler, 3), Instruction::Run(Job { id: 2, .. })));
         assert!(scheduler.take_running(2).unwrap().is_background());

@@ -1380,38 +1380,56 @@ fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mod
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }
 
-/// The expansion would take 10 seconds if no other client's request waited.
+/// A slow inspection runs on when another client's inspection waits. The other inspection gets another thread, which evaluated
+/// code does not see.
 #[apply(both_modes)]
-fn slow_macro_expansion_is_stopped_when_another_client_waits(mode: Mode) {
+fn slow_inspections_of_two_clients_delay_a_third_client_by_at_most_seconds(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
     let mut server = runtime.server(&[]);
-    let begun = server.home().join("begun");
-    define_endless_macro(&mut server, &begun);
-    let mut other = runtime.attach(&server);
-    let expansion = server.post_call("macroexpand", json!({"form": "(endless)"}));
-    wait_until("the expansion runs", || begun.exists());
+    let [first_begun, second_begun, end] = ["first", "second", "end"].map(|name| server.home().join(name));
+    server.evaluate(&format!(
+        "(defmacro slow (file) (with-open-file (s file :direction :output)) \
+           (sb-sys:without-interrupts (loop until (probe-file {end:?}) do (sleep 0.01))) ''done)"
+    ));
+    let [mut second, mut third] = [(); 2].map(|()| runtime.attach(&server));
+    let expand = |client: &mut Server, begun: &Path| {
+        let expansion = client.post_call("macroexpand", json!({"form": format!("(slow {begun:?})")}));
+        wait_until("the expansion runs", || begun.exists());
+        expansion
+    };
     let begin = Instant::now();
-    other.call_ok("describe-symbol", json!({"name": "car"}));
+    let of_first = expand(&mut server, &first_begun);
+    let of_second = expand(&mut second, &second_begun);
+    third.call_ok("describe-symbol", json!({"name": "car"}));
+    assert_eq!(third.evaluate("(mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))"), "=> (\"main thread\")");
     assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
-    let (text, is_error) = server.outcome(expansion);
-    assert!(is_error && text.contains("another client's request began to wait"), "{text}");
+    std::fs::write(end, "").unwrap();
+    for (client, expansion) in [(&mut server, of_first), (&mut second, of_second)] {
+        let (text, is_error) = client.outcome(expansion);
+        assert!(!is_error && text.contains("'DONE"), "{text}");
+        client.call_ok("describe-symbol", json!({"name": "cdr"}));
+    }
+    third.call_ok("describe-symbol", json!({"name": "cdr"}));
 }
 
-/// The image of an expansion that cannot be stopped is not replaced before the full time limit of the expansion.
+/// The thread of an inspection that another thread has taken over from is abandoned, too, if it cannot be interrupted.
 #[test]
-fn macro_expansion_that_cannot_be_stopped_when_another_client_waits_loses_no_data() {
-    let runtime = RuntimeDirectory::new(Mode::Supervised);
+fn stuck_inspection_is_abandoned_after_another_thread_took_over() {
+    let runtime = RuntimeDirectory::new(Mode::Plain);
     let mut server = runtime.server(&[]);
     let begun = server.home().join("begun");
     server.evaluate(&format!(
-        "(defmacro slow () (with-open-file (s {begun:?} :direction :output)) (sb-sys:without-interrupts (sleep 5))) \
-         (defvar *kept* 1) (setf *kept* 2)"
+        "(defmacro stuck () (with-open-file (s {begun:?} :direction :output)) (sb-sys:without-interrupts (loop)))"
     ));
     let mut other = runtime.attach(&server);
-    server.post_call("macroexpand", json!({"form": "(slow)"}));
+    let expansion = server.post_call("macroexpand", json!({"form": "(stuck)"}));
     wait_until("the expansion runs", || begun.exists());
     other.call_ok("describe-symbol", json!({"name": "car"}));
-    assert_eq!(server.evaluate("*kept*"), "=> 2");
+    let (text, is_error) = server.outcome(expansion);
+    assert!(is_error && text.contains("did not finish within 10 seconds"), "{text}");
+    for client in [&mut server, &mut other] {
+        client.call_ok("describe-symbol", json!({"name": "cdr"}));
+    }
 }
 
 /// The watchdog must not take an inspection within its time limit for a stall.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Text, text};
-use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspect, inspection_hints};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolResult, ToolSpec, inspection_hints, query};
 use crate::outcome::{Expansion, ExpansionError, ExpansionStep};
 use crate::report;
 use crate::schema::json;
@@ -59,9 +59,7 @@ impl ToolSpec for MacroExpand {
             .with("form", arguments.form.0)
             .with("depth", depth)
             .with_optional("package", text(arguments.package));
-        inspect(move |session, call| {
-            session.expand_macros(&operation, move |found| call.answer_inspection(found.map(Expansion::from)))
-        })
+        query::<Expansion>(operation)
     }
 }
 

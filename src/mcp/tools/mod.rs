@@ -215,7 +215,7 @@ fn query<F: From<Vec<Record>> + ToolResult + 'static>(operation: Operation) -> R
 
 /// Calls `then` with the name of the session's package, or with `None` if the query fails or is cancelled. Returns the query.
 fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) -> JobId {
-    session.query_internally(&Operation::new("image-name"), move |records| {
+    session.query(&Operation::new("image-name"), move |records| {
         then(records.ok().and_then(|records| Some(of_kind::<Image>(&records).next()?.package.clone())));
     })
 }

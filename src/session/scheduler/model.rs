@@ -257,7 +257,7 @@ impl Model {
         loop {
             let now = state.now;
             match state.scheduler.next(Lane::Control, 0, None, now) {
-                Instruction::Run(Job { kind: JobKind::StartThread, .. }) => {
+                Instruction::Run(Job { kind: JobKind::StartThread(_), .. }) => {
                     if thread_rng().gen_bool(0.1) {
                         match state.scheduler.record_thread_refusal("there is no room", now) {
                             Ok(request) => state.end(request.job.id),

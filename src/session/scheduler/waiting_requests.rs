@@ -105,10 +105,9 @@ impl WaitingRequests {
         first_in(self.connections.get(&connection)?, classes)
     }
 
-    /// Returns true if the first waiting request of any connection other than `connection` comes from a client.
-    pub(super) fn has_other_than(&self, connection: u64) -> bool {
-        let mut heads = self.heads.iter().map(|head| self.get(*head));
-        heads.any(|request| request.connection.id != connection && !request.is_internal)
+    /// Returns true if a request of a connection that `is_wanted` accepts waits.
+    pub(super) fn has_connection(&self, is_wanted: impl Fn(u64) -> bool) -> bool {
+        self.connections.keys().any(|connection| is_wanted(*connection))
     }
 
     /// Returns the position of the first request whose class is among the classes that `classes` returns for its
@@ -186,10 +185,10 @@ impl WaitingRequests {
     }
 
     /// Removes and returns the first request of connection number `connection`, or else of the connection with the next
-    /// higher number. After the highest number comes the lowest.
-    pub(super) fn take_in_turn(&mut self, connection: u64) -> Option<Request> {
-        let mut from_there = self.connections.range(connection..);
-        let (_, positions) = from_there.next().or_else(|| self.connections.first_key_value())?;
+    /// higher number. After the highest number comes the lowest. Skips connections that `is_wanted` refuses.
+    pub(super) fn take_in_turn(&mut self, connection: u64, is_wanted: impl Fn(u64) -> bool) -> Option<Request> {
+        let mut in_turn = self.connections.range(connection..).chain(self.connections.range(..connection));
+        let (_, positions) = in_turn.find(|(connection, _)| is_wanted(**connection))?;
         let first = first_in(positions, &RequestClass::ALL)?;
         Some(self.take(first))
     }
@@ -239,7 +238,8 @@ mod tests {
         TakeJob(usize),
         TakeFirst,
         TakeLast,
-        TakeInTurn(u64),
+        /// The numbers of the first connection and of a connection that is skipped.
+        TakeInTurn(u64, u64),
         TakeAllOf(u64),
         TakeAll,
         MoveToBackground(usize),
@@ -255,7 +255,7 @@ mod tests {
             2 => index().prop_map(Step::TakeJob),
             2 => Just(Step::TakeFirst),
             1 => Just(Step::TakeLast),
-            2 => connection().prop_map(Step::TakeInTurn),
+            2 => (connection(), connection()).prop_map(|(from, refused)| Step::TakeInTurn(from, refused)),
             1 => connection().prop_map(Step::TakeAllOf),
             1 => Just(Step::TakeAll),
             4 => index().prop_map(Step::MoveToBackground),
@@ -325,11 +325,13 @@ mod tests {
                 (waiting.take_first().into_iter().collect(), expected.into_iter().collect())
             }
             Step::TakeLast => (waiting.take_last().into_iter().collect(), model.pop().into_iter().collect()),
-            Step::TakeInTurn(from) => {
+            Step::TakeInTurn(from, refused) => {
                 let turn = |entry: &Entry| entry.connection.wrapping_sub(from);
-                let next = model.iter().enumerate().min_by_key(|(_, entry)| turn(entry)).map(|(index, _)| index);
+                let wanted = model.iter().enumerate().filter(|(_, entry)| entry.connection != refused);
+                let next = wanted.min_by_key(|(_, entry)| turn(entry)).map(|(index, _)| index);
                 let expected = next.map(|index| model.remove(index));
-                (waiting.take_in_turn(from).into_iter().collect(), expected.into_iter().collect())
+                let taken = waiting.take_in_turn(from, |connection| connection != refused);
+                (taken.into_iter().collect(), expected.into_iter().collect())
             }
             Step::TakeAllOf(connection) => {
                 let expected = model.extract_if(.., |entry| entry.connection == connection).collect();
@@ -375,7 +377,7 @@ mod tests {
                 }
                 for connection in 0..CONNECTIONS {
                     let is_other = |entry: &Entry| entry.connection != connection;
-                    prop_assert_eq!(waiting.has_other_than(connection), model.iter().any(is_other));
+                    prop_assert_eq!(waiting.has_connection(|other| other != connection), model.iter().any(is_other));
                     for classes in CLASS_SETS {
                         let is_wanted =
                             |entry: &Entry| entry.connection == connection && classes.contains(&entry.class);
