@@ -201,9 +201,29 @@ of the primary system."
 
 ;;; Descriptions of symbols and packages, for the tool describe-symbol
 
+(defun global-name-text (text)
+  "Return the text of the global name in TEXT, which may be a name from a list of references or a backtrace: 'F, #'F,
+(:METHOD F (T)), (MACRO-FUNCTION F) and (FLET G :IN F) all become F. The second value is true if TEXT is such a list."
+  (let* ((text (coerce (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)) 'text))
+         (map (and (plusp (length text)) (char= #\( (char text 0)) (form-map text)))
+         (elements (and (consp map) (rest map)))
+         (ending (last elements 2)))
+    (flet ((token-p (element tokens)
+             (and (integerp element) (member (token-name text element) tokens :test #'string=))))
+      (let ((named (cond ((token-p (first ending) '("IN")) (second ending))
+                         ((token-p (first elements)
+                                   '("METHOD" "FAST-METHOD" "SLOW-METHOD" "MACRO-FUNCTION" "COMPILER-MACRO"
+                                     "SETF-EXPANDER" "%DEFSETF" "TYPE-EXPANDER" "CONDITION-REPORT"))
+                          (second elements)))))
+        ;; A lambda expression outside any definition is named (LAMBDA () :IN "file").
+        (if (and named (char/= #\" (char text (form-position named))))
+            (let ((start (form-position named)))
+              (values (global-name-text (subseq text start (nth-value 1 (form-map text start)))) t))
+            (values text nil))))))
+
 (defun bare-name (text)
-  "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all become F."
-  (let* ((text (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)))
+  "Return the name of the symbol in TEXT: the GLOBAL-NAME-TEXT of TEXT, or F if that is (SETF F)."
+  (let* ((text (global-name-text text))
          (end (1- (length text))))
     (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
         (string-trim " " (subseq text 6 end))
@@ -213,8 +233,10 @@ of the primary system."
   "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in the current package if PACKAGE-NAME is
 empty, without interning it. A package prefix in TEXT takes precedence. Return the symbol, true if it exists, and the
 name and package that were searched. Signal a package error if the package does not exist, and a simple error if TEXT ends
-inside a name."
+inside a name or is a list that contains no name."
   (let ((text (bare-name text)))
+    (when (eql 0 (position #\( text))
+      (error "~A is not a name. Names have the form foo, (setf foo), (:method foo (integer)) or (flet bar :in foo)." text))
     (multiple-value-bind (name colon problem) (read-name text)
       (let ((package (cond ((null colon)
                             (if (string= package-name "")
