@@ -535,17 +535,42 @@ Return NIL for other values."
                        (when (> count +max-previewed-parts+)
                          (format stream "~%... ~D more" (- count +max-previewed-parts+)))))))))
 
+(defun push-alien-type (label type)
+  "Push a detail called LABEL: the specifier of the alien type TYPE."
+  (push-detail label (lambda (stream) (prin1 (sb-alien-internals:unparse-alien-type type) stream))))
+
+(defun push-alien-type-roles (symbol)
+  "Push the meanings of SYMBOL as the name of an alien type, structure, union or enumeration. Return true if a meaning was
+pushed."
+  (loop with pushed = nil
+        for (kind role) in '((:definition "ALIEN TYPE") (:struct "ALIEN STRUCTURE") (:union "ALIEN UNION")
+                             (:enum "ALIEN ENUMERATION"))
+        for type = (sb-int:info :alien-type kind symbol)
+        do (when type
+             (push-role symbol role)
+             (push-alien-type "Definition" type)
+             (when (eq kind :definition)
+               (push-source symbol :alien-type))
+             (setf pushed t))
+        finally (return pushed)))
+
 (defun push-variable-roles (symbol)
   "Push the meaning of SYMBOL as a variable. Return true if SYMBOL names a variable."
   (let ((kind (sb-int:info :variable :kind symbol)))
-    (when (or (member kind '(:special :constant :global :macro)) (boundp symbol))
+    (when (or (member kind '(:special :constant :global :macro :alien)) (boundp symbol))
       (push-role symbol (case kind
                           (:constant "CONSTANT")
                           (:global "GLOBAL VARIABLE")
                           (:macro "SYMBOL MACRO")
+                          (:alien "ALIEN VARIABLE")
                           (t "VARIABLE")))
       (cond ((eq kind :macro)
              (push-detail "Expansion" (lambda (stream) (prin1 (macroexpand-1 symbol) stream))))
+            ;; The value is not shown: a wrong type or address would make reading the value fault.
+            ((eq kind :alien)
+             (let ((alien (sb-int:info :variable :alien-info symbol)))
+               (push-alien-type "Type" (sb-alien::heap-alien-info-type alien))
+               (push-text-detail "Foreign name" (sb-alien::heap-alien-info-alien-name alien))))
             ((boundp symbol)
              (push-detail "Value" (lambda (stream) (print-value-as-argument (symbol-value symbol) stream)))
              (push-contents (symbol-value symbol)))
@@ -658,7 +683,8 @@ names. If WITH-SOURCE is true, include the source text of definitions."
                                                 (push-setf-role symbol)
                                                 (push-method-combination-role symbol)
                                                 (push-variable-roles symbol)
-                                                (push-type-roles symbol)))
+                                                (push-type-roles symbol)
+                                                (push-alien-type-roles symbol)))
                    (cond (called (push-package-role called))
                          (t (push-role symbol "SYMBOL")
                             (push-text-detail "Note" "the symbol names no function, variable or type")))))

@@ -514,6 +514,27 @@ fn symbol_with_several_definitions_is_described_once_for_each_kind() {
 }
 
 #[test]
+fn alien_types_and_alien_variables_are_described() {
+    let lisp = fresh();
+    lisp.values("(define-alien-type whole int) (define-alien-type nil (struct pair (a int) (next (* (struct pair)))))");
+    lisp.values(
+        "(define-alien-type nil (enum color red)) (define-alien-variable (\"environ\" the-environ) (* c-string))",
+    );
+    for (name, description) in [
+        ("whole", "COMMON-LISP-USER::WHOLE [ALIEN TYPE]\n  Definition: (SIGNED 32)\n  Source: "),
+        ("pair", "COMMON-LISP-USER::PAIR [ALIEN STRUCTURE]\n  Definition: (STRUCT PAIR (A (SIGNED 32) :OFFSET 0)"),
+        ("color", "COMMON-LISP-USER::COLOR [ALIEN ENUMERATION]\n  Definition: (ENUM COLOR RED)"),
+        (
+            "the-environ",
+            "COMMON-LISP-USER::THE-ENVIRON [ALIEN VARIABLE]\n  Type: (* C-STRING)\n  Foreign name: environ",
+        ),
+    ] {
+        let text = lisp.describe_text(name);
+        assert!(text.starts_with(description), "{name}: {text}");
+    }
+}
+
+#[test]
 fn symbol_names_are_parsed_as_by_the_lisp_reader() {
     let lisp = fresh();
     lisp.values("(defvar |mixed Case| 1) (defpackage :p (:use :cl) (:export #:x)) (defvar p:x 2) (defvar p::y 3)");
