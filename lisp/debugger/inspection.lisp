@@ -36,6 +36,8 @@ text before it."
      (unless (or (eq kind :function) (and (symbolp name) (macro-function name)))
        (write-string (if (compiler-macro-function name) " (compiler macro)" " (symbol macro)") stream)))
     (:type (write-string " (type)" stream))
+    (:setf-expander (write-string " (setf expander)" stream))
+    (:method-combination (write-string " (method combination)" stream))
     (:variable
      (when (boundp name)
        (print-value-as-argument (symbol-value name) stream)))))
@@ -107,8 +109,8 @@ which are function names. Names such as (SETF FOO) are omitted."
   (case kind
     (:function (item-code :function))
     (:variable (item-code :variable))
-    (:macro (item-code :macro))
-    ((:class :type) (item-code :class))
+    ((:macro :setf-expander) (item-code :macro))
+    ((:class :type :method-combination) (item-code :class))
     (:package (item-code :package))))
 
 (defun definition-package (kind name)

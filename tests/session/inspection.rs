@@ -245,6 +245,22 @@ fn compiler_macros_are_listed_under_macros() {
 }
 
 #[test]
+fn setf_expanders_and_method_combinations_are_listed() {
+    let lisp = fresh();
+    lisp.values("(defsetf spot set-spot) (define-setf-expander place () (values '() '() '() nil nil))");
+    lisp.values("(define-method-combination joined :operator list)");
+    lisp.values("(define-method-combination each () ((methods *)) `(list ,@methods))");
+    assert_eq!(macros(&lisp), ["PLACE (setf expander)", "SPOT (setf expander)"]);
+    assert_eq!(classes(&lisp), ["EACH (method combination)", "JOINED (method combination)"]);
+    lisp.values("(unintern 'spot) (unintern 'each)");
+    assert_eq!((macros(&lisp).len(), classes(&lisp).len()), (1, 1));
+    lisp.reset();
+    assert_eq!(lisp.definitions_text(DefinitionFilter::All), NONE);
+    assert!(lisp.describe_text("place").contains("[SYMBOL]"));
+    assert!(lisp.describe_text("joined").contains("[SYMBOL]"));
+}
+
+#[test]
 fn definitions_made_by_a_macro_are_listed() {
     let lisp = fresh();
     lisp.values(
