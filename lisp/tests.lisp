@@ -98,7 +98,8 @@ b| ()) (defvar *changed* 1))"))
   (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED"
             "-METHOD COMMON-LISP-USER::CHANGED" "-SYMBOL-MACRO COMMON-LISP-USER::CHANGED"
             "-COMPILER-MACRO COMMON-LISP-USER::CHANGED" "-VARIABLE COMMON-LISP-USER::CHANGED"
-            "-CLASS COMMON-LISP-USER::CHANGED" "-TYPE COMMON-LISP-USER::CHANGED")
+            "-CLASS COMMON-LISP-USER::CHANGED" "-TYPE COMMON-LISP-USER::CHANGED"
+            "-SETF-EXPANDER COMMON-LISP-USER::CHANGED" "-METHOD-COMBINATION COMMON-LISP-USER::CHANGED")
           (reported-changes "(unintern 'changed)")))
 
 (define-test methods-and-each-kind-of-macro-are-reported-as-such
@@ -110,7 +111,11 @@ b| ()) (defvar *changed* 1))"))
   (expect '("=other" "+SYMBOL-MACRO COMMON-LISP-USER::CHANGED-SYMBOL")
           (reported-changes "(define-symbol-macro changed-symbol 1)"))
   (expect '("=other" "+COMPILER-MACRO COMMON-LISP-USER::CHANGED-GENERIC")
-          (reported-changes "(define-compiler-macro changed-generic (x) x)")))
+          (reported-changes "(define-compiler-macro changed-generic (x) x)"))
+  (expect '("=other" "+SETF-EXPANDER COMMON-LISP-USER::CHANGED-PLACE")
+          (reported-changes "(defsetf changed-place set-changed-place)"))
+  (expect '("=other" "+METHOD-COMBINATION COMMON-LISP-USER::CHANGED-COMBINATION")
+          (reported-changes "(define-method-combination changed-combination :operator list)")))
 
 (define-test a-form-with-too-many-changes-is-reported-without-names
   (expect '("=other") (reported-changes (format nil "(progn ~{(defun changed-~D ())~})" (loop for i below 60 collect i))))

@@ -145,7 +145,7 @@ impl Limits {
         } else {
             Err(LimitError {
                 setting: "timeout",
-                value: seconds.to_string(),
+                value: format!("{seconds:?}"),
                 allowed: "0 (no limit) to 86400 seconds".to_owned(),
             })
         }

@@ -608,7 +608,8 @@ collect all garbage first, because damage from threads that were cut off for sav
                            (pushnew system systems :test #'equal)
                            (incf (getf counts kind 0)))))
     (loop for (kind text) in '((:function "function") (:macro "macro") (:variable "variable") (:class "class")
-                               (:type "type") (:package "package"))
+                               (:type "type") (:setf-expander "setf expander") (:method-combination "method combination")
+                               (:package "package"))
           for count = (getf counts kind)
           when count
             do (push-record "definitions" :count count :kind text))

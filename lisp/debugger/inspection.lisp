@@ -36,6 +36,8 @@ text before it."
      (unless (or (eq kind :function) (and (symbolp name) (macro-function name)))
        (write-string (if (compiler-macro-function name) " (compiler macro)" " (symbol macro)") stream)))
     (:type (write-string " (type)" stream))
+    (:setf-expander (write-string " (setf expander)" stream))
+    (:method-combination (write-string " (method combination)" stream))
     (:variable
      (when (boundp name)
        (print-value-as-argument (symbol-value name) stream)))))
@@ -107,8 +109,8 @@ which are function names. Names such as (SETF FOO) are omitted."
   (case kind
     (:function (item-code :function))
     (:variable (item-code :variable))
-    (:macro (item-code :macro))
-    ((:class :type) (item-code :class))
+    ((:macro :setf-expander) (item-code :macro))
+    ((:class :type :method-combination) (item-code :class))
     (:package (item-code :package))))
 
 (defun definition-package (kind name)
@@ -201,9 +203,29 @@ of the primary system."
 
 ;;; Descriptions of symbols and packages, for the tool describe-symbol
 
+(defun global-name-text (text)
+  "Return the text of the global name in TEXT, which may be a name from a list of references or a backtrace: 'F, #'F,
+(:METHOD F (T)), (MACRO-FUNCTION F) and (FLET G :IN F) all become F. The second value is true if TEXT is such a list."
+  (let* ((text (coerce (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)) 'text))
+         (map (and (plusp (length text)) (char= #\( (char text 0)) (form-map text)))
+         (elements (and (consp map) (rest map)))
+         (ending (last elements 2)))
+    (flet ((token-p (element tokens)
+             (and (integerp element) (member (token-name text element) tokens :test #'string=))))
+      (let ((named (cond ((token-p (first ending) '("IN")) (second ending))
+                         ((token-p (first elements)
+                                   '("METHOD" "FAST-METHOD" "SLOW-METHOD" "MACRO-FUNCTION" "COMPILER-MACRO"
+                                     "SETF-EXPANDER" "%DEFSETF" "TYPE-EXPANDER" "CONDITION-REPORT"))
+                          (second elements)))))
+        ;; A lambda expression outside any definition is named (LAMBDA () :IN "file").
+        (if (and named (char/= #\" (char text (form-position named))))
+            (let ((start (form-position named)))
+              (values (global-name-text (subseq text start (nth-value 1 (form-map text start)))) t))
+            (values text nil))))))
+
 (defun bare-name (text)
-  "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all become F."
-  (let* ((text (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)))
+  "Return the name of the symbol in TEXT: the GLOBAL-NAME-TEXT of TEXT, or F if that is (SETF F)."
+  (let* ((text (global-name-text text))
          (end (1- (length text))))
     (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
         (string-trim " " (subseq text 6 end))
@@ -213,8 +235,10 @@ of the primary system."
   "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in the current package if PACKAGE-NAME is
 empty, without interning it. A package prefix in TEXT takes precedence. Return the symbol, true if it exists, and the
 name and package that were searched. Signal a package error if the package does not exist, and a simple error if TEXT ends
-inside a name."
+inside a name or is a list that contains no name."
   (let ((text (bare-name text)))
+    (when (eql 0 (position #\( text))
+      (error "~A is not a name. Names have the form foo, (setf foo), (:method foo (integer)) or (flet bar :in foo)." text))
     (multiple-value-bind (name colon problem) (read-name text)
       (let ((package (cond ((null colon)
                             (if (string= package-name "")
@@ -513,17 +537,42 @@ Return NIL for other values."
                        (when (> count +max-previewed-parts+)
                          (format stream "~%... ~D more" (- count +max-previewed-parts+)))))))))
 
+(defun push-alien-type (label type)
+  "Push a detail called LABEL: the specifier of the alien type TYPE."
+  (push-detail label (lambda (stream) (prin1 (sb-alien-internals:unparse-alien-type type) stream))))
+
+(defun push-alien-type-roles (symbol)
+  "Push the meanings of SYMBOL as the name of an alien type, structure, union or enumeration. Return true if a meaning was
+pushed."
+  (loop with pushed = nil
+        for (kind role) in '((:definition "ALIEN TYPE") (:struct "ALIEN STRUCTURE") (:union "ALIEN UNION")
+                             (:enum "ALIEN ENUMERATION"))
+        for type = (sb-int:info :alien-type kind symbol)
+        do (when type
+             (push-role symbol role)
+             (push-alien-type "Definition" type)
+             (when (eq kind :definition)
+               (push-source symbol :alien-type))
+             (setf pushed t))
+        finally (return pushed)))
+
 (defun push-variable-roles (symbol)
   "Push the meaning of SYMBOL as a variable. Return true if SYMBOL names a variable."
   (let ((kind (sb-int:info :variable :kind symbol)))
-    (when (or (member kind '(:special :constant :global :macro)) (boundp symbol))
+    (when (or (member kind '(:special :constant :global :macro :alien)) (boundp symbol))
       (push-role symbol (case kind
                           (:constant "CONSTANT")
                           (:global "GLOBAL VARIABLE")
                           (:macro "SYMBOL MACRO")
+                          (:alien "ALIEN VARIABLE")
                           (t "VARIABLE")))
       (cond ((eq kind :macro)
              (push-detail "Expansion" (lambda (stream) (prin1 (macroexpand-1 symbol) stream))))
+            ;; The value is not shown: a wrong type or address would make reading the value fault.
+            ((eq kind :alien)
+             (let ((alien (sb-int:info :variable :alien-info symbol)))
+               (push-alien-type "Type" (sb-alien::heap-alien-info-type alien))
+               (push-text-detail "Foreign name" (sb-alien::heap-alien-info-alien-name alien))))
             ((boundp symbol)
              (push-detail "Value" (lambda (stream) (print-value-as-argument (symbol-value symbol) stream)))
              (push-contents (symbol-value symbol)))
@@ -636,7 +685,8 @@ names. If WITH-SOURCE is true, include the source text of definitions."
                                                 (push-setf-role symbol)
                                                 (push-method-combination-role symbol)
                                                 (push-variable-roles symbol)
-                                                (push-type-roles symbol)))
+                                                (push-type-roles symbol)
+                                                (push-alien-type-roles symbol)))
                    (cond (called (push-package-role called))
                          (t (push-role symbol "SYMBOL")
                             (push-text-detail "Note" "the symbol names no function, variable or type")))))

@@ -763,16 +763,11 @@ first."
 ;;; The query FIND-REFERENCES
 
 (defun locate-function-name (text package-name)
-  "Return the symbol that TEXT names, or a list (SETF SYMBOL) if TEXT has this form. The further values are those of
-LOCATE-SYMBOL."
-  (let ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text)))
-    (if (and (> (length trimmed) 7)
-             (string-equal "(setf " trimmed :end2 6)
-             (char= #\) (char trimmed (1- (length trimmed)))))
-        (multiple-value-bind (symbol found name package)
-            (locate-symbol (subseq trimmed 6 (1- (length trimmed))) package-name)
-          (values (list 'setf symbol) found name package))
-        (locate-symbol (string-left-trim "#'" trimmed) package-name))))
+  "Return the symbol that TEXT names, or a list (SETF SYMBOL) if the GLOBAL-NAME-TEXT of TEXT has this form. The further
+values are those of LOCATE-SYMBOL."
+  (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
+    (values (if (eql 6 (mismatch "(setf " (global-name-text text) :test #'char-equal)) (list 'setf symbol) symbol)
+            found name package)))
 
 (defun default-relation (name)
   "Return the relation to report for NAME, a function name or symbol, when the client does not name a relation."
@@ -826,6 +821,8 @@ notes on code that was not examined. RELATION is a string such as \"callers\", o
                   (problem (push-note "~A" problem))
                   (t
                    (push-record "relation" :name relation)
+                   (when (nth-value 1 (global-name-text text))
+                     (push-note "References are recorded for global names only: the list is for ~A." (printed-name name)))
                    (cond ((string= relation "callers") (push-callers name limit))
                          ((string= relation "callees") (push-callees name limit))
                          ((string= relation "expansions") (push-expansions name limit))

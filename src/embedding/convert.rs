@@ -355,7 +355,7 @@ impl<'m> Reader<'m> {
             }
             // `Display` would print 1.0 as 1, which looks like an integer.
             Token::Single(value) => (format!("{value:?}"), 0),
-            Token::Double(value) => (format!("{value}d0"), 0),
+            Token::Double(value) => (double_text(value), 0),
             Token::Character(code) => {
                 let surrogate = || format!("the surrogate {code:#x}");
                 (char::from_u32(code).map_or_else(surrogate, |c| format!("the character {c:?}")), 0)
@@ -385,6 +385,12 @@ impl<'m> Reader<'m> {
         }
         ConversionError::new(expected, found)
     }
+}
+
+/// Returns `value` in Lisp's notation, such as `1.5d0` or `1d300`. `Display` would print 1e300 with 301 digits.
+pub(super) fn double_text(value: f64) -> String {
+    let text = format!("{value:?}");
+    if value.is_finite() && !text.contains('e') { text + "d0" } else { text.replace('e', "d") }
 }
 
 pub(super) fn object_count_text(count: usize) -> String {

@@ -94,6 +94,22 @@ impl de::Error for SerdeError {
         let message = shorten(&message.to_string(), MAX_SERDE_MESSAGE);
         Self(ConversionError::new("a value that serde can read", format!("a value that serde cannot read: {message}")))
     }
+
+    fn invalid_type(unexpected: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        de::Error::custom(format_args!("invalid type: {}, expected {expected}", unexpected_text(unexpected)))
+    }
+
+    fn invalid_value(unexpected: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        de::Error::custom(format_args!("invalid value: {}, expected {expected}", unexpected_text(unexpected)))
+    }
+}
+
+/// Returns serde's description of a value. serde would print 1e300 with 301 digits.
+fn unexpected_text(unexpected: de::Unexpected<'_>) -> String {
+    match unexpected {
+        de::Unexpected::Float(value) => format!("floating point `{value:?}`"),
+        other => other.to_string(),
+    }
 }
 
 impl ser::Error for SerdeError {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, LossyText, MAX_DESCRIPTION, Object, Reader, Shape, Writer};
+use super::convert::{
+    ConversionError, FromLisp, IntoLisp, LossyText, MAX_DESCRIPTION, Object, Reader, Shape, Writer, double_text,
+};
 use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::pool;
@@ -306,7 +308,7 @@ impl fmt::Debug for Value {
             Repr::True => f.write_str("Value(t)"),
             Repr::Integer(value) => write!(f, "Value({value})"),
             Repr::Single(value) => write!(f, "Value({value:?})"),
-            Repr::Double(value) => write!(f, "Value({value}d0)"),
+            Repr::Double(value) => write!(f, "Value({})", double_text(*value)),
             Repr::Character(code) => match char::from_u32(*code) {
                 Some(value) => write!(f, "Value({value:?})"),
                 None => write!(f, "Value(character {code:#x})"),

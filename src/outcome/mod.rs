@@ -722,9 +722,9 @@ pub enum DefinitionKind {
     Function,
     /// Variables, parameters, constants, globals.
     Variable,
-    /// Macros, compiler macros and symbol macros.
+    /// Macros of all kinds, and setf expanders.
     Macro,
-    /// Classes, structures and condition types.
+    /// Classes, types and method combinations.
     Class,
     /// Packages.
     Package,

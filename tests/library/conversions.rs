@@ -78,6 +78,12 @@ fn error_names_the_expected_type_the_found_value_and_the_position() {
         "expected text, but found a string with the surrogate code point 0xd800"
     );
     assert!(text(lisp.eval::<i64>("(make-hash-table)").unwrap_err()).contains("#<HASH-TABLE"));
+    for (code, found) in [("2.5d0", "2.5d0"), ("1d300", "1d300"), ("-1.5d-9", "-1.5d-9"), ("1f0", "1.0")] {
+        assert_eq!(text(lisp.eval::<String>(code).unwrap_err()), format!("expected a string, but found {found}"));
+        assert_eq!(format!("{:?}", lisp.eval::<Value>(code).unwrap()), format!("Value({found})"));
+    }
+    let error = text(lisp.eval::<sbcl::Serde<String>>("1d300").unwrap_err());
+    assert!(error.ends_with("floating point `1e300`, expected a string"), "{error}");
     // Conversion of a circular object ends with an error.
     assert!(lisp.eval::<Vec<i64>>("(let ((l (list 1))) (setf (cdr l) l))").is_err());
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);

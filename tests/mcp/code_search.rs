@@ -380,6 +380,39 @@ fn find_references_lists_callers_with_place_and_source_line() {
 }
 
 #[test]
+fn names_in_lists_of_references_are_accepted_as_names() {
+    let mut server = Server::ready();
+    server.evaluate(CALLERS);
+    server.evaluate("(defun uses-gen () (gen 1)) (defun uses-local () (local 1))");
+    for line in references(&mut server, "target", "callers") {
+        let Some((name, _)) = line.split_once("  evaluation ") else { continue };
+        let text = call_ok(&mut server, "find-references", json!({"name": name}));
+        assert!(!text.contains("not found"), "{name}: {text}");
+    }
+    for (name, caller) in [
+        ("(:METHOD GEN :AROUND (INTEGER))", "USES-GEN  "),
+        ("(flet inner :in (:method gen ((eql #\\a))))", "USES-GEN  "),
+        ("(LAMBDA (X) :IN LOCAL)", "USES-LOCAL  "),
+        ("(MACRO-FUNCTION MAC)", "EXPANDING  "),
+        ("#'(setf place)", "SETS-PLACE  "),
+    ] {
+        let found = references(&mut server, name, "callers");
+        assert!(found[0].starts_with(caller), "{name}: {found:?}");
+        let is_whole =
+            found.contains(&"References are recorded for global names only: the list is for GEN.".to_owned());
+        assert_eq!(is_whole, caller == "USES-GEN  ", "{name}: {found:?}");
+    }
+    let described = call_ok(&mut server, "describe-symbol", json!({"name": "(:METHOD GEN (INTEGER))"}));
+    assert!(described.starts_with("COMMON-LISP-USER::GEN [GENERIC FUNCTION]"), "{described}");
+    let wrong = call_err(&mut server, "find-references", json!({"name": "(LAMBDA (X) :IN \"a.lisp\")"}));
+    assert!(
+        wrong.contains("(LAMBDA (X) :IN \"a.lisp\") is not a name. Names have the form foo, (setf foo), "),
+        "{wrong}"
+    );
+    server.assert_works();
+}
+
+#[test]
 fn callers_follow_redefinition_and_fmakunbound() {
     let mut server = Server::ready();
     server.evaluate("(defun target (x) x) (defun caller (x) (target x)) (defun gone (x) (target x))");

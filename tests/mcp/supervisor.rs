@@ -58,6 +58,17 @@ fn killed_idle_worker_is_replaced_and_definitions_are_restored() {
 }
 
 #[test]
+fn setf_expanders_and_method_combinations_are_restored() {
+    let mut server = Server::ready();
+    server.evaluate("(defsetf spot set-spot) (define-method-combination joined :operator list)");
+    let before = call_ok(&mut server, "list-definitions", json!({}));
+    assert_eq!(before, "[Macros]\n- SPOT (setf expander)\n\n[Classes]\n- JOINED (method combination)");
+    kill_worker(&server);
+    server.evaluate("1");
+    assert_eq!(call_ok(&mut server, "list-definitions", json!({})), before);
+}
+
+#[test]
 fn request_right_after_a_worker_kill_is_answered() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");

@@ -245,6 +245,22 @@ fn compiler_macros_are_listed_under_macros() {
 }
 
 #[test]
+fn setf_expanders_and_method_combinations_are_listed() {
+    let lisp = fresh();
+    lisp.values("(defsetf spot set-spot) (define-setf-expander place () (values '() '() '() nil nil))");
+    lisp.values("(define-method-combination joined :operator list)");
+    lisp.values("(define-method-combination each () ((methods *)) `(list ,@methods))");
+    assert_eq!(macros(&lisp), ["PLACE (setf expander)", "SPOT (setf expander)"]);
+    assert_eq!(classes(&lisp), ["EACH (method combination)", "JOINED (method combination)"]);
+    lisp.values("(unintern 'spot) (unintern 'each)");
+    assert_eq!((macros(&lisp).len(), classes(&lisp).len()), (1, 1));
+    lisp.reset();
+    assert_eq!(lisp.definitions_text(DefinitionFilter::All), NONE);
+    assert!(lisp.describe_text("place").contains("[SYMBOL]"));
+    assert!(lisp.describe_text("joined").contains("[SYMBOL]"));
+}
+
+#[test]
 fn definitions_made_by_a_macro_are_listed() {
     let lisp = fresh();
     lisp.values(
@@ -511,6 +527,27 @@ fn symbol_with_several_definitions_is_described_once_for_each_kind() {
     let list = lisp.describe_text("list");
     assert!(list.contains("COMMON-LISP:LIST [FUNCTION]"), "{list}");
     assert!(list.contains("COMMON-LISP:LIST [BUILT-IN CLASS]") || list.contains("COMMON-LISP:LIST [CLASS]"), "{list}");
+}
+
+#[test]
+fn alien_types_and_alien_variables_are_described() {
+    let lisp = fresh();
+    lisp.values("(define-alien-type whole int) (define-alien-type nil (struct pair (a int) (next (* (struct pair)))))");
+    lisp.values(
+        "(define-alien-type nil (enum color red)) (define-alien-variable (\"environ\" the-environ) (* c-string))",
+    );
+    for (name, description) in [
+        ("whole", "COMMON-LISP-USER::WHOLE [ALIEN TYPE]\n  Definition: (SIGNED 32)\n  Source: "),
+        ("pair", "COMMON-LISP-USER::PAIR [ALIEN STRUCTURE]\n  Definition: (STRUCT PAIR (A (SIGNED 32) :OFFSET 0)"),
+        ("color", "COMMON-LISP-USER::COLOR [ALIEN ENUMERATION]\n  Definition: (ENUM COLOR RED)"),
+        (
+            "the-environ",
+            "COMMON-LISP-USER::THE-ENVIRON [ALIEN VARIABLE]\n  Type: (* C-STRING)\n  Foreign name: environ",
+        ),
+    ] {
+        let text = lisp.describe_text(name);
+        assert!(text.starts_with(description), "{name}: {text}");
+    }
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
     let is_function =
         |definition: &&Definition| matches!(definition.changes.role, FormRole::Function | FormRole::GenericFunction);
     let runs_early = |definition: &&Definition| {
-        let kinds = ["MACRO ", "SYMBOL-MACRO ", "COMPILER-MACRO ", "TYPE "];
+        let kinds = ["MACRO ", "SYMBOL-MACRO ", "COMPILER-MACRO ", "SETF-EXPANDER ", "TYPE "];
         let expands = |name: &String| kinds.iter().any(|kind| name.starts_with(kind));
         definition.changes.role == FormRole::Unknown || definition.changes.defined.iter().any(expands)
     };
@@ -181,6 +181,8 @@ mod tests {
         assert_eq!(exported(&[f1, g, f2, m]).lines().count(), 4);
         let c = (USER_PACKAGE, "(define-compiler-macro g () (f))", "+COMPILER-MACRO COMMON-LISP-USER::G");
         assert_eq!(exported(&[f1, g, f2, c]).lines().count(), 4);
+        let place = (USER_PACKAGE, "(defsetf g () (v) (f) v)", "+SETF-EXPANDER COMMON-LISP-USER::G");
+        assert_eq!(exported(&[f1, g, f2, place]).lines().count(), 4);
         assert_eq!(exported(&[f1, ("APP", "(defun f () 2)", "=defun\n+FUNCTION APP::F")]).lines().count(), 3);
         let method = (USER_PACKAGE, "(defmethod f ((x t)) 2)", "=defmethod\n*METHOD COMMON-LISP-USER::F");
         assert_eq!(exported(&[f1, method]).lines().count(), 2);
