@@ -496,9 +496,9 @@ pub(super) struct SchedulerState {
     reset_at: Option<Instant>,
 }
 
-/// Returns a function that returns true if an inspection of this connection is among the running jobs.
-fn inspecting(running: &[RunningJob]) -> impl Fn(u64) -> bool {
-    move |connection| running.iter().any(|job| job.lane == Lane::Inspection && job.connection.id == connection)
+/// Returns true if an inspection of this connection is among the running jobs.
+fn is_served(running: &[RunningJob], connection: u64) -> bool {
+    running.iter().any(|job| job.lane == Lane::Inspection && job.connection.id == connection)
 }
 
 impl SchedulerState {
@@ -584,9 +584,8 @@ impl SchedulerState {
     /// Takes the next inspection. The connections take turns, so that a connection's slow inspections do not all come before
     /// an inspection of another connection. The inspections of a connection run one after another.
     fn take_next_inspection(&mut self) -> Option<Request> {
-        let inspects = inspecting(&self.running);
-        let waiting = &mut self.waiting[Lane::Inspection as usize];
-        let mut request = waiting.take_in_turn(self.next_inspector, |connection| !inspects(connection))?;
+        let is_free = |connection| !is_served(&self.running, connection);
+        let mut request = self.waiting[Lane::Inspection as usize].take_in_turn(self.next_inspector, is_free)?;
         self.next_inspector = request.connection.id.wrapping_add(1);
         // Lisp has forgotten the variables of a connection that has ended, and would create them again.
         if request.connection.has_ended() {
@@ -598,8 +597,8 @@ impl SchedulerState {
     /// Requests another thread for the inspection lane if an inspection has run for [`HAND_OVER_TIME`] while an inspection
     /// of another connection waits. The thread of the running inspection ends with the inspection.
     pub(super) fn hand_over_inspection_lane(&mut self, now: Instant) {
-        let inspects = inspecting(&self.running);
-        if !self.waiting[Lane::Inspection as usize].has_connection(|connection| !inspects(connection)) {
+        let is_free = |connection| !is_served(&self.running, connection);
+        if !self.waiting[Lane::Inspection as usize].has_connection(is_free) {
             return;
         }
         let serving = self.running.iter_mut().find(|running| running.lane == Lane::Inspection && !running.handed_over);

@@ -1391,25 +1391,23 @@ fn slow_inspections_of_two_clients_delay_a_third_client_by_at_most_seconds(mode:
         "(defmacro slow (file) (with-open-file (s file :direction :output)) \
            (sb-sys:without-interrupts (loop until (probe-file {end:?}) do (sleep 0.01))) ''done)"
     ));
-    let [mut second, mut third] = [(); 2].map(|()| runtime.attach(&server));
-    let expand = |client: &mut Server, begun: &Path| {
-        let expansion = client.post_call("macroexpand", json!({"form": format!("(slow {begun:?})")}));
-        wait_until("the expansion runs", || begun.exists());
-        expansion
-    };
+    let mut clients = [&first_begun, &second_begun].map(|begun| (runtime.attach(&server), begun, 0));
     let begin = Instant::now();
-    let of_first = expand(&mut server, &first_begun);
-    let of_second = expand(&mut second, &second_begun);
-    third.call_ok("describe-symbol", json!({"name": "car"}));
-    assert_eq!(third.evaluate("(mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))"), "=> (\"main thread\")");
+    for (client, begun, expansion) in &mut clients {
+        *expansion = client.post_call("macroexpand", json!({"form": format!("(slow {begun:?})")}));
+        wait_until("the expansion runs", || begun.exists());
+    }
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    let threads = server.evaluate("(mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))");
+    assert_eq!(threads, "=> (\"main thread\")");
     assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
     std::fs::write(end, "").unwrap();
-    for (client, expansion) in [(&mut server, of_first), (&mut second, of_second)] {
-        let (text, is_error) = client.outcome(expansion);
+    for (mut client, _, expansion) in clients {
+        let (text, is_error) = outcome(&client.answer(expansion));
         assert!(!is_error && text.contains("'DONE"), "{text}");
         client.call_ok("describe-symbol", json!({"name": "cdr"}));
     }
-    third.call_ok("describe-symbol", json!({"name": "cdr"}));
+    call_ok(&mut server, "describe-symbol", json!({"name": "cdr"}));
 }
 
 /// The thread of an inspection that another thread has taken over from is abandoned, too, if it cannot be interrupted.
@@ -1427,9 +1425,8 @@ fn stuck_inspection_is_abandoned_after_another_thread_took_over() {
     other.call_ok("describe-symbol", json!({"name": "car"}));
     let (text, is_error) = server.outcome(expansion);
     assert!(is_error && text.contains("did not finish within 10 seconds"), "{text}");
-    for client in [&mut server, &mut other] {
-        client.call_ok("describe-symbol", json!({"name": "cdr"}));
-    }
+    call_ok(&mut server, "describe-symbol", json!({"name": "cdr"}));
+    other.call_ok("describe-symbol", json!({"name": "cdr"}));
 }
 
 /// The watchdog must not take an inspection within its time limit for a stall.
