@@ -478,10 +478,7 @@ with."
          (failing (count-tests-per-mark units #'failed-p))
          (compared (some #'passed-p units))
          (packages (packages-of-systems systems))
-         (directories (loop for system in systems
-                            for directory = (asdf:system-source-directory system)
-                            when directory
-                              collect (sb-ext:native-namestring directory))))
+         (directories (system-directories systems)))
     (flet ((push-for (verdict suspects words)
              (push-test-suspects verdict suspects words passing packages directories)))
       (with-source-files ()

@@ -146,7 +146,8 @@ or if it does nothing."
 (defun run-system-tests (system reload)
   "Run the tests of SYSTEM and of the systems that SYSTEM's test operation names. If there are none, run the tests of the
 system whose name suggests that it holds SYSTEM's tests; if RELOAD is true, load the changed files of that system first. If
-there are still no tests, run the tests in the packages of all these systems. Return the systems."
+there are still no tests, run the tests in the packages of all these systems and of the systems that ASDF infers for them.
+Return the systems."
   (let* ((systems (test-systems system))
          (verdicts (test-run-verdicts *test-run*)))
     (mapc #'load-for-tests systems)
@@ -159,7 +160,7 @@ there are still no tests, run the tests in the packages of all these systems. Re
         (mapc #'perform-test-operation siblings)
         (setf systems (append siblings systems)))
       (when (zerop (length verdicts))
-        (run-package-tests (packages-of-systems systems))))
+        (run-package-tests (packages-of-systems (with-inferred-systems systems)))))
     systems))
 
 (defun run-package-tests (packages)
@@ -442,11 +443,8 @@ system if several systems are tested, else NIL."
 that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
-         (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
-         (directories (loop for system in systems
-                            for directory = (asdf:system-source-directory system)
-                            when directory
-                              collect (sb-ext:native-namestring directory)))
+         (files (system-files (or (with-inferred-systems systems) (mapcar #'asdf:find-system (user-systems)))))
+         (directories (system-directories systems))
          (count 0))
     (with-source-files ()
       (flet ((report (verdict)

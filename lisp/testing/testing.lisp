@@ -510,6 +510,28 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
 
 ;;; Files and packages of systems
 
+(defun system-directories (systems)
+  "Return the native namestrings of the directories of the .asd files that define SYSTEMS."
+  (remove-duplicates (mapcar #'sb-ext:native-namestring (remove nil (mapcar #'system-directory systems)))
+                     :test #'string= :from-end t))
+
+(defun with-inferred-systems (systems)
+  "Return SYSTEMS and the loaded systems that ASDF infers from source files for the package-inferred systems among SYSTEMS,
+each system before those on which it depends."
+  (let ((seen '())
+        (sorted '()))
+    (labels ((visit (system)
+               (unless (or (null system) (member system seen))
+                 (push system seen)
+                 (when (typep system 'asdf:package-inferred-system)
+                   (dolist (name (asdf:system-depends-on system))
+                     (when (and (stringp name)
+                                (string= (asdf:primary-system-name name) (asdf:primary-system-name system)))
+                       (visit (asdf:registered-system name)))))
+                 (push system sorted))))
+      (mapc #'visit (reverse systems)))
+    sorted))
+
 (defun system-files (systems)
   "Return the native namestrings of the Lisp source files of SYSTEMS."
   (let ((files '()))

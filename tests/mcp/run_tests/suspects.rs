@@ -282,6 +282,46 @@ fn code_in_another_system_than_its_tests_has_suspects() {
     }
 }
 
+/// ASDF knows no directory for the systems that it infers from the files of a package-inferred system.
+#[test]
+fn code_in_a_package_inferred_system_has_suspects() {
+    let project = Project::new("", "", "");
+    project.write(
+        "demo.asd",
+        "(defsystem \"demo\" :class :package-inferred-system :depends-on (\"demo/code/main\")
+           :in-order-to ((test-op (test-op \"demo/checks/all\"))))",
+    );
+    project.write(
+        "code/main.lisp",
+        "(defpackage :demo/code/main (:use :cl) (:export #:small #:large))\n(in-package :demo/code/main)\n\
+         (defun small (n)\n  (1+ n))\n(defun large (n)\n  (* 3 n))\n",
+    );
+    let package = |name: &str, more: &str| format!("(defpackage :demo/checks/{name} (:use :cl :sb-rt) {more})\n");
+    project
+        .write("checks/all.lisp", &package("all", "(:import-from :demo/checks/one) (:import-from :demo/checks/two)"));
+    for (name, tests) in [
+        ("one", "(deftest one (demo/code/main:small 1) 2)\n"),
+        ("two", "(deftest small (demo/code/main:small 1) 2)\n(deftest large (demo/code/main:large 1) 2)\n"),
+    ] {
+        let text =
+            format!("{}(in-package :demo/checks/{name})\n{tests}", package(name, "(:import-from :demo/code/main)"));
+        project.write(&format!("checks/{name}.lisp"), &text);
+    }
+    let mut server = project.server();
+    for (asked, passed) in [
+        (json!({"system": "demo", "suspects": 3}), 2),
+        (json!({"system": "demo/checks/all", "suspects": 3}), 2),
+        (json!({"system": "demo/checks/two", "suspects": 3}), 1),
+        (json!({"test-package": "demo/checks/two", "suspects": 3}), 1),
+    ] {
+        let text = call_ok(&mut server, "run-tests", asked.clone());
+        assert!(text.starts_with(&format!("FAILED  {passed} passed, 1 failed")), "{asked}: {text}");
+        assert!(text.contains("1. DEMO/CHECKS/TWO::LARGE  checks/two.lisp:4\n"), "{asked}: {text}");
+        let suspect = "   Suspects: LARGE  code/main.lisp:5  (no passing test ran these lines)\n";
+        assert!(text.contains(suspect), "{asked}: {text}");
+    }
+}
+
 #[test]
 fn absence_of_suspects_is_reported_with_the_reason() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n\
