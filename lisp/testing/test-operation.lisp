@@ -99,12 +99,14 @@ would return."
 ;;; Test operations
 
 (defun reload-for-tests (systems)
-  "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files."
+  "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files, and
+from files that their systems no longer contain."
   (let ((*reloaded-files* (list '())))
     (unwind-protect
          (dolist (system systems)
            (load-for-tests system t))
-      (report-stale-definitions (car *reloaded-files*)))))
+      (report-stale-definitions (car *reloaded-files*)))
+    (report-removed-files)))
 
 (defun perform-test-operation (system)
   "Perform SYSTEM's test operation. Tests that the operation runs with a known framework become tests of this test run. If

@@ -9,5 +9,5 @@
    "FIND-MENTIONED-SYMBOL"
    ;; Exports of loading.lisp:
    "*SEARCHED-LOCATIONS*" "ASD-FILE" "CALL-RECOMPILING-FASLS" "REGISTER-DEFINITION" "KNOWN-SYSTEM-NAME"
-   "REPORT-STALE-DEFINITIONS")
+   "REPORT-REMOVED-FILES" "REPORT-STALE-DEFINITIONS")
   (:documentation "The Lisp side of MCP tools: symbols, references, expansions; loading, tracing and profiling."))
