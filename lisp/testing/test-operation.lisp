@@ -363,11 +363,11 @@ with the same operator define the test, return the map of the last form, whose d
 (defconstant +max-searched-files+ 2000
   "Maximum number of files that are searched for the source of a failed test.")
 
-(defun test-location (verdict files directories)
-  "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, relative to one of
-DIRECTORIES, and the number and the text of a line. The line is that of the first failed check whose source is found, or
-else the first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed
-checks in VERDICT."
+(defun test-location (verdict files)
+  "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, as SHOWN-PATH returns
+it, and the number and the text of a line. The line is that of the first failed check whose source is found, or else the
+first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
+VERDICT."
   (let* ((whole (string (verdict-name verdict)))
          ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
          (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
@@ -388,7 +388,7 @@ checks in VERDICT."
                              (check-line check) (values (line-and-column text check-position))
                              (check-printed-form check) (or (source-of-check text check-position)
                                                             (check-printed-form check))))))
-                 (return (list (relative-file file directories)
+                 (return (list (shown-path file)
                                (values (line-and-column text position))
                                (line-at text position)))))))
 
@@ -424,7 +424,7 @@ system if several systems are tested, else NIL."
                    :expected (check-expected check)
                    :actual (check-actual check)
                    :message (check-message check)
-                   :file (check-file check)
+                   :file (and (check-file check) (shown-path (check-file check)))
                    :line (check-line check)))
     (when (plusp (verdict-more-checks verdict))
       (push-record "more-checks" :count (verdict-more-checks verdict)))))
@@ -446,7 +446,6 @@ that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
          (files (system-files (or (with-inferred-systems systems) (mapcar #'asdf:find-system (user-systems)))))
-         (directories (system-directories systems))
          (count 0))
     (with-source-files ()
       (flet ((report (verdict)
@@ -454,21 +453,21 @@ that RUN may use, because the runs of several systems share the maximum."
                  (incf count)
                  (push-verdict verdict (and (failed-p verdict)
                                             (<= count (* share +max-reported-failures+))
-                                            (guarded (or (find-check-location verdict directories)
-                                                         (test-location verdict files directories))
+                                            (guarded (or (find-check-location verdict)
+                                                         (test-location verdict files))
                                                 (failure)
                                               nil))
                                (test-run-system run)))))
         (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
         (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
-(defun find-check-location (verdict directories)
+(defun find-check-location (verdict)
   "Return the source location of the first failed check of VERDICT whose file the framework knows, or NIL if there is no such
-check. Like a value of TEST-LOCATION, the location is a list of the file, relative to one of DIRECTORIES, the line number,
-and the text of the line. Here the text is always NIL."
+check. Like a value of TEST-LOCATION, the location is a list of the file, the line number, and the text of the line. Here the
+text is always NIL."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
-         (list (relative-file (check-file check) directories) (check-line check) nil))))
+         (list (shown-path (check-file check)) (check-line check) nil))))
 
 (defun user-systems ()
   "Return the names of the loaded systems that were not in the core when the image started."

@@ -510,11 +510,6 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
 
 ;;; Files and packages of systems
 
-(defun system-directories (systems)
-  "Return the native namestrings of the directories of the .asd files that define SYSTEMS."
-  (remove-duplicates (mapcar #'sb-ext:native-namestring (remove nil (mapcar #'system-directory systems)))
-                     :test #'string= :from-end t))
-
 (defun with-inferred-systems (systems)
   "Return SYSTEMS and the loaded systems that ASDF infers from source files for the package-inferred systems among SYSTEMS,
 each system before those on which it depends."
@@ -553,11 +548,3 @@ each system before those on which it depends."
                             (not (system-file-p file))
                             (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
                    (list-all-packages))))
-
-(defun relative-file (file directories)
-  "Return FILE relative to the first of DIRECTORIES that contains FILE, or else relative to the working directory. FILE and
-DIRECTORIES are native namestrings."
-  (loop for directory in directories
-        when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
-          return (subseq file (length directory))
-        finally (return (shown-path file))))

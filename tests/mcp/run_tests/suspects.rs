@@ -106,7 +106,7 @@ fn failures_printed_by_a_test_op_have_suspects() {
          ((minusp n) (sign-of n))\n        (t :small)))\n\n\
          (defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n",
     );
-    let mut server = libraries::start_with(&["--structured-content"]);
+    let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let said = "1. test-op of demo/tests\n   The test-op returned NIL and printed: Some tests failed.\n";
@@ -168,7 +168,7 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
                   ((> size 10)\n           (large-name size))\n          (t :small))))\n\n\
                   (declaim (inline sign-of))\n(defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n";
     project.write("src/demo.lisp", source);
-    let mut server = libraries::start_with(&["--structured-content"]);
+    let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let asked = "\nrun-tests with `suspects`: 3 also lists code that failed tests ran and few or no passing tests ran.";
@@ -266,7 +266,8 @@ fn code_in_another_system_than_its_tests_has_suspects() {
             "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(defun call (f) (funcall f 1))\n\
              (deftest one (call 'demo::small) 2)\n(deftest two (call 'demo::large) 2)\n",
         );
-        let mut server = ready();
+        let mut server = libraries::start_in(&project.directory, &[]);
+        server.initialize("2025-06-18");
         for place in ["code/", "aids/", "tests/"] {
             server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", project.directory.join(place)));
         }
@@ -274,7 +275,7 @@ fn code_in_another_system_than_its_tests_has_suspects() {
             let text = call_ok(&mut server, "run-tests", asked);
             assert!(text.starts_with("FAILED  1 passed, 1 failed"), "{text}");
             assert!(
-                text.contains("   Suspects: LARGE  parts.lisp:3  (no passing test ran"),
+                text.contains("   Suspects: LARGE  code/parts.lisp:3  (no passing test ran"),
                 "{system} {helpers}: {text}"
             );
             assert!(!text.contains("CALL"), "{system} {helpers}: {text}");
