@@ -151,5 +151,5 @@ makes."
     (flet ((perform () (funcall perform operation component)))
       (cond ((and file (typep operation 'asdf:load-op))
              (note-reloaded-file file)
-             (call-recording-definitions file #'perform))
+             (call-recording-definitions file #'perform (asdf:component-name (asdf:component-system component))))
             (t (perform))))))

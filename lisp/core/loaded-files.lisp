@@ -11,7 +11,10 @@
   (definitions '() :type list)
   ;; An alist from each variable that a form such as DEFVAR defines to a cons of the name of the form's operator and the text
   ;; of the initial value form.
-  (variables '() :type list))
+  (variables '() :type list)
+  ;; The name of the system that contains the file, or NIL if ASDF has not loaded the file as a part of a system, or if the
+  ;; system no longer contains the file and this has been reported.
+  (system nil :type (or null string)))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
   "The LOADED-FILE of each source file that was loaded, by native namestring.")
@@ -202,10 +205,11 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
                           :variables (merged (loaded-file-variables now) (loaded-file-variables before)))
         now)))
 
-(defun call-recording-definitions (namestring function)
+(defun call-recording-definitions (namestring function &optional system)
   "Call FUNCTION, which loads a source file or its fasl, and return its values. Record the definitions that FUNCTION makes
 as the definitions of the source file with the native namestring NAMESTRING, and add the file to *RELOADED-FILES* if it was
-loaded before. If FUNCTION unwinds, keep the recorded definitions of the previous load, and add those made so far."
+loaded before. If FUNCTION unwinds, keep the recorded definitions of the previous load, and add those made so far. SYSTEM is
+the name of the system as a part of which ASDF loads the file, or NIL."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
@@ -218,7 +222,8 @@ loaded before. If FUNCTION unwinds, keep the recorded definitions of the previou
       (unless now
         (setf now (guarded (merge-loaded-files (current-loaded-file namestring) before) (failure) nil)))
       (when now
-        (setf (gethash namestring **loaded-files**) now)
+        (setf (loaded-file-system now) (or system (and before (loaded-file-system before)))
+              (gethash namestring **loaded-files**) now)
         (when (and before *reloaded-files*)
           (push (list namestring before now bound) (car *reloaded-files*)))))))
 

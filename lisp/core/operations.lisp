@@ -122,10 +122,14 @@ a test run or for a failed form does not load all files that were loaded again."
   (declare (type function function))
   (let ((*files-to-reload* files))
     (prog1 (funcall function)
-      ;; Systems that are not loaded come last, because they may contain a file of a loaded system, too.
-      (loop for name in (and *files-to-reload* (append (already-loaded-systems) (asdf:registered-systems)))
-            while *files-to-reload*
-            do (load-due-files (asdf:registered-system name))))))
+      (when *files-to-reload*
+        ;; In one session, ASDF computes the state of each file once, and not again for each of FILES.
+        (asdf/session:with-asdf-session ()
+          ;; Systems that are not loaded come last, because they may contain a file of a loaded system, too.
+          (loop for name in (remove-duplicates (append (already-loaded-systems) (asdf:registered-systems))
+                                               :test #'string= :from-end t)
+                while *files-to-reload*
+                do (load-due-files (asdf:registered-system name))))))))
 
 (define-operation :restore-form (evaluate &key package reloaded)
   "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current

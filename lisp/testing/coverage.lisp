@@ -22,9 +22,15 @@
       (visit system))
     (nreverse found)))
 
+(defun system-directory (system)
+  "Return the directory of the .asd file that defines SYSTEM, as a pathname, or NIL if there is no such file. For a system that
+ASDF infers from a source file, return the directory of the primary system, because ASDF:SYSTEM-SOURCE-DIRECTORY knows none."
+  (let ((file (asd-file system)))
+    (and file (uiop:pathname-directory-pathname (sb-ext:parse-native-namestring file)))))
+
 (defun system-in-directory-p (system root)
   "Return true when the files of SYSTEM are below the directory ROOT."
-  (let ((directory (asdf:system-source-directory system)))
+  (let ((directory (system-directory system)))
     (and directory root (uiop:subpathp directory root))))
 
 (defun framework-name-p (name)
@@ -51,7 +57,7 @@ candidates occur in the names of TESTS, return only those candidates."
                (dolist (needed (direct-dependencies system))
                  (cond ((or (member needed tests)
                             (framework-name-p (asdf:component-name needed))
-                            (null (asdf:system-source-directory needed))))
+                            (null (system-directory needed))))
                        ((test-system-p needed) (visit needed))
                        (t (pushnew needed found))))))
       (mapc #'visit tests))
@@ -64,7 +70,7 @@ candidates occur in the names of TESTS, return only those candidates."
   (let ((own (remove-if-not (lambda (system) (system-in-directory-p system root)) needed)))
     (or (remove-if #'test-system-p own)
         (let ((roots (and (every #'named-like-test-system-p own)
-                          (mapcar #'asdf:system-source-directory (externally-tested-systems own)))))
+                          (mapcar #'system-directory (externally-tested-systems own)))))
           (remove-if-not (lambda (system)
                            (and (not (test-system-p system))
                                 (some (lambda (root) (system-in-directory-p system root)) roots)))
@@ -85,7 +91,7 @@ candidates occur in the names of TESTS, return only those candidates."
   "Load SYSTEMS, which hold tests, and their dependencies. The systems under test, which TESTED-SYSTEMS finds, are loaded
 with coverage marks. The compiled files of the systems under test, and of systems that are loaded after them, go into the
 directory SCRATCH. Return the systems under test."
-  (let* ((root (asdf:system-source-directory (first (last systems))))
+  (let* ((root (system-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))
          ;; OWN also contains the systems that depend on a marked system. These systems are loaded after the marked

@@ -397,16 +397,15 @@ likely suspect. Fewer lines are shown of less likely suspects."
 few lines of the most likely suspect qualify for SUSPECT-LINES, its other lines are shown as context."
   (if (zerop place) 9 0))
 
-(defun push-test-suspects (verdict suspects words passing packages directories)
+(defun push-test-suspects (verdict suspects words passing packages)
   "Push a record `suspect' for each of SUSPECTS for VERDICT, followed by a record `line' for each of the suspect's lines.
-WORDS and PASSING are as for SUSPECT-LINES. PACKAGES are the packages of the code under test. File names are relative to
-DIRECTORIES, native namestrings."
+WORDS and PASSING are as for SUSPECT-LINES. PACKAGES are the packages of the code under test."
   (loop for suspect in suspects
         for form = (suspect-form suspect)
         for place from 0
         do (push-record "suspect"
                         :name (form-name form)
-                        :file (relative-file (marked-form-file form) directories)
+                        :file (shown-path (marked-form-file form))
                         :line (marked-form-line form)
                         :passing (suspect-passing suspect)
                         :macros (let ((macros (guarded (called-macros form packages) (failure) nil)))
@@ -477,13 +476,9 @@ with."
          (passing (count-tests-per-mark units #'passed-p))
          (failing (count-tests-per-mark units #'failed-p))
          (compared (some #'passed-p units))
-         (packages (packages-of-systems systems))
-         (directories (loop for system in systems
-                            for directory = (asdf:system-source-directory system)
-                            when directory
-                              collect (sb-ext:native-namestring directory))))
+         (packages (packages-of-systems systems)))
     (flet ((push-for (verdict suspects words)
-             (push-test-suspects verdict suspects words passing packages directories)))
+             (push-test-suspects verdict suspects words passing packages)))
       (with-source-files ()
         (loop with *marked-files* = (make-hash-table :test 'equal)
                 initially (mark-expansions forms)

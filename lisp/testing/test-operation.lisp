@@ -99,12 +99,14 @@ would return."
 ;;; Test operations
 
 (defun reload-for-tests (systems)
-  "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files."
+  "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files, and
+from files that their systems no longer contain."
   (let ((*reloaded-files* (list '())))
     (unwind-protect
          (dolist (system systems)
            (load-for-tests system t))
-      (report-stale-definitions (car *reloaded-files*)))))
+      (report-stale-definitions (car *reloaded-files*)))
+    (report-removed-files)))
 
 (defun perform-test-operation (system)
   "Perform SYSTEM's test operation. Tests that the operation runs with a known framework become tests of this test run. If
@@ -146,7 +148,8 @@ or if it does nothing."
 (defun run-system-tests (system reload)
   "Run the tests of SYSTEM and of the systems that SYSTEM's test operation names. If there are none, run the tests of the
 system whose name suggests that it holds SYSTEM's tests; if RELOAD is true, load the changed files of that system first. If
-there are still no tests, run the tests in the packages of all these systems. Return the systems."
+there are still no tests, run the tests in the packages of all these systems and of the systems that ASDF infers for them.
+Return the systems."
   (let* ((systems (test-systems system))
          (verdicts (test-run-verdicts *test-run*)))
     (mapc #'load-for-tests systems)
@@ -159,7 +162,7 @@ there are still no tests, run the tests in the packages of all these systems. Re
         (mapc #'perform-test-operation siblings)
         (setf systems (append siblings systems)))
       (when (zerop (length verdicts))
-        (run-package-tests (packages-of-systems systems))))
+        (run-package-tests (packages-of-systems (with-inferred-systems systems)))))
     systems))
 
 (defun run-package-tests (packages)
@@ -360,11 +363,11 @@ with the same operator define the test, return the map of the last form, whose d
 (defconstant +max-searched-files+ 2000
   "Maximum number of files that are searched for the source of a failed test.")
 
-(defun test-location (verdict files directories)
-  "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, relative to one of
-DIRECTORIES, and the number and the text of a line. The line is that of the first failed check whose source is found, or
-else the first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed
-checks in VERDICT."
+(defun test-location (verdict files)
+  "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, as SHOWN-PATH returns
+it, and the number and the text of a line. The line is that of the first failed check whose source is found, or else the
+first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
+VERDICT."
   (let* ((whole (string (verdict-name verdict)))
          ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
          (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
@@ -385,7 +388,7 @@ checks in VERDICT."
                              (check-line check) (values (line-and-column text check-position))
                              (check-printed-form check) (or (source-of-check text check-position)
                                                             (check-printed-form check))))))
-                 (return (list (relative-file file directories)
+                 (return (list (shown-path file)
                                (values (line-and-column text position))
                                (line-at text position)))))))
 
@@ -421,7 +424,7 @@ system if several systems are tested, else NIL."
                    :expected (check-expected check)
                    :actual (check-actual check)
                    :message (check-message check)
-                   :file (check-file check)
+                   :file (and (check-file check) (shown-path (check-file check)))
                    :line (check-line check)))
     (when (plusp (verdict-more-checks verdict))
       (push-record "more-checks" :count (verdict-more-checks verdict)))))
@@ -442,11 +445,7 @@ system if several systems are tested, else NIL."
 that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
-         (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
-         (directories (loop for system in systems
-                            for directory = (asdf:system-source-directory system)
-                            when directory
-                              collect (sb-ext:native-namestring directory)))
+         (files (system-files (or (with-inferred-systems systems) (mapcar #'asdf:find-system (user-systems)))))
          (count 0))
     (with-source-files ()
       (flet ((report (verdict)
@@ -454,21 +453,21 @@ that RUN may use, because the runs of several systems share the maximum."
                  (incf count)
                  (push-verdict verdict (and (failed-p verdict)
                                             (<= count (* share +max-reported-failures+))
-                                            (guarded (or (find-check-location verdict directories)
-                                                         (test-location verdict files directories))
+                                            (guarded (or (find-check-location verdict)
+                                                         (test-location verdict files))
                                                 (failure)
                                               nil))
                                (test-run-system run)))))
         (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
         (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
-(defun find-check-location (verdict directories)
+(defun find-check-location (verdict)
   "Return the source location of the first failed check of VERDICT whose file the framework knows, or NIL if there is no such
-check. Like a value of TEST-LOCATION, the location is a list of the file, relative to one of DIRECTORIES, the line number,
-and the text of the line. Here the text is always NIL."
+check. Like a value of TEST-LOCATION, the location is a list of the file, the line number, and the text of the line. Here the
+text is always NIL."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
-         (list (relative-file (check-file check) directories) (check-line check) nil))))
+         (list (shown-path (check-file check)) (check-line check) nil))))
 
 (defun user-systems ()
   "Return the names of the loaded systems that were not in the core when the image started."

@@ -510,6 +510,23 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
 
 ;;; Files and packages of systems
 
+(defun with-inferred-systems (systems)
+  "Return SYSTEMS and the loaded systems that ASDF infers from source files for the package-inferred systems among SYSTEMS,
+each system before those on which it depends."
+  (let ((seen '())
+        (sorted '()))
+    (labels ((visit (system)
+               (unless (or (null system) (member system seen))
+                 (push system seen)
+                 (when (typep system 'asdf:package-inferred-system)
+                   (dolist (name (asdf:system-depends-on system))
+                     (when (and (stringp name)
+                                (string= (asdf:primary-system-name name) (asdf:primary-system-name system)))
+                       (visit (asdf:registered-system name)))))
+                 (push system sorted))))
+      (mapc #'visit (reverse systems)))
+    sorted))
+
 (defun system-files (systems)
   "Return the native namestrings of the Lisp source files of SYSTEMS."
   (let ((files '()))
@@ -531,11 +548,3 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
                             (not (system-file-p file))
                             (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
                    (list-all-packages))))
-
-(defun relative-file (file directories)
-  "Return FILE relative to the first of DIRECTORIES that contains FILE, or else relative to the working directory. FILE and
-DIRECTORIES are native namestrings."
-  (loop for directory in directories
-        when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
-          return (subseq file (length directory))
-        finally (return (shown-path file))))

@@ -161,11 +161,12 @@ BEFORE and NOW are the LOADED-FILEs of the previous and the new load."
 
 (defun obsolete-definitions (namestring before now)
   "Return the keys of obsolete definitions, which the file NAMESTRING made in its previous load but not in its new load.
-BEFORE and NOW are the LOADED-FILEs of these loads. A definition is obsolete only if it still exists and the file was the
-last to make it. Omit the accessors of a class that is itself returned, accessor functions that still have methods, and
-definitions that the file may make under some condition or with another number in the name."
+BEFORE and NOW are the LOADED-FILEs of these loads; NOW is NIL if the file's system no longer contains the file. A definition is
+obsolete only if it still exists and the file was the last to make it. Omit the accessors of a class that is itself returned,
+accessor functions that still have methods, and definitions that the file may make under some condition or with another number
+in the name."
   (flet ((defined-here-p (key) (equal namestring (gethash key **last-definers**))))
-    (let* ((known (defined-keys now))
+    (let* ((known (if now (defined-keys now) (make-hash-table)))
            (left (remove-if-not (lambda (definition)
                                   (destructuring-bind ((kind . name) . value) definition
                                     (and (not (gethash (car definition) known))
@@ -175,7 +176,7 @@ definitions that the file may make under some condition or with another number i
                                              (defined-here-p (cons :class (class-part-class value))))
                                          (guarded (still-defined-p kind name value) (failure) nil))))
                                 (loaded-file-definitions before)))
-           (octets (and left (file-octets namestring)))
+           (octets (and left now (file-octets namestring)))
            (text (and octets (octets-text octets 0 (length octets))))
            (conditional (and text (guarded (conditional-definitions text) (failure) '()))))
       (loop for (key . value) in left
@@ -246,6 +247,39 @@ RELOADED is a list as in *RELOADED-FILES*: a namestring, the previous and the ne
   (loop for (namestring before now bound) in (reverse reloaded)
         do (guarded (report-kept-values namestring before now bound) (failure) nil)
            (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
+
+(defun removed-files ()
+  "Return an alist of the files that were loaded as parts of systems that no longer contain them. Keys are native namestrings;
+values are LOADED-FILEs. Omit files of systems that are not loaded, as after ASDF has forgotten a system."
+  (let ((visited '())
+        (present (make-hash-table :test 'equal))
+        (files (sb-ext:with-locked-hash-table (**loaded-files**)
+                 (loop for namestring being the hash-keys of **loaded-files** using (hash-value file)
+                       when (loaded-file-system file)
+                         collect (cons namestring file)))))
+    (labels ((visit (component)
+               (if (typep component 'asdf:parent-component)
+                   (mapc #'visit (asdf:component-children component))
+                   (setf (gethash (component-file component) present) t)))
+             (removed-p (namestring system)
+               (unless (member system visited)
+                 (push system visited)
+                 (visit system))
+               (and (not (gethash namestring present)) (asdf:component-loaded-p system))))
+      (remove-if-not (lambda (entry)
+                       (let ((system (asdf:registered-system (loaded-file-system (cdr entry)))))
+                         (and system (removed-p (car entry) system))))
+                     files))))
+
+(defun report-removed-files ()
+  "Push a notice of the definitions that remain from each file that its system no longer contains, unless the notice has been
+pushed before."
+  (loop for (namestring . file) in (guarded (removed-files) (failure) '())
+        do (let ((left (guarded (obsolete-definitions namestring file nil) (failure) '())))
+             (when left
+               (push-notice "The image still has definitions of ~A, a file that the system ~A no longer contains: ~A."
+                            (shown-path namestring) (loaded-file-system file) (names-text (mapcar #'key-text left))))
+             (setf (loaded-file-system file) nil))))
 
 ;;; Loading systems
 
@@ -420,6 +454,8 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
            (progress *load-progress*)
            (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (progress-systems progress))
                            :test #'equal)))
+      (when loaded
+        (report-removed-files))
       (push-record "loaded" :name (or system (shown-path path))
                             :files (if system (progress-files progress) 1)
                             :compiled (and system (progress-compiled progress))

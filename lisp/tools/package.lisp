@@ -8,5 +8,6 @@
    ;; Exports of find-references.lisp:
    "FIND-MENTIONED-SYMBOL"
    ;; Exports of loading.lisp:
-   "*SEARCHED-LOCATIONS*" "CALL-RECOMPILING-FASLS" "REGISTER-DEFINITION" "KNOWN-SYSTEM-NAME" "REPORT-STALE-DEFINITIONS")
+   "*SEARCHED-LOCATIONS*" "ASD-FILE" "CALL-RECOMPILING-FASLS" "REGISTER-DEFINITION" "KNOWN-SYSTEM-NAME"
+   "REPORT-REMOVED-FILES" "REPORT-STALE-DEFINITIONS")
   (:documentation "The Lisp side of MCP tools: symbols, references, expansions; loading, tracing and profiling."))

@@ -180,14 +180,21 @@ impl Server {
 
     /// Starts the server with arguments and environment variables.
     pub(crate) fn start_with_environment(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
-        let mut server = Self::spawn(arguments, variables);
+        let mut server = Self::spawn(arguments, variables, Path::new("."));
+        server.start_reading();
+        server
+    }
+
+    /// Starts the server in a working directory, with arguments.
+    pub(crate) fn start_in(directory: &Path, arguments: &[&str]) -> Self {
+        let mut server = Self::spawn(arguments, &[], directory);
         server.start_reading();
         server
     }
 
     /// Starts the server; its output is not read before [`Self::start_reading`].
     pub(crate) fn start_unread(arguments: &[&str]) -> Self {
-        Self::spawn(arguments, &[])
+        Self::spawn(arguments, &[], Path::new("."))
     }
 
     /// Starts the program `command` without changing its environment.
@@ -205,7 +212,7 @@ impl Server {
         server
     }
 
-    fn spawn(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
+    fn spawn(arguments: &[&str], variables: &[(&str, &Path)], directory: &Path) -> Self {
         let home = Scratch::new();
         let mut command = Command::new(binary());
         for name in DIRECTORIES {
@@ -213,7 +220,8 @@ impl Server {
         }
         std::fs::set_permissions(home.join("XDG_RUNTIME_DIR"), Permissions::from_mode(0o700))
             .expect("a mode can be set");
-        Self::spawn_command(command.args(arguments).envs(variables.iter().copied()), home)
+        command.args(arguments).envs(variables.iter().copied()).current_dir(directory);
+        Self::spawn_command(&mut command, home)
     }
 
     fn spawn_command(command: &mut Command, home: Scratch) -> Self {

@@ -48,7 +48,12 @@ static COMPILED: LazyLock<PathBuf> = LazyLock::new(|| {
 
 /// Starts a server whose cache contains the compiled installed libraries, without sending anything.
 pub(crate) fn start_with(arguments: &[&str]) -> Server {
-    let server = Server::start_with(arguments);
+    start_in(Path::new("."), arguments)
+}
+
+/// Starts a server as [`start_with`] does, in a working directory.
+pub(crate) fn start_in(directory: &Path, arguments: &[&str]) -> Server {
+    let server = Server::start_in(directory, arguments);
     copy_to(&server);
     server
 }

@@ -563,6 +563,46 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn load_names_definitions_of_files_that_their_system_no_longer_contains() {
+    let project = Project::new();
+    let package = ("package", PACKAGE);
+    let removed = "(in-package :app)
+(defun gone () 1)
+(defun moved () 1)
+(defun redefined () 1)
+(when t
+  (defun conditional () 1))
+(defclass shape () ((sides :accessor sides)))
+";
+    project.system("app", &[package, ("a", removed), ("b", "(in-package :app)")]);
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    server.evaluate("(defun app::redefined () 2)");
+    project.system("app", &[package, ("b", "(in-package :app)\n(defun moved () 2)")]);
+    let text = load(&mut server, json!({"system": "app"}));
+    let expected = "[notice]
+The image still has definitions of app/a.lisp, a file that the system app no longer contains: function APP::GONE, function \
+                    APP::CONDITIONAL, class APP::SHAPE.
+
+Loaded app: 2 files, 2 compiled, T s";
+    assert_eq!(text, expected);
+    // The notice comes once.
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert_eq!(text, "Loaded app: 2 files, 2 compiled, T s");
+    // A file of a dependency is named, too. After a failed load, the next load names the file, because the definitions may have
+    // moved to a file that is not loaded yet.
+    project.system("app", &[package]);
+    project.write("top/top.asd", "(defsystem \"top\" :depends-on (\"app\") :components ((:file \"top\")))");
+    project.write("top/top.lisp", "(error \"not yet\")");
+    let text = load_err(&mut server, json!({"system": "top", "directory": "top"}));
+    assert!(!text.contains("no longer contains"), "{text}");
+    project.write("top/top.lisp", "");
+    let text = load(&mut server, json!({"system": "top"}));
+    let expected = "definitions of app/b.lisp, a file that the system app no longer contains: function APP::MOVED.\n";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
 fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator() {
     let project = Project::new();
     let file = |value: u8| {

@@ -9,7 +9,7 @@ use super::super::fit::length;
 use super::super::load::count_text;
 use super::super::{call_text, clipped_message};
 use super::suspects::{FunctionSet, has_suspects, push_new_suspects, push_suspects, suspect_set};
-use super::{MAX_CALL, MAX_FORM, MAX_NAMES};
+use super::{MAX_CALL, MAX_FORM, MAX_NAMES, MAX_PATH};
 use crate::audience::Audience;
 use crate::outcome::{Check, ErrorRecord, FrameRecord, Outcome, Test, TestResult, TestRun};
 use crate::tool_names;
@@ -317,7 +317,7 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
 
 /// Returns the location of a test, such as `tests/parse.lisp:31`.
 pub(super) fn location(test: &TestResult) -> Option<String> {
-    let file = one_line(test.file.as_ref()?, MAX_CALL);
+    let file = one_line(test.file.as_ref()?, MAX_PATH);
     Some(match test.line {
         Some(line) if line > 0 => format!("{file}:{line}"),
         _ => file,

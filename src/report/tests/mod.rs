@@ -16,8 +16,10 @@ use crate::tool_names;
 
 /// Maximum length of a form, in characters.
 const MAX_FORM: usize = 300;
-/// Maximum length of a call, a name or a path, in characters.
+/// Maximum length of a call or a name, in characters.
 const MAX_CALL: usize = 120;
+/// Maximum length of a path, in characters. The reader cannot open a path that is cut.
+const MAX_PATH: usize = 1000;
 /// Characters reserved for the text after the failures.
 const RESERVED_AFTER_FAILURES: usize = 700;
 /// Number of characters shown from the beginning and from the end of a test operation's output.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::failures::{Detail, one_line};
-use super::{MAX_CALL, MAX_FORM};
+use super::{MAX_CALL, MAX_FORM, MAX_PATH};
 use crate::outcome::{Suspect, SuspectLine, SuspectList, Test};
 
 /// A set of functions, by name and line.
@@ -76,7 +76,7 @@ pub(super) fn push_new_suspects(
 /// Returns the location of a suspect, preceded by two spaces; an empty string if the suspect's file is unknown.
 fn suspect_location(suspect: &Suspect) -> String {
     let line = suspect.line;
-    suspect.file.as_ref().map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)))
+    suspect.file.as_ref().map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_PATH)))
 }
 
 /// Appends the lines of a suspect, as many as `detail` allows.

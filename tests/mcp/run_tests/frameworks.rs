@@ -167,7 +167,7 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
     for case in FRAMEWORKS {
         let name = case.framework;
         let project = Project::new(&format!("{name:?}"), case.perform, case.tests);
-        let mut server = libraries::start_with(&["--structured-content"]);
+        let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
         server.initialize("2025-11-25");
         server.evaluate(&format!(
             "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"

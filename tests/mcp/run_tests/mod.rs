@@ -53,9 +53,10 @@ impl Project {
         self.directory.write(file, text);
     }
 
-    /// Starts a server that finds the systems.
+    /// Starts a server in the project's directory that finds the systems.
     fn server(&self) -> Server {
-        let mut server = ready();
+        let mut server = libraries::start_in(&self.directory, &[]);
+        server.initialize("2025-06-18");
         self.register(&mut server);
         server
     }

@@ -106,7 +106,7 @@ fn failures_printed_by_a_test_op_have_suspects() {
          ((minusp n) (sign-of n))\n        (t :small)))\n\n\
          (defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n",
     );
-    let mut server = libraries::start_with(&["--structured-content"]);
+    let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let said = "1. test-op of demo/tests\n   The test-op returned NIL and printed: Some tests failed.\n";
@@ -168,7 +168,7 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
                   ((> size 10)\n           (large-name size))\n          (t :small))))\n\n\
                   (declaim (inline sign-of))\n(defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n";
     project.write("src/demo.lisp", source);
-    let mut server = libraries::start_with(&["--structured-content"]);
+    let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let asked = "\nrun-tests with `suspects`: 3 also lists code that failed tests ran and few or no passing tests ran.";
@@ -266,7 +266,8 @@ fn code_in_another_system_than_its_tests_has_suspects() {
             "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(defun call (f) (funcall f 1))\n\
              (deftest one (call 'demo::small) 2)\n(deftest two (call 'demo::large) 2)\n",
         );
-        let mut server = ready();
+        let mut server = libraries::start_in(&project.directory, &[]);
+        server.initialize("2025-06-18");
         for place in ["code/", "aids/", "tests/"] {
             server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", project.directory.join(place)));
         }
@@ -274,11 +275,51 @@ fn code_in_another_system_than_its_tests_has_suspects() {
             let text = call_ok(&mut server, "run-tests", asked);
             assert!(text.starts_with("FAILED  1 passed, 1 failed"), "{text}");
             assert!(
-                text.contains("   Suspects: LARGE  parts.lisp:3  (no passing test ran"),
+                text.contains("   Suspects: LARGE  code/parts.lisp:3  (no passing test ran"),
                 "{system} {helpers}: {text}"
             );
             assert!(!text.contains("CALL"), "{system} {helpers}: {text}");
         }
+    }
+}
+
+/// ASDF knows no directory for the systems that it infers from the files of a package-inferred system.
+#[test]
+fn code_in_a_package_inferred_system_has_suspects() {
+    let project = Project::new("", "", "");
+    project.write(
+        "demo.asd",
+        "(defsystem \"demo\" :class :package-inferred-system :depends-on (\"demo/code/main\")
+           :in-order-to ((test-op (test-op \"demo/checks/all\"))))",
+    );
+    project.write(
+        "code/main.lisp",
+        "(defpackage :demo/code/main (:use :cl) (:export #:small #:large))\n(in-package :demo/code/main)\n\
+         (defun small (n)\n  (1+ n))\n(defun large (n)\n  (* 3 n))\n",
+    );
+    let package = |name: &str, more: &str| format!("(defpackage :demo/checks/{name} (:use :cl :sb-rt) {more})\n");
+    project
+        .write("checks/all.lisp", &package("all", "(:import-from :demo/checks/one) (:import-from :demo/checks/two)"));
+    for (name, tests) in [
+        ("one", "(deftest one (demo/code/main:small 1) 2)\n"),
+        ("two", "(deftest small (demo/code/main:small 1) 2)\n(deftest large (demo/code/main:large 1) 2)\n"),
+    ] {
+        let text =
+            format!("{}(in-package :demo/checks/{name})\n{tests}", package(name, "(:import-from :demo/code/main)"));
+        project.write(&format!("checks/{name}.lisp"), &text);
+    }
+    let mut server = project.server();
+    for (asked, passed) in [
+        (json!({"system": "demo", "suspects": 3}), 2),
+        (json!({"system": "demo/checks/all", "suspects": 3}), 2),
+        (json!({"system": "demo/checks/two", "suspects": 3}), 1),
+        (json!({"test-package": "demo/checks/two", "suspects": 3}), 1),
+    ] {
+        let text = call_ok(&mut server, "run-tests", asked.clone());
+        assert!(text.starts_with(&format!("FAILED  {passed} passed, 1 failed")), "{asked}: {text}");
+        assert!(text.contains("1. DEMO/CHECKS/TWO::LARGE  checks/two.lisp:4\n"), "{asked}: {text}");
+        let suspect = "   Suspects: LARGE  code/main.lisp:5  (no passing test ran these lines)\n";
+        assert!(text.contains(suspect), "{asked}: {text}");
     }
 }
 

@@ -155,7 +155,7 @@ fn endless_print_methods_and_reports_do_not_end_the_run() {
 #[test]
 fn structured_content_has_a_record_per_test_and_matching_counts() {
     let Some(project) = fiveam(FIVEAM) else { return };
-    let mut server = libraries::start_with(&["--structured-content"]);
+    let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let content = structured(&mut server, json!({"system": "demo", "timeout": 0.5}));
@@ -174,6 +174,25 @@ fn structured_content_has_a_record_per_test_and_matching_counts() {
     assert_eq!(tests[1]["error"]["id"], "E1", "{content:#}");
     let skipped = tests.iter().find(|test| test["status"] == "skipped").expect("one");
     assert_eq!((&skipped["name"], &skipped["message"]), (&json!("DEMO-TESTS::LATER"), &json!("no time")));
+}
+
+#[test]
+fn run_tests_shows_all_paths_relative_to_the_working_directory() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest fine (demo:parse \"\") nil)\n\
+                 (deftest broken (demo:parse \"abc\") 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = ready();
+    project.register(&mut server);
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
+    let here = std::env::current_dir().expect("a directory");
+    let shown = project.directory.strip_prefix(here).unwrap_or(&project.directory).display();
+    for expected in [
+        format!("1. DEMO-TESTS::BROKEN  {shown}/tests/tests.lisp:4\n"),
+        format!("(DEMO:PARSE \"abc\")  {shown}/src/demo.lisp:11: "),
+        format!("   Suspects: ITEM  {shown}/src/demo.lisp:4  "),
+    ] {
+        assert!(text.contains(&expected), "{expected} is not in\n{text}");
+    }
 }
 
 #[test]
@@ -284,7 +303,7 @@ fn project_with_several_systems() -> Option<Project> {
 fn run_tests_accepts_several_systems_and_sums_the_counts() {
     let Some(project) = project_with_several_systems() else { return };
     let root = project.directory.display().to_string();
-    let mut server = libraries::start_with(&["--structured-content"]);
+    let mut server = libraries::start_in(&project.directory, &["--structured-content"]);
     server.initialize("2025-11-25");
     let run = |server: &mut Server, systems: Value, others: Value| {
         let mut arguments = json!({"system": systems, "directory": root});
