@@ -164,15 +164,9 @@ fn serve(
 pub(super) struct AttachedClients(Arc<Mutex<Vec<Arc<Conversation>>>>);
 
 impl AttachedClients {
-    /// Answers the pending requests of all attached clients with an error.
-    pub(super) fn fail_all(&self, reason: &'static str) {
-        let conversations = self.0.lock().clone();
-        conversations.iter().for_each(|conversation| conversation.inflight().fail_all(reason));
-    }
-
-    /// Returns the outputs to all attached clients.
-    pub(super) fn outputs(&self) -> Vec<Arc<Output>> {
-        self.0.lock().iter().map(|conversation| conversation.inflight().output.clone()).collect()
+    /// Returns the conversations with all attached clients.
+    pub(super) fn conversations(&self) -> Vec<Arc<Conversation>> {
+        self.0.lock().clone()
     }
 
     /// Starts a thread that accepts clients from `listener` and attaches them to the session of `main`. Each client is

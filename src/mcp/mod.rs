@@ -53,6 +53,9 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the recovery state from the supervisor.
 const RECOVERY_STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Poll interval while slow lines are still being handled at shutdown.
+const SLOW_LINE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// The error for requests that are pending at shutdown.
 const SHUTTING_DOWN: &str = "the server is shutting down; the request was not finished";
 
@@ -171,6 +174,26 @@ pub(crate) fn serve(
     Ok(status)
 }
 
+/// Answers the pending requests of all clients with an error, and refuses their further requests with the same error.
+fn fail_all(clients: &[Arc<Conversation>], reason: &'static str) {
+    clients.iter().for_each(|client| client.inflight().fail_all(reason));
+}
+
+/// After [`fail_all`], answers the requests in waiting lines, and writes the answers to all clients, until `end`.
+fn finish_answers(clients: &[Arc<Conversation>], end: Instant) {
+    let outputs: Vec<_> = clients.iter().map(|client| client.inflight().output.clone()).collect();
+    loop {
+        // All clients have their turn, even if a slow line of the first client is still being handled.
+        let busy = clients.iter().filter(|client| !client.refuse_waiting(end)).count();
+        if busy == 0 || Instant::now() >= end {
+            return output::drain(&outputs, end);
+        }
+        // A slow batch is answered when the thread that handles it has refused its last request.
+        output::drain(&outputs, Instant::now() + SLOW_LINE_POLL_INTERVAL);
+        std::thread::sleep(SLOW_LINE_POLL_INTERVAL);
+    }
+}
+
 /// Exit status of a process that cannot continue because an evaluation cannot be interrupted.
 pub(crate) const EXIT_STUCK: i32 = 88;
 
@@ -187,7 +210,7 @@ pub(crate) fn serve_unsupervised(
     options: ToolOptions,
     clean_up: impl Fn() + Send + Sync + 'static,
 ) -> io::Result<i32> {
-    let connection = Arc::new(Connection::open(stdio, output::Recipient::Client)?);
+    let connection = Connection::open(stdio, output::Recipient::Client)?;
     let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, Some(checkpoints), options);
     let main = Conversation::new(tools);
     let listener = listener.map(Arc::new);
@@ -196,7 +219,7 @@ pub(crate) fn serve_unsupervised(
     // that disconnects as soon as it is answered could change the exit status.
     let ending = Arc::new(Mutex::new(()));
     session.enable_job_abandonment({
-        let (connection, listener, attached) = (connection.clone(), listener.clone(), attached.clone());
+        let (main, listener, attached) = (main.clone(), listener.clone(), attached.clone());
         let ending = ending.clone();
         move |reason| {
             let _ending = ending.lock();
@@ -205,8 +228,9 @@ pub(crate) fn serve_unsupervised(
             let reason =
                 format!("the server stops: {reason} Without --no-supervisor, a server replaces its image instead.");
             let reason: &'static str = Box::leak(reason.into_boxed_str());
-            attached.fail_all(reason);
-            connection.fail_all_and_drain(reason);
+            let clients = [attached.conversations(), vec![main.clone()]].concat();
+            fail_all(&clients, reason);
+            finish_answers(&clients, Instant::now() + MIN_DRAIN_TIME);
             listener.iter().for_each(|listener| listener.remove());
             clean_up();
             crate::exit_now(EXIT_STUCK);
@@ -215,13 +239,12 @@ pub(crate) fn serve_unsupervised(
     if let Some(listener) = listener.clone() {
         attached.clone().accept(listener, main.clone())?;
     }
-    let status = connection.event_loop.run(&SingleClient::for_stdio(main));
+    let status = connection.event_loop.run(&SingleClient::for_stdio(main.clone()));
     let _ending = ending.lock();
-    attached.fail_all(SHUTTING_DOWN);
-    connection.inflight.fail_all(SHUTTING_DOWN);
+    let clients = [attached.conversations(), vec![main]].concat();
+    fail_all(&clients, SHUTTING_DOWN);
     session.unwind_all(connection.event_loop.unwinding_deadline());
-    let end = Instant::now() + connection.drain_time();
-    output::drain(&[attached.outputs(), vec![connection.inflight.output.clone()]].concat(), end);
+    finish_answers(&clients, Instant::now() + connection.drain_time());
     listener.iter().for_each(|listener| listener.remove());
     Ok(status)
 }

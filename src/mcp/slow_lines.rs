@@ -5,6 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rmcp::model::RequestId;
@@ -103,6 +104,11 @@ impl SlowLines {
             }
             None => Some(line),
         }
+    }
+
+    /// Returns the next line, even if the line before it is still being handled.
+    fn pop_early(&self) -> Option<WaitingLine> {
+        self.0.lock().as_mut().and_then(Waiting::pop)
     }
 
     /// Returns the next line to handle. After the last line, later lines do not wait.
@@ -225,6 +231,17 @@ impl Conversation {
             }
             WaitingLine::End => self.end(),
         }
+    }
+
+    /// Handles waiting lines until `end`, after [`Inflight::fail_all`](crate::rpc::inflight::Inflight::fail_all): their requests
+    /// are refused, and need not wait for the slow line that is being handled. Returns true if no line waits or is being handled.
+    pub(super) fn refuse_waiting(&self, end: Instant) -> bool {
+        while Instant::now() < end
+            && let Some(line) = self.slow_lines.pop_early()
+        {
+            self.handle_waiting(line);
+        }
+        self.slow_lines.is_empty()
     }
 
     /// Ends the connection of a client that is gone. The client's waiting lines are dropped, and a slow line that is

@@ -293,8 +293,12 @@ const PART_BYTES: usize = 64;
 /// Returns an upper bound for the size of `text` as JSON, without quotes, in bytes. A control character counts as six
 /// bytes.
 pub(crate) fn json_size(text: &str) -> usize {
-    let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
-    text.bytes().map(escaped).sum()
+    let escape = |byte: &u8| if *byte < b' ' { 5 } else { u8::from(*byte == b'"' || *byte == b'\\') };
+    // The sum for 32 bytes fits into a byte. Thus, the compiled code can add many bytes at once: texts of megabytes are counted
+    // while clients wait.
+    let escapes = |bytes: &[u8]| usize::from(bytes.iter().map(escape).sum::<u8>());
+    let (chunks, rest) = text.as_bytes().as_chunks::<32>();
+    text.len() + chunks.iter().map(|chunk| escapes(chunk)).sum::<usize>() + escapes(rest)
 }
 
 fn part_bytes(name: &str, value: &str) -> usize {
@@ -817,6 +821,15 @@ pub enum SymbolDescription {
 #[cfg(all(test, feature = "mcp"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_count_as_six_bytes_of_json_and_quotes_and_backslashes_as_two() {
+        for (character, bytes) in [("\u{1}", 6), ("\"", 2), ("\\", 2), ("x", 1), ("é", 2)] {
+            for length in [0, 1, 31, 32, 33, 1_000] {
+                assert_eq!(json_size(&character.repeat(length)), bytes * length, "{character:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_test_whose_error_was_dropped_gets_no_error_of_another_test() {

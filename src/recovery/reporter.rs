@@ -1,6 +1,6 @@
 //! The worker's reports to the supervisor: events, and the numbers on the status page.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,18 +23,49 @@ use crate::{Limits, report};
 #[derive(Debug, Clone)]
 pub(crate) struct Reporter {
     output: Arc<Output>,
+    queue: Arc<ErrorQueue>,
+}
+
+/// The queue of reports about errors. A large error takes time to encode, and whoever reports it may hold a lock for which
+/// other clients wait.
+#[derive(Debug, Default)]
+struct ErrorQueue {
+    /// For each report, the number of the connection, the new error, and the number of the last error.
+    reports: Mutex<VecDeque<(u64, Option<Arc<ErrorRecord>>, Option<u64>)>>,
+    /// The lock of the thread that sends the reports, so that they keep their order.
+    sending: Mutex<()>,
 }
 
 impl Reporter {
     /// Creates a reporter that sends events through the worker's output.
     pub(crate) fn new(output: Arc<Output>) -> Self {
-        Self { output }
+        Self { output, queue: Arc::default() }
+    }
+
+    /// Queues the report that the client of a connection has the error `added`, if there is one, in its history, and the last
+    /// error number `last`. Other changes of the session may overtake the report, since they do not concern errors.
+    fn queue_errors(&self, client: u64, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
+        self.queue.reports.lock().push_back((client, added, last));
+    }
+
+    /// Sends the queued reports.
+    fn send_queued(&self) {
+        let _sending = self.queue.sending.lock();
+        loop {
+            // The queue's lock is not held while a report is encoded.
+            let next = self.queue.reports.lock().pop_front();
+            let Some((client, added, last)) = next else { return };
+            let added = added.map(|error| error.truncated(MAX_ERROR_BYTES));
+            self.report_change(SessionEvent::Errors { client, added, last });
+        }
     }
 
     /// Sends an event. An event that is too large is logged instead of sent.
     pub(crate) fn report(&self, event: &WorkerEvent) {
         if !matches!(event, WorkerEvent::Changed(_)) {
-            // The supervisor may replace the worker after this event, so finished answers must be sent before the event.
+            // The supervisor may replace the worker after this event, so finished answers and the errors that belong to them
+            // must be sent before the event.
+            self.send_queued();
             self.output.queue_large_answers();
         }
         match event.encode() {
@@ -150,9 +181,12 @@ impl Observer for EventForwarder {
         let known = last_errors.entry(connection).or_default();
         if added.is_some() || *known != last {
             *known = last;
-            let added = added.map(|error| error.truncated(MAX_ERROR_BYTES));
-            self.reporter.report_change(SessionEvent::Errors { client: connection, added, last });
+            self.reporter.queue_errors(connection, added.cloned(), last);
         }
+    }
+
+    fn send_queued_reports(&self) {
+        self.reporter.send_queued();
     }
 
     fn connection_ended(&self, connection: u64) {
@@ -195,5 +229,60 @@ impl Observer for EventForwarder {
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });
         self.event_loop.begin_replacement();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+    use crate::outcome::Clipped;
+    use crate::rpc::frame;
+    use crate::rpc::output::Recipient;
+    use crate::rpc::waker::Waker;
+
+    fn error(id: u64) -> Arc<ErrorRecord> {
+        Arc::new(ErrorRecord {
+            id,
+            kind: "SIMPLE-ERROR".to_owned(),
+            message: Clipped::from("x"),
+            time: jiff::Timestamp::UNIX_EPOCH,
+            form: None,
+            slots: Vec::new(),
+            restarts: Vec::new(),
+            frames: Vec::new(),
+            total_frames: 0,
+            slots_omitted: 0,
+            evaluation: 1,
+        })
+    }
+
+    #[test]
+    fn errors_are_sent_later_in_order_and_before_an_event_after_which_the_worker_is_replaced() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let output = Output::new(writer.into(), Recipient::Supervisor, Arc::new(Waker::new().unwrap())).unwrap();
+        let reporter = Reporter::new(Arc::new(output));
+        reporter.queue_errors(0, Some(error(1)), Some(1));
+        reporter.queue_errors(3, Some(error(2)), Some(2));
+        assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 0);
+        reporter.report(&WorkerEvent::reset_requested(7, &[]));
+        reporter.queue_errors(0, None, None);
+        reporter.send_queued();
+        drop(reporter);
+        let (mut bytes, mut sent) = (Vec::new(), Vec::new());
+        reader.read_to_end(&mut bytes).unwrap();
+        let mut rest = &bytes[..];
+        while let Some(((_, _, payload), length)) = frame::parse(rest).unwrap() {
+            sent.push(match WorkerEvent::decode(payload).unwrap() {
+                WorkerEvent::Changed(SessionEvent::Errors { client, added, last }) => {
+                    format!("{client}: {:?}, {last:?}", added.map(|error| error.id))
+                }
+                WorkerEvent::ResetRequested { job, .. } => format!("reset by {job}"),
+                event => panic!("{event:?}"),
+            });
+            rest = &rest[length..];
+        }
+        assert_eq!(sent, ["0: Some(1), Some(1)", "3: Some(2), Some(2)", "reset by 7", "0: None, None"]);
     }
 }

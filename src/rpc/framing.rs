@@ -145,7 +145,7 @@ impl LineReader {
         let line = self.start..end;
         if let Some(scanner) = &mut self.scanner {
             scanner.feed(&self.buffer[self.searched..end]);
-        } else if line.len() > self.limit.min(MAX_IDLE_CAPACITY) {
+        } else if line.len() > self.limit.min(MAX_IDLE_CAPACITY) && self.limit < usize::MAX {
             self.scanner.get_or_insert_default().feed(&self.buffer[line.clone()]);
         }
         self.searched = end;
@@ -235,6 +235,19 @@ mod tests {
         let expected = ["ab\n", "\n", "cd\n", "e\n", "f\n"].map(|line| Ok(line.as_bytes().to_vec()));
         assert_eq!(lines(&pieces), expected);
         assert_eq!(lines(&[]), []);
+    }
+
+    /// The recovery state may be a line of many megabytes, and clients wait for it.
+    #[test]
+    fn a_long_line_is_not_scanned_if_there_is_no_limit() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let mut reader = LineReader::with_limit(reader.into(), usize::MAX);
+        while reader.buffer.len() <= 2 * MAX_IDLE_CAPACITY {
+            writer.write_all(&[b'x'; 4096]).unwrap();
+            assert_eq!(reader.read().unwrap(), ReadStatus::More);
+            assert_eq!(reader.next_line(), None);
+        }
+        assert!(reader.scanner.is_none());
     }
 
     #[test]

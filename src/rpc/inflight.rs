@@ -93,6 +93,8 @@ struct Table {
     ages: HashMap<u64, Duration>,
     /// True once the client is gone, so that no answer can reach it.
     is_closed: bool,
+    /// The reason why no further requests are admitted, after [`Inflight::fail_all`].
+    end_reason: Option<&'static str>,
 }
 
 impl std::fmt::Debug for Table {
@@ -211,8 +213,8 @@ impl Inflight {
     /// is sent with the other answers of the batch.
     ///
     /// # Errors
-    /// Returns the error to answer with if another request with this id is pending, or if the pending requests are too
-    /// many or too large.
+    /// Returns the error to answer with if another request with this id is pending, if the pending requests are too many or
+    /// too large, or after [`fail_all`](Self::fail_all).
     pub(crate) fn admit(
         self: &Arc<Self>,
         id: RequestId,
@@ -221,6 +223,9 @@ impl Inflight {
         bytes: usize,
     ) -> Result<Responder, ErrorData> {
         let mut table = self.table.lock();
+        if let Some(reason) = table.end_reason {
+            return Err(ErrorData::internal_error(reason, None));
+        }
         if table.ids.contains_key(&id) {
             let reason = "not a valid request: a request with this id is still pending; use another id";
             return Err(ErrorData::invalid_request(reason, None));
@@ -354,9 +359,12 @@ impl Inflight {
         }
     }
 
-    /// Answers all pending requests with an error.
+    /// Answers all pending requests with an error, and refuses further requests with the same error.
     pub(crate) fn fail_all(&self, reason: &'static str) {
-        let numbers: Vec<_> = self.table.lock().requests.keys().copied().collect();
+        let mut table = self.table.lock();
+        table.end_reason = Some(reason);
+        let numbers: Vec<_> = table.requests.keys().copied().collect();
+        drop(table);
         for number in numbers {
             self.fail(number, ErrorData::internal_error(reason, None));
         }

@@ -98,9 +98,10 @@ impl Inner {
                 // A cancellation that comes after Lisp is done prevents the post-processing.
                 let is_cancelled = evaluate.post_processing.is_some() && interrupted == Some(InterruptReason::Cancel);
                 let end = if is_cancelled { JobEnd::Interrupted(InterruptReason::Cancel) } else { end };
-                self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end))
+                let answer = self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end));
+                self.after_queued_reports(answer)
             }
-            Activity::Held(about) => self.finish_held(scheduler, &connection, *about, end),
+            Activity::Held(about) => self.after_queued_reports(self.finish_held(scheduler, &connection, *about, end)),
             Activity::Inspect(inspection) => self.finish_inspection(scheduler, &connection, inspection, end),
         }
     }
@@ -427,6 +428,24 @@ impl Inner {
         }
         self.report_errors(connection, &state, outcome);
         state.move_pending_to(outcome);
+    }
+
+    /// Makes the observer send its queued reports. Must not be called under the scheduler's lock.
+    pub(super) fn send_queued_reports(&self) {
+        if let Some(observer) = self.observer.get() {
+            observer.send_queued_reports();
+        }
+    }
+
+    /// Returns a function that makes the observer send its queued reports, and then calls `answer`.
+    pub(super) fn after_queued_reports(&self, answer: AnswerFn) -> AnswerFn {
+        match self.observer.get().cloned() {
+            None => answer,
+            Some(observer) => Box::new(move || {
+                observer.send_queued_reports();
+                answer();
+            }),
+        }
     }
 
     /// Reports an outcome's error and the error state to the observer, for the next image.

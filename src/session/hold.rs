@@ -102,6 +102,8 @@ impl Session {
                 observer.errors_changed(connection.id, Some(error), state.last_error.as_ref());
             }
         }
+        drop(state);
+        inner.send_queued_reports();
         Ok(outcome)
     }
 

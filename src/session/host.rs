@@ -344,7 +344,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::outcome::{Changes, DefiningForm};
+    use crate::outcome::{Changes, DefiningForm, ErrorRecord};
     use crate::session::observer::Observer;
     use crate::{Background, Evaluation, JobId, Limits, Session};
 
@@ -384,6 +384,37 @@ mod tests {
             *observer.events.lock(),
             ["1 in the background", "(defun f ()) in 1, local: false", "1 in the background"]
         );
+    }
+
+    /// An observer that queues its reports of errors.
+    struct QueueingObserver {
+        session: Session,
+        calls: Mutex<Vec<&'static str>>,
+    }
+
+    impl Observer for QueueingObserver {
+        fn errors_changed(&self, _: u64, _: Option<&Arc<ErrorRecord>>, _: Option<&Arc<ErrorRecord>>) {
+            self.calls.lock().push("changed");
+        }
+
+        fn send_queued_reports(&self) {
+            assert!(self.session.inner.scheduler.try_lock().is_some(), "the scheduler's lock is held");
+            self.calls.lock().push("sent");
+        }
+    }
+
+    /// The report of a large error takes time, but the next image must know the errors that a client has been told of.
+    #[test]
+    fn errors_are_reported_without_the_lock_and_before_the_answer() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let observer = Arc::new(QueueingObserver { session: session.clone(), calls: Mutex::default() });
+        let _ = inner.observer.set(observer.clone());
+        let answered = observer.clone();
+        session.submit(Evaluation::new("(f)"), move |_| answered.calls.lock().push("answered"));
+        let job = inner.next_job(Lane::Evaluation, 1, None).expect("a job");
+        inner.event(job.id, false, Event::Done { success: false });
+        assert_eq!(*observer.calls.lock(), ["changed", "sent", "answered"]);
     }
 
     /// An evaluation may wait for the thread while nothing else happens.

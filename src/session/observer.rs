@@ -44,8 +44,12 @@ pub(crate) trait Observer: Send + Sync {
     /// Called when an inspection ends. `inspection_changed` is then called for the oldest of the other inspections.
     fn inspection_ended(&self, _job: u64) {}
     /// Called when an evaluation ends or an error enters a connection's history. `added` is the new error in the
-    /// history, `last` the connection's last error now.
+    /// history, `last` the connection's last error now. The scheduler's lock may be held: an observer that needs time queues
+    /// the report until [`send_queued_reports`](Self::send_queued_reports).
     fn errors_changed(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
+    /// Called without the scheduler's lock: before the answer to an evaluation whose end may have changed errors, and after any
+    /// other change of errors.
+    fn send_queued_reports(&self) {}
     /// Called when a form of the evaluation with this number has defined something. `binds_package` is true if the
     /// package was bound for this evaluation only, and `attached` is true if the evaluation is not one of the session's own
     /// connection.

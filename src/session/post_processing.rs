@@ -197,7 +197,7 @@ impl Inner {
         } else {
             self.record_evaluation(&connection, earlier, &mut outcome);
         }
-        let answer = end_evaluation(scheduler, outcome, reply);
+        let answer = self.after_queued_reports(end_evaluation(scheduler, outcome, reply));
         Box::new(move || {
             answer();
             drop(wait);

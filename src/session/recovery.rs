@@ -183,7 +183,11 @@ impl Session {
         let changed = scheduler.take_changed_lanes();
         self.inner.notify(changed);
         while scheduler.is_busy() && !self.inner.idle.wait_until(&mut scheduler, deadline).timed_out() {}
-        !scheduler.is_busy()
+        let has_unwound = !scheduler.is_busy();
+        drop(scheduler);
+        // The threads that have unwound may not have sent their reports yet.
+        self.inner.send_queued_reports();
+        has_unwound
     }
 
     /// Waits until the jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended have unwound, or until
@@ -252,6 +256,8 @@ impl Session {
         }
         state.last_error = outcome.result.as_ref().err().cloned();
         self.inner.report_errors(&self.connection, &state, outcome);
+        drop(state);
+        self.inner.send_queued_reports();
     }
 
     /// Discards the output and notices of replayed forms.

@@ -426,7 +426,7 @@ impl RecoveryRecord {
             line = serde_json::to_vec(&state.without_histories())?;
         }
         line.push(b'\n');
-        worker.input.as_mut().map_or(Ok(()), |input| input.put(&line))
+        worker.input.as_mut().map_or(Ok(()), |input| input.put_owned(line.into()))
     }
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use super::messages;
+use super::messages::{self, MAX_PARSED_LINE};
 use super::recovery::{LOG_RETRY_INTERVAL, RecoveryRecord};
 use super::restart_policy::{RestartPolicy, WorkerStage};
 use super::watchdog::Watchdog;
@@ -115,9 +115,10 @@ impl Worker {
         }
     }
 
-    /// Queues a line of a client, and sends waiting lines as long as the process reads them. A blank line has no effect.
+    /// Queues a line of a client, and sends waiting lines as long as the process reads them. A blank line has no effect. If
+    /// it is long, the process finds out that it is blank: other clients would wait meanwhile.
     pub(super) fn add_line(&mut self, client: u64, line: Cow<'_, [u8]>) {
-        if line.trim_ascii_start().is_empty() {
+        if line.len() <= MAX_PARSED_LINE && line.trim_ascii_start().is_empty() {
             return;
         }
         self.recovery.requests.add(client, line);
@@ -227,6 +228,16 @@ mod tests {
     use crate::supervisor::recovery::tests::options;
     use crate::supervisor::restart_policy::MAX_LOSSES;
     use crate::supervisor::watchdog::tests::replayed_worker;
+
+    #[test]
+    fn a_blank_line_is_dropped_unless_it_is_so_long_that_other_clients_would_wait() {
+        let options = options(Checkpoints::new(std::env::temp_dir().join("sbcl-mcp-no-checkpoints"), 1 << 30, 2 << 20));
+        let mut worker = Worker::new(RecoveryRecord::new(&options), options.watch_interval);
+        for (length, is_kept) in [(1, false), (MAX_PARSED_LINE, false), (MAX_PARSED_LINE + 1, true)] {
+            worker.add_line(0, vec![b' '; length].into());
+            assert_eq!(worker.recovery.requests.has_unsent_lines(), is_kept, "{length}");
+        }
+    }
 
     #[test]
     fn a_request_at_which_two_workers_have_stalled_stays_open_if_the_server_stops() {

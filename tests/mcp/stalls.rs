@@ -490,6 +490,27 @@ fn server_ends_while_it_handles_a_slow_line(mode: Mode) {
     assert!(begin.elapsed() < Duration::from_secs(5), "the end took {:?}", begin.elapsed());
 }
 
+/// Without a supervisor, nothing else answers the lines that the process has read.
+#[apply(both_modes)]
+fn requests_behind_a_slow_line_are_answered_when_the_server_ends(mode: Mode) {
+    let directory = Scratch::new();
+    let innermost = nested_system_definitions(&directory, 300);
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    let batch = batch_of_searches(1_000, &innermost);
+    server.send(&batch);
+    client.send(&batch);
+    let own = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    let attached = client.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    // The pings are answered after the lines before them have been read.
+    server.request("ping", json!({}));
+    client.request("ping", &json!({}));
+    server.close();
+    for answer in [client.answer(attached), server.answer(own)] {
+        assert_eq!(answer["error"]["message"], "the server is shutting down; the request was not finished", "{answer}");
+    }
+    server.finish();
+}
+
 #[apply(both_modes)]
 fn long_names_and_lists_are_refused_at_once_with_their_limits(mode: Mode) {
     let directory = Scratch::new();
