@@ -1425,7 +1425,7 @@ fn slow_inspections_of_two_clients_delay_a_third_client_by_at_most_seconds(mode:
     std::fs::write(end, "").unwrap();
     for (mut client, _, expansion) in clients {
         let (text, is_error) = outcome(&client.answer(expansion));
-        assert!(!is_error && text.contains("'DONE"), "{text}");
+        assert!(!is_error && text.contains("'done"), "{text}");
         client.call_ok("describe-symbol", json!({"name": "cdr"}));
     }
     call_ok(&mut server, "describe-symbol", json!({"name": "cdr"}));
