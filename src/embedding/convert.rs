@@ -306,6 +306,11 @@ impl<'m> Reader<'m> {
         self.message.peek()
     }
 
+    /// Returns the text of the next object, which remains to be read, if the object is a string without surrogates.
+    pub(super) fn peek_text(&self) -> Option<String> {
+        self.message.peek_text()
+    }
+
     pub(super) fn is_at_nil(&self) -> bool {
         self.message.is_at_nil()
     }
