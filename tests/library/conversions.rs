@@ -698,6 +698,30 @@ fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
 }
 
 #[test]
+fn hash_table_keys_that_become_equal_are_a_conversion_error() {
+    let lisp = lisp();
+    let strings: Value = lisp
+        .eval(
+            r#"(let ((table (make-hash-table :test 'eq)))
+                 (setf (gethash (copy-seq "a") table) 1 (gethash (copy-seq "a") table) 2)
+                 table)"#,
+        )
+        .unwrap();
+    let numbers: Value =
+        lisp.eval("(let ((table (make-hash-table))) (setf (gethash 1 table) 1 (gethash 2 table) 2) table)").unwrap();
+    let expected = "expected a hash table whose keys become different Rust keys, but found a key that becomes the same \
+                    Rust key as an earlier key (in the key of entry 1)";
+    for result in [
+        strings.to::<HashMap<String, i64>>().map(drop),
+        strings.to::<BTreeMap<String, i64>>().map(drop),
+        numbers.to::<BTreeMap<bool, i64>>().map(drop),
+    ] {
+        assert_eq!(result.unwrap_err().to_string(), expected);
+    }
+    assert_eq!(numbers.to::<BTreeMap<i64, i64>>().unwrap(), BTreeMap::from([(1, 1), (2, 2)]));
+}
+
+#[test]
 fn serde_map_keys_that_become_the_same_text_are_a_conversion_error() {
     #[derive(Debug, serde::Deserialize)]
     #[allow(dead_code)]
