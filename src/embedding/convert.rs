@@ -1140,9 +1140,9 @@ impl<T: IntoLisp + ?Sized> IntoLisp for Box<T> {
     }
 }
 
-/// Reads the entries of a hash table, or a list of pairs. `add` adds an entry and returns true, unless an earlier entry has
-/// an equal key. In a list of pairs, as in an association list, the earlier entry shadows the later one. In a hash table,
-/// one of the two entries would be lost, which is an error.
+/// Reads the entries of a hash table, or a list of pairs. `add` adds an entry and returns true, unless an earlier entry
+/// has an equal key. In a list of pairs, the earlier entry shadows the later entry, as in an association list. In a hash
+/// table, equal keys are an error, because one of the two entries would be lost.
 fn read_entries<K: FromLisp, V: FromLisp>(
     reader: &mut Reader<'_>,
     mut add: impl FnMut(K, V) -> bool,

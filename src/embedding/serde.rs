@@ -27,8 +27,8 @@ use crate::image::message::{self, Token};
 /// lower-case letter or a digit. Case is ignored. Writing a struct fails if two of its fields have the same name in
 /// Lisp, and reading a keyword fails if the keyword matches two names or aliases of variants. If a property list has a
 /// key twice, the first entry counts. Reading fails if different symbols or strings become the same key of a map or the
-/// same field of a struct, such as `:a-b` and `:a_b`. If other keys of a map become the same Rust key, such as 1 and 2 as
-/// `bool`, the last entry usually counts.
+/// same field of a struct, such as `:a-b` and `:a_b`. If other keys of a map become the same Rust key, such as 1 and 2
+/// as `bool`, the last entry usually counts.
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
