@@ -1225,6 +1225,57 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("Lisp still works"), 3);
 }
 
+/// The handlers that [`call_previous_handler`] replaced, by signal.
+static PREVIOUS_HANDLERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+extern "C" fn call_previous_handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let previous = PREVIOUS_HANDLERS[signal as usize].load(Ordering::SeqCst);
+    // SAFETY: the test has checked that the previous handler takes three arguments. The arguments come from the kernel.
+    unsafe {
+        let previous: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+            std::mem::transmute(previous);
+        previous(signal, info, context);
+    }
+}
+
+/// The handlers of signal-hook block no other signals, but SBCL ends the process if its own handlers are called without
+/// its signals blocked.
+#[test]
+fn lisp_handles_signals_behind_a_handler_installed_after_boot_that_blocks_no_signals() {
+    let name = "lisp_handles_signals_behind_a_handler_installed_after_boot_that_blocks_no_signals";
+    if !is_child(name) {
+        let status = run_in_child(name);
+        assert!(status.success(), "{status:?}");
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    for signal in [libc::SIGCHLD, libc::SIGALRM, libc::SIGUSR2] {
+        // SAFETY: the actions are valid, and the new handler is async-signal-safe.
+        unsafe {
+            let (mut previous, mut action): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &raw mut previous);
+            assert_ne!(previous.sa_flags & libc::SA_SIGINFO, 0);
+            PREVIOUS_HANDLERS[signal as usize].store(previous.sa_sigaction, Ordering::SeqCst);
+            action.sa_sigaction = call_previous_handler as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+    let status = lisp.eval::<i64>("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/false\" nil))");
+    assert_eq!(status.expect("it runs"), 1);
+    let timer = "(let ((expired (sb-thread:make-semaphore)))
+                   (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (sb-thread:signal-semaphore expired))) 0.01)
+                   (sb-thread:wait-on-semaphore expired :timeout 60))";
+    assert!(lisp.eval::<bool>(timer).expect("it returns"), "the timer has not expired");
+    // Each collection stops the other thread.
+    let collections =
+        "(let* ((end nil) (thread (sb-thread:make-thread (lambda () (loop until end do (make-list 1000))))))
+           (loop repeat 20 do (sb-ext:gc))
+           (setf end t)
+           (sb-thread:join-thread thread))";
+    lisp.eval::<()>(collections).expect("the thread ends");
+}
+
 /// The first access to a library's thread local may allocate, and the thread that the signal interrupts may be inside
 /// the allocator.
 #[test]

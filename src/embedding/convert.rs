@@ -306,6 +306,11 @@ impl<'m> Reader<'m> {
         self.message.peek()
     }
 
+    /// Returns the text of the next object, which remains to be read, if the object is a string without surrogates.
+    pub(super) fn peek_text(&self) -> Option<String> {
+        self.message.peek_text()
+    }
+
     pub(super) fn is_at_nil(&self) -> bool {
         self.message.is_at_nil()
     }
@@ -545,7 +550,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Option<T>` | `nil` is `None`; any other object is read as a `T` |
 /// | `Result<T, Value>` | any object: `Ok` if the object can be read as a `T`, otherwise `Err` with a handle to the object |
 /// | `Vec<T>`, `[T; N]` | a list that is not dotted, or a vector that is not a string; for an array, with exactly `N` elements |
-/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, each read as a tuple of two; if two keys become equal, the first entry counts |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs, each read as a tuple of two; if two keys become equal, the first pair of a list counts, and a hash table is refused |
 /// | tuples of up to eight | a call's multiple values; for one object, such as an element, an argument, a slot or a [`Value`], a list or a vector that is not a string, and for a tuple of two also a pair (a cons whose cdr is a non-empty list counts as a list) |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number whose parts fit an `i128`, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
@@ -1141,9 +1146,12 @@ impl<T: IntoLisp + ?Sized> IntoLisp for Box<T> {
     }
 }
 
+/// Reads the entries of a hash table, or a list of pairs. `add` adds an entry and returns true, unless an earlier entry
+/// has an equal key. In a list of pairs, the earlier entry shadows the later entry, as in an association list. In a hash
+/// table, equal keys are an error, because one of the two entries would be lost.
 fn read_entries<K: FromLisp, V: FromLisp>(
     reader: &mut Reader<'_>,
-    mut add: impl FnMut(K, V),
+    mut add: impl FnMut(K, V) -> bool,
 ) -> Result<(), ConversionError> {
     match reader.token() {
         Token::Nil => {}
@@ -1153,7 +1161,11 @@ fn read_entries<K: FromLisp, V: FromLisp>(
                     reader.read().map_err(|error| error.with_outer_place(|| format!("the key of entry {index}")))?;
                 let value =
                     reader.read().map_err(|error| error.with_outer_place(|| format!("the value of entry {index}")))?;
-                add(key, value);
+                if !add(key, value) {
+                    let found = "a key that becomes the same Rust key as an earlier key";
+                    let error = ConversionError::new("a hash table whose keys become different Rust keys", found);
+                    return Err(error.with_outer_place(|| format!("the key of entry {index}")));
+                }
             }
         }
         Token::List(count) => {
@@ -1186,7 +1198,11 @@ impl<K: FromLisp + Eq + Hash, V: FromLisp, S: BuildHasher + Default> FromLisp fo
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let mut map = Self::default();
-        read_entries(reader, |key, value| _ = map.entry(key).or_insert(value))?;
+        read_entries(reader, |key, value| {
+            let count = map.len();
+            map.entry(key).or_insert(value);
+            map.len() > count
+        })?;
         Ok(map)
     }
 }
@@ -1202,7 +1218,11 @@ impl<K: FromLisp + Ord, V: FromLisp> FromLisp for BTreeMap<K, V> {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let mut map = Self::new();
-        read_entries(reader, |key, value| _ = map.entry(key).or_insert(value))?;
+        read_entries(reader, |key, value| {
+            let count = map.len();
+            map.entry(key).or_insert(value);
+            map.len() > count
+        })?;
         Ok(map)
     }
 }

@@ -278,7 +278,8 @@ impl Cx {
                 place.write(writer)
             })
         };
-        // SAFETY: the caller promises that nothing writes to the octets until `work` returns.
+        // SAFETY: the caller promises that nothing writes to the octets until `work` returns. The Lisp function of
+        // `Entry::BorrowOctets` pins the vector, stores the address and the count, and runs the task, on this thread.
         match unsafe { borrow_octets(work, pin) }? {
             Some(Ok(result)) => Ok(result),
             Some(Err(panic)) => resume_unwind(panic),

@@ -26,8 +26,9 @@ use crate::image::message::{self, Token};
 /// In Lisp, the name of a field or a variant has a hyphen for each underscore, and before each capital that follows a
 /// lower-case letter or a digit. Case is ignored. Writing a struct fails if two of its fields have the same name in
 /// Lisp, and reading a keyword fails if the keyword matches two names or aliases of variants. If a property list has a
-/// key twice, the first entry counts. If different keys of a map become the same Rust key, such as `:a-b` and `:a_b` as
-/// strings, the last entry usually counts.
+/// key twice, the first entry counts. Reading fails if different symbols or strings become the same key of a map or the
+/// same field of a struct, such as `:a-b` and `:a_b`. If other keys of a map become the same Rust key, such as 1 and 2
+/// as `bool`, the last entry usually counts.
 ///
 /// Some types are read according to the object that is found: for example enums with `#[serde(tag = …)]` or
 /// `#[serde(untagged)]`, fields with `#[serde(flatten)]`, and `serde_json::Value`. These types read `nil` as a unit and
@@ -187,7 +188,7 @@ impl<'m> Deserializer<'_, 'm> {
     ) -> Result<R, SerdeError> {
         self.0.check_stack_room()?;
         let mut left = count;
-        let result = visit(Elements { reader: self.0, left: &mut left, names, keys });
+        let result = visit(Elements { reader: self.0, left: &mut left, names, keys, texts: HashSet::new() });
         for _ in 0..left {
             self.0.skip();
         }
@@ -447,9 +448,19 @@ struct Elements<'r, 'm> {
     names: &'static [&'static str],
     /// `None` unless the objects are a property list.
     keys: Option<SeenKeys<'m>>,
+    /// The texts that the keys of a map have become so far.
+    texts: HashSet<String>,
 }
 
 impl Elements<'_, '_> {
+    /// Records that a key of a map becomes `text`. Returns an error if an earlier key has become the same text: the map
+    /// would lose one of the two entries.
+    fn record_text(&mut self, text: String) -> Result<(), SerdeError> {
+        let Some(text) = self.texts.replace(text) else { return Ok(()) };
+        let found = format!("two keys that become {:?}", shorten(&text, MAX_DESCRIPTION));
+        Err(ConversionError::new("a map whose keys become different Rust keys", found).into())
+    }
+
     fn skip(&mut self, count: usize) {
         *self.left -= count;
         for _ in 0..count {
@@ -492,6 +503,11 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
                     self.skip(2);
                     continue;
                 }
+                if self.names.is_empty()
+                    && let Some(text) = self.reader.peek_text()
+                {
+                    self.record_text(text)?;
+                }
                 return self.deserialize_next(seed).map(Some);
             }
             *self.left -= 1;
@@ -501,6 +517,10 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
             {
                 self.skip(1);
                 continue;
+            }
+            // For a struct, serde itself refuses the second value of a field.
+            if self.names.is_empty() {
+                self.record_text(rust_name(&symbol.name, self.names))?;
             }
             return seed.deserialize(KeyDeserializer { text: symbol.name, names: self.names }).map(Some);
         }

@@ -38,7 +38,8 @@ impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for BorrowTask<'_, F, R> {
 /// `None` if Lisp never ran the task. If `pin` fails, returns its error.
 ///
 /// # Safety
-/// Nothing may write to the octets until `work` returns.
+/// Nothing may write to the octets until `work` returns. `pin` must do what is described above, and Lisp must run the task on
+/// this thread while the vector is pinned.
 pub(crate) unsafe fn borrow_octets<R, E: 'static>(
     work: impl FnOnce(&[u8]) -> R,
     pin: impl FnOnce(Box<dyn Task<E>>, usize) -> Result<(), E>,

@@ -595,6 +595,16 @@ impl<'m> MessageReader<'m> {
         &self.words[self.position..self.end_of_object(self.position)]
     }
 
+    /// Returns the text of the next object, which remains to be read. Returns `None` unless the object is a string that a
+    /// Rust string can hold.
+    pub(crate) fn peek_text(&self) -> Option<String> {
+        let (&word, words) = self.words.get(self.position..)?.split_first()?;
+        if word & 0xff != tag::STRING {
+            return None;
+        }
+        Characters { words, length: usize::try_from(word >> 8).ok()? }.to_text().ok()
+    }
+
     /// Returns the index of the word after the object that begins at the word with index `start`.
     fn end_of_object(&self, start: usize) -> usize {
         // This reader owns none of the handles that it passes.

@@ -7,6 +7,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use libc::{c_void, siginfo_t};
@@ -108,6 +109,9 @@ struct HandlerTable {
     previous_actions: [MaybeUninit<libc::sigaction>; SIGNAL_TABLE_SIZE],
     /// SBCL's handlers, which take three arguments; 0 where SBCL has installed none.
     sbcl_handlers: [AtomicUsize; SIGNAL_TABLE_SIZE],
+    /// The signals that SBCL requires to be blocked in each of its handlers (`blockable_sigset` in SBCL's
+    /// src/runtime/interrupt.c).
+    blocked_in_handlers: OnceLock<libc::sigset_t>,
     is_booting: AtomicBool,
     functions: SignalFunctions,
 }
@@ -152,6 +156,7 @@ impl BootPhase {
         let table = HandlerTable {
             previous_actions: std::array::from_fn(|signal| current_action(signal as c_int)),
             sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
+            blocked_in_handlers: OnceLock::new(),
             is_booting: AtomicBool::new(true),
             functions,
         };
@@ -214,6 +219,8 @@ pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_v
         return (table.is_booting.load(Ordering::Acquire) && HOST_SIGNALS.contains(&signal)).into();
     }
     table.sbcl_handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
+    // The mask is the same in all actions of SBCL.
+    let _ = table.blocked_in_handlers.set(action.sa_mask);
     action.sa_sigaction = filter_signal as *const () as usize;
     action.sa_flags |= libc::SA_SIGINFO;
     set_action(signal, &action);
@@ -226,8 +233,13 @@ pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_v
 /// Must be called within [`filter_signal`], with the arguments of [`filter_signal`].
 unsafe fn deliver_to_lisp(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the filter is installed only for signals with a handler of SBCL's, which takes three arguments. The arguments
-    // passed on come from the kernel.
+    // passed on come from the kernel. The mask comes from SBCL, and a null pointer for the old mask is allowed.
     unsafe {
+        // If the program has installed a handler that calls the filter, such as a handler of signal-hook, the kernel has
+        // blocked only the signals that the program's action names. The kernel restores the mask after that handler.
+        if let Some(mask) = table.blocked_in_handlers.get() {
+            libc::pthread_sigmask(libc::SIG_BLOCK, mask, std::ptr::null_mut());
+        }
         let handler = table.sbcl_handlers[signal as usize].load(Ordering::Acquire);
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
         handler(signal, info, context);
@@ -476,6 +488,7 @@ mod tests {
         let table = HandlerTable {
             previous_actions: [action; SIGNAL_TABLE_SIZE],
             sbcl_handlers: [const { AtomicUsize::new(0) }; SIGNAL_TABLE_SIZE],
+            blocked_in_handlers: OnceLock::new(),
             is_booting: AtomicBool::new(false),
             functions: SignalFunctions {
                 is_lisp_thread: always_false,

@@ -386,7 +386,10 @@ fn inexact_integers_and_ratios_are_converted_to_the_nearest_f64() {
                  (append (list (/ (expt 10 400) (1+ (expt 10 399))) (1- (ash 1 1024)) (/ (1+ (ash 1 54)) 3))
                          (loop repeat 50 collect (any 200))
                          (loop repeat 50 collect (/ (any 80) (1+ (random (ash 1 80)))))
-                         (loop repeat 50 collect (/ (any 62) (1+ (random (ash 1 62))))))))",
+                         (loop repeat 50 collect (/ (any 62) (1+ (random (ash 1 62)))))
+                         ;; Some of these are subnormal, or become 0.
+                         (loop repeat 200
+                               collect (/ (any (+ 2 (random 1000))) (1+ (random (ash 1 (+ 2 (random 1200))))))))))",
         )
         .unwrap();
     for number in &numbers[2..] {
@@ -698,6 +701,53 @@ fn first_entry_of_an_alist_or_a_property_list_shadows_later_entries() {
     assert_eq!(plist.to::<sbcl::Serde<HashMap<String, i64>>>().unwrap().0, HashMap::from(entries));
     let numbers = lisp.eval::<sbcl::Serde<BTreeMap<i64, String>>>(r#"'(1 "a" 2 "b" 1 "c")"#).unwrap();
     assert_eq!(numbers.0, BTreeMap::from([(1, "a".to_owned()), (2, "b".to_owned())]));
+}
+
+#[test]
+fn hash_table_keys_that_become_equal_are_a_conversion_error() {
+    let lisp = lisp();
+    let strings: Value = lisp
+        .eval(
+            r#"(let ((table (make-hash-table :test 'eq)))
+                 (setf (gethash (copy-seq "a") table) 1 (gethash (copy-seq "a") table) 2)
+                 table)"#,
+        )
+        .unwrap();
+    let numbers: Value =
+        lisp.eval("(let ((table (make-hash-table))) (setf (gethash 1 table) 1 (gethash 2 table) 2) table)").unwrap();
+    let expected = "expected a hash table whose keys become different Rust keys, but found a key that becomes the same \
+                    Rust key as an earlier key (in the key of entry 1)";
+    for result in [
+        strings.to::<HashMap<String, i64>>().map(drop),
+        strings.to::<BTreeMap<String, i64>>().map(drop),
+        numbers.to::<BTreeMap<bool, i64>>().map(drop),
+    ] {
+        assert_eq!(result.unwrap_err().to_string(), expected);
+    }
+    assert_eq!(numbers.to::<BTreeMap<i64, i64>>().unwrap(), BTreeMap::from([(1, 1), (2, 2)]));
+}
+
+#[test]
+fn serde_map_keys_that_become_the_same_text_are_a_conversion_error() {
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code)]
+    struct Fields {
+        a_b: i64,
+    }
+    let lisp = lisp();
+    let table = "(let ((table (make-hash-table)))
+                   (setf (gethash \"a_b\" table) 1 (gethash :a-b table) 2)
+                   table)";
+    for code in ["'(:a-b 1 :a_b 2)", "'(:a-b 1 a-b 2)", "'(\"a_b\" 1 :a-b 2)", "'(:a-b 1 \"a_b\" 2)", table] {
+        let error = lisp.eval::<sbcl::Serde<HashMap<String, i64>>>(code).unwrap_err().to_string();
+        let expected = "expected a map whose keys become different Rust keys, but found two keys that become \"a_b\"";
+        assert_eq!(error, expected, "{code}");
+        let error = lisp.eval::<sbcl::Serde<Fields>>(code).unwrap_err().to_string();
+        assert!(error.contains("duplicate field `a_b`"), "{code}: {error}");
+    }
+    // The map that is refused does not shift the next object.
+    let maps = lisp.eval::<sbcl::Serde<Vec<Lenient<HashMap<String, i64>>>>>("'((:a-b 1 :a_b 2) (:a-b 3))").unwrap().0;
+    assert_eq!(maps, [Lenient(None), Lenient(Some(HashMap::from([("a_b".to_owned(), 3)])))]);
 }
 
 #[test]
