@@ -1322,7 +1322,7 @@ mod tests {
             scheduler.push(Lane::Inspection, request);
         }
         let order = std::iter::from_fn(|| match scheduler.next(Lane::Inspection, 0, None, Instant::now()) {
-            Instruction::Run(job) => Some(job.id),
+            Instruction::Run(job) => scheduler.take_running(job.id).map(|ended| ended.id),
             _ => None,
         });
         assert_eq!(order.collect::<Vec<_>>(), [5, 1, 4, 6, 2, 3]);

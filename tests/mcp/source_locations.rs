@@ -800,7 +800,10 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
     );
     let text = call_ok(&mut server, "list-definitions", json!({}));
     assert!(text.contains("\n- FAILED (FAILED-CODE)\n") && !text.contains("\n- FAILED-CODE"), "{text}");
-    assert!(text.contains("[Macros]\n- EDGE (setf expander)\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"), "{text}");
+    assert!(
+        text.contains("[Macros]\n- EDGE (setf expander)\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"),
+        "{text}"
+    );
 }
 
 #[apply(both_modes)]

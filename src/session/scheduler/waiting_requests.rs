@@ -233,7 +233,11 @@ mod tests {
     /// number of a connection.
     #[derive(Debug, Clone, Copy)]
     enum Step {
-        Push { connection: u64, class: RequestClass, background: bool },
+        Push {
+            connection: u64,
+            class: RequestClass,
+            background: bool,
+        },
         Take(usize),
         TakeJob(usize),
         TakeFirst,
