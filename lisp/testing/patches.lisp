@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for running tests with coverage.
+;;;; Changes to SBCL for running tests.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -8,3 +8,11 @@
     (unless (and *loading-with-marks* (inline-proclamation-p form))
       (funcall proclaim form location)))
   'coverage)
+
+(define-patch load *
+  (lambda (load &rest arguments)
+    (declare (type function load))
+    (multiple-value-prog1 (apply load arguments)
+      (when *redirect-loaded-frameworks*
+        (funcall (the function *redirect-loaded-frameworks*)))))
+  'frameworks)
