@@ -9,6 +9,7 @@
       (funcall proclaim form location)))
   'coverage)
 
+;; A test operation may load a framework, and then call it. Each file of a system is loaded by LOAD.
 (define-patch load *
   (lambda (load &rest arguments)
     (declare (type function load))
