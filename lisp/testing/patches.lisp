@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for running tests with coverage.
+;;;; Changes to SBCL for running tests.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -8,3 +8,12 @@
     (unless (and *loading-with-marks* (inline-proclamation-p form))
       (funcall proclaim form location)))
   'coverage)
+
+;; A test operation may load a framework, and then call it. Each file of a system is loaded by LOAD.
+(define-patch load *
+  (lambda (load &rest arguments)
+    (declare (type function load))
+    (multiple-value-prog1 (apply load arguments)
+      (when *redirect-loaded-frameworks*
+        (funcall (the function *redirect-loaded-frameworks*)))))
+  'frameworks)

@@ -72,8 +72,10 @@ test failed; and the names of the failed tests."
   "Add the result of TEST to VERDICT. PASSED is true if TEST passed. OUTPUT is the KEPT-OUTPUT to which the test, and
 then the framework, printed. The framework's report is dropped from OUTPUT."
   (let* ((text (kept-text output))
-         (report (and (not passed) (search "Test " text :from-end t)))
-         (actual (and report (search "Actual value" text :start2 report)))
+         ;; The test may have printed the words of a report, and its form may contain them.
+         (heading (and (not passed) (search (format nil " failed~%Form: ") text :from-end t)))
+         (report (and heading (search "Test " text :end2 heading :from-end t)))
+         (actual (and report (search (format nil "~%Actual value") text :start2 report :from-end t)))
          (start (and actual (search ": " text :start2 actual))))
     (drop-kept-text output report)
     (when (and (eq (verdict-status verdict) :passed) (null (verdict-message verdict)))
@@ -81,7 +83,7 @@ then the framework, printed. The framework's report is dropped from OUTPUT."
           (incf (verdict-passed-checks verdict))
           (destructuring-bind (name form . values) test
             (declare (ignore name))
-            (let* ((value (and start (string-trim '(#\Space #\Newline) (subseq text (+ start 2)))))
+            (let* ((value (and start (rt-value (string-trim '(#\Space #\Newline) (subseq text (+ start 2))))))
                    (condition (rt-ending-condition value (verdict-signalled verdict))))
               (if condition
                   (record-ending-condition verdict condition)
@@ -90,6 +92,11 @@ then the framework, printed. The framework's report is dropped from OUTPUT."
                                          :expected (format nil "~{~A~^, ~}" (mapcar #'shown-text values))
                                          :actual (and value (cut-text (rt-value-text (string-right-trim "." value))))))))))))
   verdict)
+
+(defun rt-value (text)
+  "Return TEXT, the end of a report, without the memory that sb-rt prints after a condition and a period."
+  (let ((end (and (eql 2 (mismatch "#<" text)) (search (format nil ">.~%") text))))
+    (subseq text 0 (and end (1+ end)))))
 
 (defun rt-value-text (text)
   "Return TEXT with commas between its values. In TEXT the framework printed each value after the first on a line of its own,

@@ -61,8 +61,25 @@ the thread's own test run runs the tests instead.")
 (defvar *framework-called* nil
   "True once a call of a framework was redirected to this thread's test run, even if the call selected no tests.")
 
+(defvar *redirect-loaded-frameworks* nil
+  "While this thread's calls of frameworks are redirected, the function that redirects also the calls of frameworks that have
+been loaded meanwhile; else NIL. A test operation may load the tests, and so their framework.")
+
 (defglobal **redirection-lock** (sb-thread:make-mutex :name "redirection of test frameworks")
   "Protects the encapsulations of the frameworks' functions, which SBCL changes without a lock.")
+
+(defun redirect-function (name type framework tests-of)
+  "Encapsulate the function NAME of FRAMEWORK, with an encapsulation of TYPE, so that this thread's test run runs the tests
+instead. TESTS-OF names a function that takes the same arguments and returns the tests."
+  (encapsulate name type
+               (lambda (original &rest arguments)
+                 (declare (type function original))
+                 (cond (*redirecting-frameworks*
+                        (setf *framework-called* t)
+                        (let ((*redirecting-frameworks* nil)
+                              (*framework* framework))
+                          (run-framework-tests framework (apply tests-of arguments))))
+                       (t (apply original arguments))))))
 
 (defun call-redirecting-frameworks (function)
   "Return the values of FUNCTION. Meanwhile, if this thread calls a framework's function that runs tests, run the selected
@@ -71,30 +88,24 @@ would return."
   (declare (type function function))
   (let (;; Another run in the background has encapsulations of its own, and may end earlier or later.
         (type (make-symbol "RUN-TESTS"))
-        (entries (loop for framework in (loaded-frameworks)
-                       append (loop for (name . tests-of) in (framework-entries framework)
-                                    for symbol = (find-symbol name (framework-package framework))
-                                    when (and symbol (fboundp symbol))
-                                      collect (list symbol framework tests-of)))))
-    (unwind-protect
-         (progn
-           (sb-thread:with-mutex (**redirection-lock**)
-             (loop for (symbol framework tests-of) in entries
-                   do (let ((framework framework) (tests-of tests-of))
-                        (encapsulate symbol type
-                                     (lambda (original &rest arguments)
-                                       (declare (type function original))
-                                       (cond (*redirecting-frameworks*
-                                              (setf *framework-called* t)
-                                              (let ((*redirecting-frameworks* nil)
-                                                    (*framework* framework))
-                                                (run-framework-tests framework (apply tests-of arguments))))
-                                             (t (apply original arguments))))))))
-           (let ((*redirecting-frameworks* t))
-             (call-silencing-frameworks function)))
-      (sb-thread:with-mutex (**redirection-lock**)
-        (loop for (symbol) in entries
-              do (sb-int:unencapsulate symbol type))))))
+        (redirected '()))
+    (flet ((redirect ()
+             (setf *machinery-directories* (framework-directories))
+             (sb-thread:with-mutex (**redirection-lock**)
+               (dolist (framework (loaded-frameworks))
+                 (loop for (name . tests-of) in (framework-entries framework)
+                       for symbol = (find-symbol name (framework-package framework))
+                       when (and symbol (fboundp symbol) (not (member symbol redirected)))
+                         do (push symbol redirected)
+                            (redirect-function symbol type framework tests-of))))))
+      (unwind-protect
+           (let ((*redirecting-frameworks* t)
+                 (*redirect-loaded-frameworks* #'redirect))
+             (redirect)
+             (call-silencing-frameworks function))
+        (sb-thread:with-mutex (**redirection-lock**)
+          (dolist (symbol redirected)
+            (sb-int:unencapsulate symbol type)))))))
 
 ;;; Test operations
 
@@ -209,14 +220,17 @@ suggests similar names or, if no tests are loaded or TEXT names an empty suite, 
                       (if (stringp candidate)
                           (or (string= candidate text) (string-equal candidate name))
                           (and (string= name (symbol-name candidate))
-                               (or (null package) (eq package (symbol-package candidate)))))))
+                               (or (null package) (eq candidate (find-symbol name package)))))))
                (run (home)
                  (dolist (framework (reverse (loaded-frameworks)))
                    (let* ((*framework* framework)
                           (tests (remove-if-not
                                   (lambda (test)
-                                    (and (same-p (funcall (framework-name framework) test))
-                                         (or (null home) (eq home (funcall (framework-home framework) test)))))
+                                    (let ((candidate (funcall (framework-name framework) test)))
+                                      (and (same-p candidate)
+                                           (or (null home)
+                                               (eq home (funcall (framework-home framework) test))
+                                               (and (symbolp candidate) (eq candidate (find-symbol name home)))))))
                                   (funcall (framework-tests framework))))
                           (all (remove-duplicates
                                 (append tests
@@ -323,74 +337,129 @@ defines the test."
                           (setf blank nil)
                           (write-char character line))))))))
 
-(defun names-test-p (map text name)
-  "Return true when the top-level form of TEXT whose map is MAP (see FORM-MAP) may define the test named NAME, a string."
-  (when (and (consp map) (integerp (second map)) (rest (rest map)))
-    (let ((named (third map)))
-      (flet ((named-p (form)
-               (and (integerp form)
-                    (or (string= name (token-name text form))
-                        (and (char= #\" (char text form))
-                             (eql (1+ form) (search name text :start2 form
-                                                              :end2 (min (length text) (+ form 1 (length name))))))))))
-        (or (named-p named)
-            (and (consp named) (or (named-p (second named))
-                                   (and (rest (rest named)) (named-p (third named))))))))))
+(defun test-name-position (map text name)
+  "Return the position of NAME, a string, in the form of TEXT with the map MAP (see FORM-MAP) if the form may define the test
+NAME, else NIL."
+  (let ((named (third map)))
+    (flet ((text-position (form)
+             (and (integerp form)
+                  (or (string= name (token-name text form))
+                      (and (char= #\" (char text form))
+                           (eql (1+ form) (search name text :start2 form
+                                                            :end2 (min (length text) (+ form 1 (length name)))))))
+                  form)))
+      (or (text-position named)
+          (and (consp named) (or (text-position (second named))
+                                 (and (rest (rest named)) (text-position (third named)))))))))
 
-(defun test-form-map (name text)
-  "Return the map (see FORM-MAP) of the top-level form of TEXT that defines the test NAME, a string; or NIL. If several forms
-with the same operator define the test, return the map of the last form, whose definition is in effect."
+(defun designated-package (text position)
+  "Return the package that the string or symbol at POSITION in TEXT designates, or NIL if there is none."
+  (find-package (if (char= #\" (char text position))
+                    (subseq text (1+ position) (position #\" text :start (1+ position)))
+                    (token-name text position))))
+
+(defun test-name-match (text position package test)
+  "Compare the name at POSITION in TEXT, from which the name of a test was made, with TEST, the test's name. PACKAGE is the
+current package there, or NIL if it is unknown. Return :EXACT if TEST is accessible in the name's package, or is no symbol of
+a package; :POSSIBLE if that package is unknown; else NIL."
+  (let ((prefix (and (char/= #\" (char text position))
+                     (nth-value 1 (split-name (subseq text position (token-end text position)))))))
+    (when prefix
+      ;; A macro may make a symbol of the current package from a keyword.
+      (setf package (and (or (string/= "KEYWORD" prefix) (keywordp test))
+                         (find-package-leniently prefix))))
+    (cond ((null (symbol-home test)) :exact)
+          ((null package) :possible)
+          ((eq test (find-symbol (symbol-name test) package)) :exact))))
+
+(defun test-form-map (name text test)
+  "Return the map (see FORM-MAP) of the form of TEXT that defines TEST, the name of a test, from the string NAME; or NIL. The
+form is a top-level form whose operator is not a standard one. If several forms with the same operator define the test,
+return the map of the last form, whose definition is in effect. The second value is TEST-NAME-MATCH's."
   (let ((position 0)
+        (package nil)
         (found nil)
+        (found-operator nil)
+        (found-match nil)
         (mentioned -1))
-    (flet ((operator (map) (token-name text (second map))))
+    (labels ((visit (form)
+               (when (and (consp form) (integerp (second form)))
+                 (let ((operator (token-name text (second form))))
+                   (cond ((string= "IN-PACKAGE" operator)
+                          (setf package (and (integerp (third form)) (designated-package text (third form)))))
+                         ((member operator '("EVAL-WHEN" "LOCALLY" "MACROLET" "PROGN") :test #'string=)
+                          (mapc #'visit (rest (rest form))))
+                         ((not (find-symbol operator "COMMON-LISP"))
+                          (let* ((position (test-name-position form text name))
+                                 (match (and position (test-name-match text position package test))))
+                            (when (and match
+                                       (or (null found)
+                                           (and (eq :exact match) (eq :possible found-match))
+                                           (and (eq match found-match) (string= operator found-operator))))
+                              (setf found form
+                                    found-operator operator
+                                    found-match match)))))))))
       (loop
         (when (< mentioned position)
-          (setf mentioned (or (token-position name text position) (return found))))
+          (setf mentioned (or (token-position name text position) (return))))
         (multiple-value-bind (map end) (form-map text position)
           (unless map
             ;; Skip text that cannot be parsed, up to the next line that begins a form.
             (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
-              (unless next (return found))
+              (unless next (return))
               (setf position (1+ next)))
-            (when (>= position (length text)) (return found)))
+            (when (>= position (length text)) (return)))
           (when map
-            (when (and (names-test-p map text name)
-                       (or (null found) (string= (operator found) (operator map))))
-              (setf found map))
-            (setf position end)))))))
+            (visit map)
+            (setf position end)))))
+    (values found found-match)))
 
 (defconstant +max-searched-files+ 2000
   "Maximum number of files that are searched for the source of a failed test.")
+
+(defun find-test-form (test files)
+  "Search FILES, native namestrings, for the form that defines TEST, the name of a test. Return a list of the file, its text,
+and the map of the form (see FORM-MAP); or NIL if the form is not found."
+  (let* ((whole (string test))
+         ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
+         (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
+                                  while (and end (plusp end))
+                                  collect (subseq whole 0 end))))
+         (best nil)
+         (best-rank nil))
+    (loop for file in files
+          repeat +max-searched-files+
+          until (eql 0 best-rank)
+          do (let* ((octets (file-octets file))
+                    (text (and octets (octets-text octets 0 (length octets)))))
+               (loop for name in (and text names)
+                     for index from 0
+                     do (multiple-value-bind (map match) (guarded (test-form-map name text test) (failure) nil)
+                          (let ((rank (if (eq :exact match) index (+ index (length names)))))
+                            (when (and map (or (null best) (< rank best-rank)))
+                              (setf best (list file text map)
+                                    best-rank rank)))))))
+    best))
 
 (defun test-location (verdict files)
   "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, as SHOWN-PATH returns
 it, and the number and the text of a line. The line is that of the first failed check whose source is found, or else the
 first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
 VERDICT."
-  (let* ((whole (string (verdict-name verdict)))
-         ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
-         (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
-                                  while (and end (plusp end))
-                                  collect (subseq whole 0 end)))))
-    (loop for file in files
-          repeat +max-searched-files+
-          for octets = (file-octets file)
-          for text = (and octets (octets-text octets 0 (length octets)))
-          for map = (and text (some (lambda (name) (guarded (test-form-map name text) (failure) nil)) names))
-          when map
-            do (let ((position (first map)))
-                 (dolist (check (reverse (verdict-checks verdict)))
-                   (let ((check-position (and (check-form check)
-                                              (guarded (find-check-position (check-form check) map text) (failure) nil))))
-                     (when check-position
-                       (setf position check-position
-                             (check-line check) (values (line-and-column text check-position))
-                             (check-printed-form check) (or (source-of-check text check-position)
-                                                            (check-printed-form check))))))
-                 (return (list (shown-path file)
-                               (values (line-and-column text position))
-                               (line-at text position)))))))
+  (destructuring-bind (&optional file text map) (find-test-form (verdict-name verdict) files)
+    (when file
+      (let ((position (first map)))
+        (dolist (check (reverse (verdict-checks verdict)))
+          (let ((check-position (and (check-form check)
+                                     (guarded (find-check-position (check-form check) map text) (failure) nil))))
+            (when check-position
+              (setf position check-position
+                    (check-line check) (values (line-and-column text check-position))
+                    (check-printed-form check) (or (source-of-check text check-position)
+                                                   (check-printed-form check))))))
+        (list (shown-path file)
+              (values (line-and-column text position))
+              (line-at text position))))))
 
 ;;; Records of the results
 
@@ -445,7 +514,10 @@ system if several systems are tested, else NIL."
 that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
-         (files (system-files (or (with-inferred-systems systems) (mapcar #'asdf:find-system (user-systems)))))
+         ;; A test operation may load further systems, which hold the tests.
+         (files (and (some #'failed-p verdicts)
+                     (system-files (append (with-inferred-systems systems)
+                                           (mapcar #'asdf:registered-system (user-systems))))))
          (count 0))
     (with-source-files ()
       (flet ((report (verdict)

@@ -265,6 +265,57 @@ fn check_rt_run(system: &str, tests: &str) {
     server.assert_works();
 }
 
+#[test]
+fn sb_rt_values_are_not_taken_from_printed_words_or_memory() {
+    let tests = r#"(defpackage :demo-tests (:use :cl :sb-rt))
+(in-package :demo-tests)
+(deftest words (progn (format t "Test X failed~%Actual value: 77.") 1) 2)
+(deftest returns-condition (make-condition 'simple-error :format-control "q") 3)
+"#;
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    let words = "   (progn (format t \"Test X failed~%Actual value: 77.\") 1)  expected 2, got 1\n";
+    assert!(text.contains(words), "{text}");
+    let line = text.lines().find(|line| line.contains("expected 3, got #<SIMPLE-ERROR \"q\" {"));
+    assert!(line.is_some_and(|line| line.ends_with("}>")), "{text}");
+}
+
+/// The first run, in which the test-op loads the framework, has the same counts as a later run.
+#[test]
+fn tests_of_a_framework_loaded_by_the_test_op_are_counted() {
+    for (framework, package, run, tests) in [
+        (
+            "fiveam",
+            "fiveam",
+            ":run! :lazy",
+            "(def-suite :lazy) (in-suite :lazy)\n(test good (is (= 1 1)))\n(test bad (is (= 1 2)))\n",
+        ),
+        ("rt", "regression-test", ":do-tests", "(rem-all-tests)\n(deftest good 1 1)\n(deftest bad 1 2)\n"),
+    ] {
+        if !installed(framework) {
+            continue;
+        }
+        let tests = format!("(defpackage :demo-tests (:use :cl :{package}))\n(in-package :demo-tests)\n{tests}");
+        let project = Project::new("", "", &tests);
+        project.write(
+            "demo.asd",
+            &format!(
+                r#"(defsystem "demo" :perform (test-op (o c) (load-system "demo/tests") (symbol-call :{package} {run}) t))
+                   (defsystem "demo/tests" :depends-on ("{framework}") :components ((:file "tests/tests")))"#
+            ),
+        );
+        for first_is_fresh in [false, true] {
+            let mut server = project.server();
+            for fresh in [first_is_fresh, false] {
+                let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": fresh}));
+                assert!(text.contains("FAILED  1 passed, 1 failed, 0 errors, 0 skipped in "), "{framework}: {text}");
+                assert!(text.contains("\n1. DEMO-TESTS::BAD  tests/tests.lisp:5\n"), "{framework}: {text}");
+            }
+        }
+    }
+}
+
 /// Tests run against the definitions in the image, unless `reload` is given.
 #[test]
 fn tests_without_a_test_op_are_found_by_system_name_and_not_reloaded() {

@@ -107,6 +107,30 @@ fn removed_redefined_and_oddly_named_tests_are_reported() {
     server.assert_works();
 }
 
+#[test]
+fn tests_named_like_functions_or_tests_of_other_packages_have_their_own_locations() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))
+(in-package :demo-tests)
+(declaim (inline twice))
+(defun twice (x) (* x 2))
+(deftest twice (twice 2) 5)
+(progn
+  (deftest in-progn 1 2))
+(defpackage :demo-other (:use :cl :sb-rt))
+(in-package \"DEMO-OTHER\")
+(deftest twice 1 7)
+(deftest parse 1 8)
+";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    for (name, line) in
+        [("DEMO-TESTS::TWICE", 5), ("DEMO-TESTS::IN-PROGN", 7), ("DEMO-OTHER::TWICE", 10), ("DEMO-OTHER::PARSE", 11)]
+    {
+        assert!(text.contains(&format!(". {name}  tests/tests.lisp:{line}\n")), "{name}: {text}");
+    }
+}
+
 /// Values and conditions of failing tests whose print methods and reports never end.
 const ENDLESS: &str = r#"
 (defclass endless () ())
@@ -525,6 +549,23 @@ fn unknown_system_test_or_package_is_an_error_with_near_names() {
     let text = call_ok(&mut server, "run-tests", json!({"name": "splitting"}));
     assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
     assert_eq!(server.evaluate("(eq nil (find-symbol \"SPLITING\" :demo-rt))"), "=> T");
+}
+
+#[test]
+fn name_of_a_test_is_read_in_its_package() {
+    let mut server = ready();
+    server.evaluate(
+        "(defpackage :demo-code (:use :cl) (:export #:add)) (defpackage :demo-rt (:use :cl :demo-code :sb-rt))
+         (defpackage :demo-other (:use :cl :sb-rt))
+         (in-package :demo-other) (deftest add 1 2)
+         (in-package :demo-rt) (deftest add 1 1)",
+    );
+    for name in ["demo-rt::add", "demo-code:add", "add"] {
+        let text = call_ok(&mut server, "run-tests", json!({"name": name}));
+        assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped", "{name}");
+    }
+    let text = call_ok(&mut server, "run-tests", json!({"name": "demo-other::add"}));
+    assert!(text.starts_with("FAILED  0 passed, 1 failed, "), "{text}");
 }
 
 #[test]
