@@ -30,10 +30,20 @@ pub(crate) struct Reporter {
 /// other clients wait.
 #[derive(Debug, Default)]
 struct ErrorQueue {
-    /// For each report, the number of the connection, the new error, and the number of the last error.
-    reports: Mutex<VecDeque<(u64, Option<Arc<ErrorRecord>>, Option<u64>)>>,
+    reports: Mutex<VecDeque<ErrorReport>>,
     /// The lock of the thread that sends the reports, so that they keep their order.
     sending: Mutex<()>,
+}
+
+/// A report that the errors of a client have changed.
+#[derive(Debug)]
+struct ErrorReport {
+    /// The number of the client's connection.
+    client: u64,
+    /// The new error in the history.
+    added: Option<Arc<ErrorRecord>>,
+    /// The number of the last error.
+    last: Option<u64>,
 }
 
 impl Reporter {
@@ -42,10 +52,9 @@ impl Reporter {
         Self { output, queue: Arc::default() }
     }
 
-    /// Queues the report that the client of a connection has the error `added`, if there is one, in its history, and the last
-    /// error number `last`. Other changes of the session may overtake the report, since they do not concern errors.
-    fn queue_errors(&self, client: u64, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
-        self.queue.reports.lock().push_back((client, added, last));
+    /// Queues a report. Other changes of the session may overtake the report, since they do not concern errors.
+    fn queue_errors(&self, report: ErrorReport) {
+        self.queue.reports.lock().push_back(report);
     }
 
     /// Sends the queued reports.
@@ -54,7 +63,7 @@ impl Reporter {
         loop {
             // The queue's lock is not held while a report is encoded.
             let next = self.queue.reports.lock().pop_front();
-            let Some((client, added, last)) = next else { return };
+            let Some(ErrorReport { client, added, last }) = next else { return };
             let added = added.map(|error| error.truncated(MAX_ERROR_BYTES));
             self.report_change(SessionEvent::Errors { client, added, last });
         }
@@ -181,7 +190,7 @@ impl Observer for EventForwarder {
         let known = last_errors.entry(connection).or_default();
         if added.is_some() || *known != last {
             *known = last;
-            self.reporter.queue_errors(connection, added.cloned(), last);
+            self.reporter.queue_errors(ErrorReport { client: connection, added: added.cloned(), last });
         }
     }
 
@@ -263,11 +272,11 @@ mod tests {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let output = Output::new(writer.into(), Recipient::Supervisor, Arc::new(Waker::new().unwrap())).unwrap();
         let reporter = Reporter::new(Arc::new(output));
-        reporter.queue_errors(0, Some(error(1)), Some(1));
-        reporter.queue_errors(3, Some(error(2)), Some(2));
+        reporter.queue_errors(ErrorReport { client: 0, added: Some(error(1)), last: Some(1) });
+        reporter.queue_errors(ErrorReport { client: 3, added: Some(error(2)), last: Some(2) });
         assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 0);
         reporter.report(&WorkerEvent::reset_requested(7, &[]));
-        reporter.queue_errors(0, None, None);
+        reporter.queue_errors(ErrorReport { client: 0, added: None, last: None });
         reporter.send_queued();
         drop(reporter);
         let (mut bytes, mut sent) = (Vec::new(), Vec::new());
