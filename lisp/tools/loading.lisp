@@ -403,11 +403,18 @@ Return true if DIRECTORY or DEFINITION was used."
   (when (and (or directory definition)
              (not (and fallback (asdf:find-system system nil))))
     (when directory
-      (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
-               asdf:*central-registry* :test #'equal))
+      (let ((directory (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)))
+        (setf asdf:*central-registry*
+              (cons directory (remove directory asdf:*central-registry* :test #'equal)))))
     (when definition
-      ;; Without :NAME, ASDF would expect the file to define a system that is named like the file, and would load it again.
-      (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
+      (let* ((file (sb-ext:parse-native-namestring definition))
+             (name (asdf:primary-system-name system))
+             (known (asdf:registered-system name)))
+        ;; ASDF would otherwise load the file from which it knows the system.
+        (when known
+          (setf (asdf:system-source-file known) file))
+        ;; Without :NAME, ASDF would expect the file to define a system that is named like the file, and would load it again.
+        (asdf:load-asd file :name name)))
     t))
 
 (defun known-system-name (name)

@@ -725,6 +725,55 @@ fn load_sets_the_error_state_like_an_evaluation() {
     assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
 }
 
+/// Writes two checkouts of the system `app` in the directories `main` and `fix`. Its function `value` returns 1 in `main` and 2
+/// in `fix`.
+fn checkouts(project: &Project, definition: &str) {
+    for (checkout, value) in [("main", 1), ("fix", 2)] {
+        let system = "(defsystem \"app\" :components ((:file \"app\")))";
+        project.write(&format!("{checkout}/{definition}"), system);
+        project.write(&format!("{checkout}/app.lisp"), format!("(defun value () {value})"));
+    }
+}
+
+#[test]
+fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() {
+    for definition in ["app.asd", "project.asd"] {
+        let project = Project::new();
+        checkouts(&project, definition);
+        let mut server = project.server();
+        let by_name = |checkout: &str| json!({"system": "app", "directory": checkout});
+        let mut calls = vec![("main", by_name("main"), 1), ("fix", by_name("fix"), 2), ("main", by_name("main"), 1)];
+        if definition == "app.asd" {
+            calls.push(("fix", json!({"path": "fix/app.asd"}), 2));
+            calls.push(("main", json!({"path": "main"}), 1));
+        }
+        for (checkout, arguments, value) in calls {
+            let text = load(&mut server, arguments);
+            assert!(text.contains(&format!("\nDefined in {checkout}/{definition}")), "{checkout}: {text}");
+            assert_eq!(server.evaluate("(value)"), format!("=> {value}"), "{checkout}/{definition}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_system_is_restored_only_from_the_directory_from_which_it_was_loaded() {
+    let project = Project::new();
+    checkouts(&project, "app.asd");
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "fix"}));
+    load(&mut server, json!({"system": "app", "directory": "main"}));
+    load(&mut server, json!({"system": "app", "directory": "fix"}));
+    crate::processes::kill_worker(&server);
+    let text = server.evaluate("(value)");
+    assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 2"), "{text}");
+    std::fs::remove_file(project.path("fix/app.asd")).expect("a file");
+    crate::processes::kill_worker(&server);
+    let text = server.evaluate("(value)");
+    assert!(text.contains("Not restored:") && text.contains("- (cl:setf asdf:*central-registry*"), "{text}");
+    assert!(text.ends_with("=> 1"), "{text}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn loaded_systems_and_files_are_restored_after_image_loss() {
