@@ -4,9 +4,6 @@
 
 (in-package "SBCL-HOST")
 
-(defvar *loading-system* nil
-  "The name of the system that ASDF is compiling or loading, or NIL.")
-
 (defconstant +max-reported-changes+ 50
   "The maximum number of names in the report of a form. The report of a form that defines or removes more names contains
 no names.")

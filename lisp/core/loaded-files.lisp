@@ -14,7 +14,9 @@
   (variables '() :type list)
   ;; The name of the system that contains the file, or NIL if ASDF has not loaded the file as a part of a system, or if the
   ;; system no longer contains the file and this has been reported.
-  (system nil :type (or null string)))
+  (system nil :type (or null string))
+  ;; The name of the current package when LOAD was called; or NIL if ASDF has loaded the file.
+  (package nil :type (or null string)))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
   "The LOADED-FILE of each source file that was loaded, by native namestring.")
@@ -25,6 +27,9 @@ or NIL.")
 
 (defvar *loaded-file* nil
   "The native namestring of the source file being loaded, or NIL.")
+
+(defvar *loading-system* nil
+  "The name of the system that ASDF is compiling or loading, or NIL.")
 
 (defvar *reloaded-files* nil
   "A cons whose car is a list of the files that were loaded again, or NIL when reloads are not recorded. Each file is a list
@@ -215,6 +220,7 @@ the name of the system as a part of which ASDF loads the file, or NIL."
          (*file-definitions* (make-hash-table :test 'equal))
          (before (gethash namestring **loaded-files**))
          (bound (and before (remove-if-not #'boundp (mapcar #'car (loaded-file-variables before)))))
+         (package (and (not *loading-system*) (package-name *package*)))
          (now nil))
     (unwind-protect
          (multiple-value-prog1 (funcall function)
@@ -223,6 +229,7 @@ the name of the system as a part of which ASDF loads the file, or NIL."
         (setf now (guarded (merge-loaded-files (current-loaded-file namestring) before) (failure) nil)))
       (when now
         (setf (loaded-file-system now) (or system (and before (loaded-file-system before)))
+              (loaded-file-package now) package
               (gethash namestring **loaded-files**) now)
         (when (and before *reloaded-files*)
           (push (list namestring before now bound) (car *reloaded-files*)))))))
@@ -238,6 +245,20 @@ definitions."
       (if file
           (call-recording-definitions file #'load-stream)
           (load-stream)))))
+
+(defun loaded-separately-p (file)
+  "Return true when FILE, a LOADED-FILE or NIL, was loaded by LOAD and not as a part of a system."
+  (and file (loaded-file-package file) (null (loaded-file-system file))))
+
+(defun changed-separate-files ()
+  "Return the native namestrings of the files that were loaded by LOAD, not as parts of systems, and have changed since. Omit
+files that no longer exist."
+  (loop for (namestring . file) in (sb-ext:with-locked-hash-table (**loaded-files**)
+                                     (loop for namestring being the hash-keys of **loaded-files** using (hash-value file)
+                                           collect (cons namestring file)))
+        for state = (gethash namestring **loaded-file-states**)
+        when (and state (loaded-separately-p file) (file-state namestring) (file-changed-p state namestring))
+          collect namestring))
 
 (defun component-system-name (component)
   "Return the name of the primary system to which COMPONENT, an ASDF component, belongs; or NIL if it cannot be determined."
