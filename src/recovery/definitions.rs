@@ -36,6 +36,8 @@ const JSON_OVERHEAD: usize = 256;
 const NAME_OVERHEAD: usize = 64;
 /// The beginning of a package's name in [`Changes`].
 const PACKAGE_KIND: &str = "PACKAGE ";
+/// The beginning of a system's name in [`Changes`].
+const SYSTEM_KIND: &str = "SYSTEM ";
 
 /// A form that defined something.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,12 +74,14 @@ impl Definition {
             return None;
         }
         let names: Vec<_> = self.changes.made().map(String::as_str).collect();
+        let has_system = names.iter().any(|name| name.starts_with(SYSTEM_KIND));
+        let action = if has_system { "defining or loading" } else { "defining" };
         Some(match names.len() {
             0 => "the form failed after defining or changing something".to_owned(),
-            1..=MAX_LISTED_NAMES => format!("the form failed after defining {}", names.join(", ")),
+            1..=MAX_LISTED_NAMES => format!("the form failed after {action} {}", names.join(", ")),
             many => {
                 format!(
-                    "the form failed after defining {} and {} more",
+                    "the form failed after {action} {} and {} more",
                     names[..MAX_LISTED_NAMES].join(", "),
                     many - MAX_LISTED_NAMES
                 )
@@ -388,11 +392,13 @@ impl Definitions {
         }
         let rank = |form: usize| {
             let definition = &self.entries[form].1;
-            let Changes { methods, role, .. } = &definition.changes;
+            let Changes { defined, methods, role, .. } = &definition.changes;
             let names = &defined_names[form];
-            // A redefined generic function keeps the methods of other forms, and a method replaces no other method.
+            // A redefined generic function keeps the methods of other forms, and a method replaces no other method. Forms before
+            // the next load of a system may need the system.
             let is_replaced = *role != FormRole::GenericFunction
                 && methods.is_empty()
+                && !defined.iter().any(|name| name.starts_with(SYSTEM_KIND))
                 && !names.is_empty()
                 && names.iter().all(|name| last[*name] > Some(form))
                 && definition.packages().next().is_none();
