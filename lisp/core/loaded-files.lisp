@@ -149,31 +149,33 @@ makes."
                  (failure)
                nil)))
 
-;;; Forms such as DEFVAR, which do not reassign a bound variable
+;;; Forms that define variables
 
 (defun defvar-forms (text)
-  "Return an alist of the variables that DEFVAR, DEFGLOBAL and DEFINE-LOAD-TIME-GLOBAL forms in TEXT, the text of a file,
-define. Keys are the names of the variables, strings; values are conses of the name of the form's operator and the text of
-the initial value form. Only forms with nothing but whitespace before them in their line are found."
+  "Return an alist of the variables that DEFVAR, DEFPARAMETER, DEFGLOBAL and DEFINE-LOAD-TIME-GLOBAL forms in TEXT, the text
+of a file, define. Keys are the names of the variables, strings; values are conses of the name of the form's operator and the
+text of the initial value form. Only forms with nothing but whitespace or other such forms before them in their line are
+found."
   (declare (type source-text text))
   (let ((forms '())
         (position 0))
     (loop
-      ;; At most one form begins in each line.
       (setf position (or (position-if-not #'whitespace-p text :start position) (return forms)))
-      (when (char= #\( (char text position))
-        (let ((operator (catch 'scan-failed (token-name text (form-start text (1+ position) 0)))))
-          (when (member operator '("DEFVAR" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") :test #'equal)
-            (let ((map (form-map text position)))
-              (when (and (consp map) (integerp (third map)) (fourth map))
-                (let* ((begin (form-position (fourth map)))
-                       (end (nth-value 1 (form-map text begin))))
-                  (when end
-                    (push (list* (token-name text (third map)) operator (subseq text begin end)) forms))))))))
-      (setf position (or (position #\Newline text :start position) (return forms))))))
+      (let ((operator (and (char= #\( (char text position))
+                           (catch 'scan-failed (token-name text (form-start text (1+ position) 0)))))
+            (form-end nil))
+        (when (member operator '("DEFVAR" "DEFPARAMETER" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") :test #'equal)
+          (multiple-value-bind (map end) (form-map text position)
+            (setf form-end end)
+            (when (and (consp map) (integerp (third map)) (fourth map))
+              (let* ((begin (form-position (fourth map)))
+                     (end (nth-value 1 (form-map text begin))))
+                (when end
+                  (push (list* (token-name text (third map)) operator (subseq text begin end)) forms))))))
+        (setf position (or form-end (position #\Newline text :start position) (return forms)))))))
 
 (defun variable-forms (namestring definitions)
-  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms such as DEFVAR in the source
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in the source
 file NAMESTRING define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
 several variables, with the same symbol name, omit them: the forms are found by this name alone."
   (when (find :variable definitions :key #'caar)

@@ -221,7 +221,7 @@ one for each of the first +MAX-KEPT-VALUE-NOTICES+, and one for all others. BEFO
 previous and the new load. BOUND lists the variables that had values before the new load."
   (let* ((kept (loop for (name operator . form) in (loaded-file-variables now)
                      for old = (cddr (assoc name (loaded-file-variables before)))
-                     when (and old (string/= old form) (member name bound) (boundp name))
+                     when (and old (string/= old form) (string/= operator "DEFPARAMETER") (member name bound) (boundp name))
                        collect (list* name operator form)))
          (others (nthcdr +max-kept-value-notices+ kept)))
     (loop for (name operator . form) in kept
