@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_package_definitions_are_not_dropped_before_live_forms() {
+    fn replaced_package_definitions_and_repeated_loads_are_not_dropped_before_live_forms() {
         let mut definitions = Definitions::default();
         let mut add = |code: String, changes: &str| {
             let changes = Changes::parse(changes.lines());
@@ -641,12 +641,15 @@ mod tests {
         let large = "x".repeat(5_000_000);
         add("(act)".to_owned(), "=other\n+VARIABLE *A*");
         add("(defpackage :p (:export #:a))".to_owned(), "=other\n+PACKAGE P");
+        add("(asdf:load-system :s)".to_owned(), "=other\n+SYSTEM s");
         for round in 0..3 {
             add(format!("(defvar *v* {round} {large})"), "=other\n+VARIABLE *V*");
         }
         add("(defpackage :p)".to_owned(), "=other\n+PACKAGE P");
+        add("(asdf:load-system \"s\")".to_owned(), "=other\n+SYSTEM s");
         add(format!("(defvar *w* {large})"), "=other\n+VARIABLE *W*");
         assert!(codes(&definitions).contains(&"(defpackage :p (:export #:a))"));
+        assert!(codes(&definitions).contains(&"(asdf:load-system :s)"));
         assert!(definitions.dropped_forms(0).all(|form| form.form.code.starts_with("(defvar *v*")));
     }
 

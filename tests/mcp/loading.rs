@@ -606,6 +606,7 @@ Loaded app: 2 files, 2 compiled, T s";
 fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator() {
     let project = Project::new();
     let file = |value: u8| {
+        let former_parameter = if value == 1 { "defparameter" } else { "defvar" };
         format!(
             "(defpackage :app (:use :cl :sb-ext))
 (in-package :app)
@@ -617,7 +618,8 @@ fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator(
 (sb-ext:define-load-time-global *e* {value})
 (#| |# defvar *f* {value})
 (list '(defvar *g* {value}))
-(defparameter *h* {value})
+(defparameter *h* {value}) (defvar *i* {value}) (defvar *j* {value})
+({former_parameter} *k* {value})
 "
         )
     };
@@ -633,6 +635,9 @@ fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator(
         ("D", "DEFGLOBAL"),
         ("E", "DEFINE-LOAD-TIME-GLOBAL"),
         ("F", "DEFVAR"),
+        ("I", "DEFVAR"),
+        ("J", "DEFVAR"),
+        ("K", "DEFVAR"),
     ];
     for (name, operator) in expected {
         let kept = format!(
@@ -772,6 +777,40 @@ fn a_system_is_restored_only_from_the_directory_from_which_it_was_loaded() {
     let text = server.evaluate("(value)");
     assert!(text.contains("Not restored:") && text.contains("- (cl:setf asdf:*central-registry*"), "{text}");
     assert!(text.ends_with("=> 1"), "{text}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failed_load_of_a_system_is_listed_as_not_restored_until_the_system_is_loaded() {
+    let (failing_load, failing_form) =
+        ("(asdf:load-system \"app\")", "(progn (asdf:load-system \"app\") (error \"then\"))");
+    for (end, code) in [("(error \"unfinished\")", failing_load), ("", failing_form)] {
+        let project = Project::new();
+        let write = |end: &str| {
+            project.system("app", &[("package", PACKAGE), ("a", &format!("(in-package :app)\n(defun a () 1)\n{end}"))]);
+        };
+        write(end);
+        let mut server = project.server();
+        server.evaluate("(push (truename \"app/\") asdf:*central-registry*)");
+        call_err(&mut server, "evaluate-lisp", json!({"code": code}));
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(find-package :app)");
+        assert!(text.contains("(the form failed after defining or loading SYSTEM app)"), "{text}");
+        assert!(text.ends_with("=> NIL"), "{text}");
+        write("");
+        load(&mut server, json!({"system": "app"}));
+        let text = call_ok(&mut server, "list-definitions", json!({}));
+        assert!(text.contains("- app (") && !text.contains("[Not Restored]"), "{text}");
+        // The same holds if the system is loaded before the loss.
+        write(end);
+        call_err(&mut server, "evaluate-lisp", json!({"code": code.replace("\"app\"", "\"app\" :force t")}));
+        write("");
+        load(&mut server, json!({"system": "app", "force": "self"}));
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(app::a)");
+        assert!(text.contains("Restored: all ") && !text.contains("Still missing"), "{text}");
+        assert!(text.ends_with("=> 1"), "{text}");
+    }
 }
 
 #[cfg(target_os = "linux")]
