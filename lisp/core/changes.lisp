@@ -4,9 +4,6 @@
 
 (in-package "SBCL-HOST")
 
-(defvar *loading-system* nil
-  "The name of the system that ASDF is compiling or loading, or NIL.")
-
 (defconstant +max-reported-changes+ 50
   "The maximum number of names in the report of a form. The report of a form that defines or removes more names contains
 no names.")
@@ -16,10 +13,10 @@ no names.")
 
 (defun format-change-line (sign kind name)
   "Return the line that reports that NAME was defined (SIGN is #\\+) or removed (SIGN is #\\-) as KIND, a keyword such
-as :FUNCTION; or that the generic function NAME got a method (SIGN is #\\*)."
+as :FUNCTION; or that the generic function NAME got a method, or a part of the system NAME was loaded (SIGN is #\\*)."
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
-           (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
+           (line (format nil "~A~A ~:[~S~;~A~]" sign kind (member kind '(:package :system)) name)))
       (substitute #\Space #\Newline (subseq line 0 (min (length line) +max-change-line-length+))))))
 
 (defun recording-changes-p ()
@@ -52,9 +49,18 @@ that depend on these files."
       (sb-ext:atomic-update (evaluation-reloaded-files *evaluation*)
                             (lambda (files) (adjoin entry files :key #'car :test #'equal))))))
 
+(defun note-loaded-system (system complete)
+  "Record that ASDF is about to load a part of SYSTEM or, if COMPLETE is true, has loaded all of it."
+  (when *evaluation*
+    (let ((name (asdf:component-name system)))
+      (sb-ext:atomic-update (evaluation-loaded-systems *evaluation*)
+                            (lambda (systems)
+                              (acons name complete (remove name systems :key #'car :test #'string=)))))))
+
 (defun forget-changes ()
   "Discard the recorded changes, because the next form is about to be evaluated."
   (setf (evaluation-changes *evaluation*) '()
+        (evaluation-loaded-systems *evaluation*) '()
         (evaluation-reloaded-files *evaluation*) '()))
 
 ;;; Roles of forms
@@ -127,15 +133,32 @@ if there is no such module."
                  form)
     modules))
 
+(defun loaded-system-lines (failed)
+  "Return the lines that report the systems that the form has loaded, newest first. If FAILED is true, the form failed: include
+systems that were loaded in part, and omit dependencies of other systems, because a load of these systems loads them, too."
+  (let* ((systems (evaluation-loaded-systems *evaluation*))
+         (dependencies (and failed
+                            (loop for (name) in systems
+                                  for system = (asdf:registered-system name)
+                                  when system
+                                    append (asdf:system-depends-on system)
+                                    and append (asdf:system-defsystem-depends-on system)))))
+    (loop for (name . complete) in (remove "asdf" systems :key #'car :test #'string=)
+          when (if failed (not (member name dependencies :test #'equal)) complete)
+            collect (format-change-line (if complete #\+ #\*) :system name))))
+
 (defun changes-text (form role)
   "Return a string of lines that describe the changes that FORM has just made. The first line is = and ROLE, which is a
 value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Each other line begins with + for a
-defined name, * for a generic function that got a method, - for a removed name, ? for a module of FORM's symbols, or ! for a
-file that NOTE-RELOADED-FILE recorded."
+defined name or a loaded system, * for a generic function that got a method or a system that was loaded in part, - for a
+removed name, ? for a module of FORM's symbols, or ! for a file that NOTE-RELOADED-FILE recorded."
   (let ((changes (evaluation-changes *evaluation*)))
-    (format nil "=~A~{~%~A~}~{~%?~A~}~{~%!~A~}"
+    (format nil "=~A~{~%~A~}~{~%~A~}~{~%?~A~}~{~%!~A~}"
             role
             (and (<= (length changes) +max-reported-changes+) (reverse changes))
+            (loop for line in (loaded-system-lines (string= role "failed"))
+                  repeat (max 0 (- +max-reported-changes+ (length changes)))
+                  collect line)
             (form-modules form)
             ;; A restored image does not load what a failed form loaded for the first time.
             (loop for (file . known) in (reverse (evaluation-reloaded-files *evaluation*))
@@ -147,9 +170,15 @@ file that NOTE-RELOADED-FILE recorded."
 makes."
   (declare (type function perform))
   (let ((*loading-system* (component-system-name component))
-        (file (component-file component)))
+        (file (component-file component))
+        (system (asdf:component-system component)))
     (flet ((perform () (funcall perform operation component)))
+      (when file
+        (note-loaded-system system nil))
       (cond ((and file (typep operation 'asdf:load-op))
              (note-reloaded-file file)
-             (call-recording-definitions file #'perform (asdf:component-name (asdf:component-system component))))
+             (call-recording-definitions file #'perform (asdf:component-name system)))
+            ((and (eq component system) (typep operation 'asdf:load-op))
+             (multiple-value-prog1 (perform)
+               (note-loaded-system system t)))
             (t (perform))))))

@@ -31,6 +31,9 @@ fails within a binding has changed nothing."
   ;; The files that NOTE-RELOADED-FILE has recorded for the current form, newest first: conses of the native namestring and
   ;; true if the image had loaded the file before.
   (reloaded-files '() :type list)
+  ;; The systems of which the current form has loaded files, newest first: conses of the name and true if the system was loaded
+  ;; completely.
+  (loaded-systems '() :type list)
   ;; The definitions to report to other connections, newest first, as lists of three elements: the kind, the name, and
   ;; true if the name was defined before. A system that is loaded has one list for all its definitions: :SYSTEM, its
   ;; name and NIL.

@@ -14,7 +14,9 @@
   (variables '() :type list)
   ;; The name of the system that contains the file, or NIL if ASDF has not loaded the file as a part of a system, or if the
   ;; system no longer contains the file and this has been reported.
-  (system nil :type (or null string)))
+  (system nil :type (or null string))
+  ;; The name of the current package when LOAD was called; or NIL if ASDF has loaded the file.
+  (package nil :type (or null string)))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
   "The LOADED-FILE of each source file that was loaded, by native namestring.")
@@ -25,6 +27,9 @@ or NIL.")
 
 (defvar *loaded-file* nil
   "The native namestring of the source file being loaded, or NIL.")
+
+(defvar *loading-system* nil
+  "The name of the system that ASDF is compiling or loading, or NIL.")
 
 (defvar *reloaded-files* nil
   "A cons whose car is a list of the files that were loaded again, or NIL when reloads are not recorded. Each file is a list
@@ -144,31 +149,33 @@ makes."
                  (failure)
                nil)))
 
-;;; Forms such as DEFVAR, which do not reassign a bound variable
+;;; Forms that define variables
 
 (defun defvar-forms (text)
-  "Return an alist of the variables that DEFVAR, DEFGLOBAL and DEFINE-LOAD-TIME-GLOBAL forms in TEXT, the text of a file,
-define. Keys are the names of the variables, strings; values are conses of the name of the form's operator and the text of
-the initial value form. Only forms with nothing but whitespace before them in their line are found."
+  "Return an alist of the variables that DEFVAR, DEFPARAMETER, DEFGLOBAL and DEFINE-LOAD-TIME-GLOBAL forms in TEXT, the text
+of a file, define. Keys are the names of the variables, strings; values are conses of the name of the form's operator and the
+text of the initial value form. Only forms with nothing but whitespace or other such forms before them in their line are
+found."
   (declare (type source-text text))
   (let ((forms '())
         (position 0))
     (loop
-      ;; At most one form begins in each line.
       (setf position (or (position-if-not #'whitespace-p text :start position) (return forms)))
-      (when (char= #\( (char text position))
-        (let ((operator (catch 'scan-failed (token-name text (form-start text (1+ position) 0)))))
-          (when (member operator '("DEFVAR" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") :test #'equal)
-            (let ((map (form-map text position)))
-              (when (and (consp map) (integerp (third map)) (fourth map))
-                (let* ((begin (form-position (fourth map)))
-                       (end (nth-value 1 (form-map text begin))))
-                  (when end
-                    (push (list* (token-name text (third map)) operator (subseq text begin end)) forms))))))))
-      (setf position (or (position #\Newline text :start position) (return forms))))))
+      (let ((operator (and (char= #\( (char text position))
+                           (catch 'scan-failed (token-name text (form-start text (1+ position) 0)))))
+            (form-end nil))
+        (when (member operator '("DEFVAR" "DEFPARAMETER" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") :test #'equal)
+          (multiple-value-bind (map end) (form-map text position)
+            (setf form-end end)
+            (when (and (consp map) (integerp (third map)) (fourth map))
+              (let* ((begin (form-position (fourth map)))
+                     (end (nth-value 1 (form-map text begin))))
+                (when end
+                  (push (list* (token-name text (third map)) operator (subseq text begin end)) forms))))))
+        (setf position (or form-end (position #\Newline text :start position) (return forms)))))))
 
 (defun variable-forms (namestring definitions)
-  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms such as DEFVAR in the source
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in the source
 file NAMESTRING define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
 several variables, with the same symbol name, omit them: the forms are found by this name alone."
   (when (find :variable definitions :key #'caar)
@@ -215,6 +222,7 @@ the name of the system as a part of which ASDF loads the file, or NIL."
          (*file-definitions* (make-hash-table :test 'equal))
          (before (gethash namestring **loaded-files**))
          (bound (and before (remove-if-not #'boundp (mapcar #'car (loaded-file-variables before)))))
+         (package (and (not *loading-system*) (package-name *package*)))
          (now nil))
     (unwind-protect
          (multiple-value-prog1 (funcall function)
@@ -223,6 +231,7 @@ the name of the system as a part of which ASDF loads the file, or NIL."
         (setf now (guarded (merge-loaded-files (current-loaded-file namestring) before) (failure) nil)))
       (when now
         (setf (loaded-file-system now) (or system (and before (loaded-file-system before)))
+              (loaded-file-package now) package
               (gethash namestring **loaded-files**) now)
         (when (and before *reloaded-files*)
           (push (list namestring before now bound) (car *reloaded-files*)))))))
@@ -238,6 +247,20 @@ definitions."
       (if file
           (call-recording-definitions file #'load-stream)
           (load-stream)))))
+
+(defun loaded-separately-p (file)
+  "Return true when FILE, a LOADED-FILE or NIL, was loaded by LOAD and not as a part of a system."
+  (and file (loaded-file-package file) (null (loaded-file-system file))))
+
+(defun changed-separate-files ()
+  "Return the native namestrings of the files that were loaded by LOAD, not as parts of systems, and have changed since. Omit
+files that no longer exist."
+  (loop for (namestring . file) in (sb-ext:with-locked-hash-table (**loaded-files**)
+                                     (loop for namestring being the hash-keys of **loaded-files** using (hash-value file)
+                                           collect (cons namestring file)))
+        for state = (gethash namestring **loaded-file-states**)
+        when (and state (loaded-separately-p file) (file-state namestring) (file-changed-p state namestring))
+          collect namestring))
 
 (defun component-system-name (component)
   "Return the name of the primary system to which COMPONENT, an ASDF component, belongs; or NIL if it cannot be determined."

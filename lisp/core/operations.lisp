@@ -108,6 +108,13 @@ other package, the form's names would be different symbols."
              :format-control "The package ~A, in which the form was read, does not exist."
              :format-arguments (list name))))
 
+(defun load-separate-file (namestring)
+  "Load again the file NAMESTRING, which LOAD has loaded before, in the package in which the file was loaded."
+  (note-reloaded-file namestring)
+  (let ((*package* (form-package (loaded-file-package (gethash namestring **loaded-files**)))))
+    (with-compilation-unit ()
+      (load (sb-ext:parse-native-namestring namestring)))))
+
 (defun load-due-files (component)
   "Load again the files of COMPONENT, an ASDF component, that are in *FILES-TO-RELOAD*."
   (cond ((typep component 'asdf:parent-component)
@@ -129,7 +136,10 @@ a test run or for a failed form does not load all files that were loaded again."
           (loop for name in (remove-duplicates (append (already-loaded-systems) (asdf:registered-systems))
                                                :test #'string= :from-end t)
                 while *files-to-reload*
-                do (load-due-files (asdf:registered-system name))))))))
+                do (load-due-files (asdf:registered-system name)))))
+      (dolist (file *files-to-reload*)
+        (when (loaded-separately-p (gethash file **loaded-files**))
+          (load-separate-file file))))))
 
 (define-operation :restore-form (evaluate &key package reloaded)
   "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current

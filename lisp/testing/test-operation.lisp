@@ -109,13 +109,16 @@ would return."
 
 ;;; Test operations
 
-(defun reload-for-tests (systems)
-  "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files, and
-from files that their systems no longer contain."
+(defun reload-for-tests (systems &optional files)
+  "Load the changed files of SYSTEMS and then FILES, native namestrings of files that belong to no system. Report the values
+and definitions that remain from old versions of the files, and from files that their systems no longer contain."
   (let ((*reloaded-files* (list '())))
     (unwind-protect
-         (dolist (system systems)
-           (load-for-tests system t))
+         (progn
+           (dolist (system systems)
+             (load-for-tests system t))
+           (dolist (file files)
+             (call-loading-for-tests (shown-path file) (lambda () (load-separate-file file)))))
       (report-stale-definitions (car *reloaded-files*)))
     (report-removed-files)))
 
@@ -616,8 +619,9 @@ coverage."
                                                              "coverage/")))))
     (dolist (name load)
       (load-for-tests (asdf:find-system name)))
-    (when reload
-      (reload-for-tests (or (reverse systems) (mapcar #'asdf:find-system (user-systems)))))
+    (cond ((not reload))
+          (systems (reload-for-tests (reverse systems)))
+          (t (reload-for-tests (mapcar #'asdf:find-system (user-systems)) (changed-separate-files))))
     (unless (and beside (notevery #'asdf:component-loaded-p systems))
       (mapc #'load-for-tests systems)
       (let ((*coverage* (and covering (current-coverage))))

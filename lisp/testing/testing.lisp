@@ -499,14 +499,21 @@ reported. Return a verdict on FUNCTION, and add the verdict to the current test 
 (defconstant +loading-milliseconds+ 600000
   "The time limit in milliseconds for loading a system for its tests, equal to the default limit of the tool load-system.")
 
+(defun call-loading-for-tests (name function)
+  "Call FUNCTION, which loads the system or file NAME for its tests."
+  (declare (type function function))
+  (announce-step (concatenate 'text "the load of " name) +loading-milliseconds+)
+  (unwind-protect
+       (let ((*recording-warnings* t))
+         (funcall function))
+    (announce-test (and *test-run* (test-run-guard *test-run*)))))
+
 (defun load-for-tests (system &optional reload)
   "Load SYSTEM if it is not loaded. If SYSTEM is loaded and RELOAD is true, load its changed files."
   (when (or reload (not (asdf:component-loaded-p system)))
-    (announce-step (concatenate 'text "the load of " (asdf:component-name system)) +loading-milliseconds+)
-    (unwind-protect
-         (let ((*recording-warnings* t))
-           (call-recompiling-fasls (lambda () (asdf:load-system system))))
-      (announce-test (and *test-run* (test-run-guard *test-run*))))))
+    (call-loading-for-tests (asdf:component-name system)
+                            (lambda ()
+                              (call-recompiling-fasls (lambda () (asdf:load-system system)))))))
 
 ;;; Files and packages of systems
 

@@ -221,7 +221,7 @@ one for each of the first +MAX-KEPT-VALUE-NOTICES+, and one for all others. BEFO
 previous and the new load. BOUND lists the variables that had values before the new load."
   (let* ((kept (loop for (name operator . form) in (loaded-file-variables now)
                      for old = (cddr (assoc name (loaded-file-variables before)))
-                     when (and old (string/= old form) (member name bound) (boundp name))
+                     when (and old (string/= old form) (string/= operator "DEFPARAMETER") (member name bound) (boundp name))
                        collect (list* name operator form)))
          (others (nthcdr +max-kept-value-notices+ kept)))
     (loop for (name operator . form) in kept
@@ -403,11 +403,18 @@ Return true if DIRECTORY or DEFINITION was used."
   (when (and (or directory definition)
              (not (and fallback (asdf:find-system system nil))))
     (when directory
-      (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
-               asdf:*central-registry* :test #'equal))
+      (let ((directory (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)))
+        (setf asdf:*central-registry*
+              (cons directory (remove directory asdf:*central-registry* :test #'equal)))))
     (when definition
-      ;; Without :NAME, ASDF would expect the file to define a system that is named like the file, and would load it again.
-      (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
+      (let* ((file (sb-ext:parse-native-namestring definition))
+             (name (asdf:primary-system-name system))
+             (known (asdf:registered-system name)))
+        ;; ASDF would otherwise load the file from which it knows the system.
+        (when known
+          (setf (asdf:system-source-file known) file))
+        ;; Without :NAME, ASDF would expect the file to define a system that is named like the file, and would load it again.
+        (asdf:load-asd file :name name)))
     t))
 
 (defun known-system-name (name)

@@ -356,11 +356,12 @@ pub struct DefiningForm {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Changes {
-    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if the form loaded a system that
-    /// defined the names, or if the form defined or removed more than 50 names, because Lisp then reports none.
+    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. A loaded system, `SYSTEM app`, stands for all
+    /// names that it defines. Empty if the form defined or removed more than 50 names, because Lisp then reports none.
     pub(crate) defined: Vec<String>,
     /// The generic functions to which the form added methods: `METHOD APP::F`. A method replaces no other method, so only a
-    /// removal of the function, which removes this name too, makes the methods of earlier forms obsolete.
+    /// removal of the function, which removes this name too, makes the methods of earlier forms obsolete. Also, if the form
+    /// failed, the systems that it loaded in part.
     pub(crate) methods: Vec<String>,
     /// The removed names, in the format of `defined`.
     pub(crate) removed: Vec<String>,
@@ -397,8 +398,8 @@ pub(crate) enum FormRole {
 
 impl Changes {
     /// Parses the lines in which Lisp reports the changes of a form. Each line begins with `=` (the role of the form), `+`
-    /// (a defined name), `*` (a generic function to which a method was added), `-` (a removed name), `?` (a module) or `!` (a
-    /// file that was loaded again).
+    /// (a defined name or a loaded system), `*` (a generic function to which a method was added, or a system of which a part
+    /// was loaded), `-` (a removed name), `?` (a module) or `!` (a file that was loaded again).
     pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let mut changes = Self { role: FormRole::Other, ..Self::default() };
         for line in lines {

@@ -36,6 +36,8 @@ const JSON_OVERHEAD: usize = 256;
 const NAME_OVERHEAD: usize = 64;
 /// The beginning of a package's name in [`Changes`].
 const PACKAGE_KIND: &str = "PACKAGE ";
+/// The beginning of a system's name in [`Changes`].
+const SYSTEM_KIND: &str = "SYSTEM ";
 
 /// A form that defined something.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,12 +74,14 @@ impl Definition {
             return None;
         }
         let names: Vec<_> = self.changes.made().map(String::as_str).collect();
+        let has_system = names.iter().any(|name| name.starts_with(SYSTEM_KIND));
+        let action = if has_system { "defining or loading" } else { "defining" };
         Some(match names.len() {
             0 => "the form failed after defining or changing something".to_owned(),
-            1..=MAX_LISTED_NAMES => format!("the form failed after defining {}", names.join(", ")),
+            1..=MAX_LISTED_NAMES => format!("the form failed after {action} {}", names.join(", ")),
             many => {
                 format!(
-                    "the form failed after defining {} and {} more",
+                    "the form failed after {action} {} and {} more",
                     names[..MAX_LISTED_NAMES].join(", "),
                     many - MAX_LISTED_NAMES
                 )
@@ -388,11 +392,13 @@ impl Definitions {
         }
         let rank = |form: usize| {
             let definition = &self.entries[form].1;
-            let Changes { methods, role, .. } = &definition.changes;
+            let Changes { defined, methods, role, .. } = &definition.changes;
             let names = &defined_names[form];
-            // A redefined generic function keeps the methods of other forms, and a method replaces no other method.
+            // A redefined generic function keeps the methods of other forms, and a method replaces no other method. Forms before
+            // the next load of a system may need the system.
             let is_replaced = *role != FormRole::GenericFunction
                 && methods.is_empty()
+                && !defined.iter().any(|name| name.starts_with(SYSTEM_KIND))
                 && !names.is_empty()
                 && names.iter().all(|name| last[*name] > Some(form))
                 && definition.packages().next().is_none();
@@ -626,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_package_definitions_are_not_dropped_before_live_forms() {
+    fn replaced_package_definitions_and_repeated_loads_are_not_dropped_before_live_forms() {
         let mut definitions = Definitions::default();
         let mut add = |code: String, changes: &str| {
             let changes = Changes::parse(changes.lines());
@@ -635,12 +641,15 @@ mod tests {
         let large = "x".repeat(5_000_000);
         add("(act)".to_owned(), "=other\n+VARIABLE *A*");
         add("(defpackage :p (:export #:a))".to_owned(), "=other\n+PACKAGE P");
+        add("(asdf:load-system :s)".to_owned(), "=other\n+SYSTEM s");
         for round in 0..3 {
             add(format!("(defvar *v* {round} {large})"), "=other\n+VARIABLE *V*");
         }
         add("(defpackage :p)".to_owned(), "=other\n+PACKAGE P");
+        add("(asdf:load-system \"s\")".to_owned(), "=other\n+SYSTEM s");
         add(format!("(defvar *w* {large})"), "=other\n+VARIABLE *W*");
         assert!(codes(&definitions).contains(&"(defpackage :p (:export #:a))"));
+        assert!(codes(&definitions).contains(&"(asdf:load-system :s)"));
         assert!(definitions.dropped_forms(0).all(|form| form.form.code.starts_with("(defvar *v*")));
     }
 

@@ -606,6 +606,7 @@ Loaded app: 2 files, 2 compiled, T s";
 fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator() {
     let project = Project::new();
     let file = |value: u8| {
+        let former_parameter = if value == 1 { "defparameter" } else { "defvar" };
         format!(
             "(defpackage :app (:use :cl :sb-ext))
 (in-package :app)
@@ -617,7 +618,8 @@ fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator(
 (sb-ext:define-load-time-global *e* {value})
 (#| |# defvar *f* {value})
 (list '(defvar *g* {value}))
-(defparameter *h* {value})
+(defparameter *h* {value}) (defvar *i* {value}) (defvar *j* {value})
+({former_parameter} *k* {value})
 "
         )
     };
@@ -633,6 +635,9 @@ fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator(
         ("D", "DEFGLOBAL"),
         ("E", "DEFINE-LOAD-TIME-GLOBAL"),
         ("F", "DEFVAR"),
+        ("I", "DEFVAR"),
+        ("J", "DEFVAR"),
+        ("K", "DEFVAR"),
     ];
     for (name, operator) in expected {
         let kept = format!(
@@ -723,6 +728,89 @@ fn load_sets_the_error_state_like_an_evaluation() {
     call_ok(&mut server, "reset-session", json!({}));
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
+}
+
+/// Writes two checkouts of the system `app` in the directories `main` and `fix`. Its function `value` returns 1 in `main` and 2
+/// in `fix`.
+fn checkouts(project: &Project, definition: &str) {
+    for (checkout, value) in [("main", 1), ("fix", 2)] {
+        let system = "(defsystem \"app\" :components ((:file \"app\")))";
+        project.write(&format!("{checkout}/{definition}"), system);
+        project.write(&format!("{checkout}/app.lisp"), format!("(defun value () {value})"));
+    }
+}
+
+#[test]
+fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() {
+    for definition in ["app.asd", "project.asd"] {
+        let project = Project::new();
+        checkouts(&project, definition);
+        let mut server = project.server();
+        let by_name = |checkout: &str| json!({"system": "app", "directory": checkout});
+        let mut calls = vec![("main", by_name("main"), 1), ("fix", by_name("fix"), 2), ("main", by_name("main"), 1)];
+        if definition == "app.asd" {
+            calls.push(("fix", json!({"path": "fix/app.asd"}), 2));
+            calls.push(("main", json!({"path": "main"}), 1));
+        }
+        for (checkout, arguments, value) in calls {
+            let text = load(&mut server, arguments);
+            assert!(text.contains(&format!("\nDefined in {checkout}/{definition}")), "{checkout}: {text}");
+            assert_eq!(server.evaluate("(value)"), format!("=> {value}"), "{checkout}/{definition}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_system_is_restored_only_from_the_directory_from_which_it_was_loaded() {
+    let project = Project::new();
+    checkouts(&project, "app.asd");
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "fix"}));
+    load(&mut server, json!({"system": "app", "directory": "main"}));
+    load(&mut server, json!({"system": "app", "directory": "fix"}));
+    crate::processes::kill_worker(&server);
+    let text = server.evaluate("(value)");
+    assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 2"), "{text}");
+    std::fs::remove_file(project.path("fix/app.asd")).expect("a file");
+    crate::processes::kill_worker(&server);
+    let text = server.evaluate("(value)");
+    assert!(text.contains("Not restored:") && text.contains("- (cl:setf asdf:*central-registry*"), "{text}");
+    assert!(text.ends_with("=> 1"), "{text}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failed_load_of_a_system_is_listed_as_not_restored_until_the_system_is_loaded() {
+    let (failing_load, failing_form) =
+        ("(asdf:load-system \"app\")", "(progn (asdf:load-system \"app\") (error \"then\"))");
+    for (end, code) in [("(error \"unfinished\")", failing_load), ("", failing_form)] {
+        let project = Project::new();
+        let write = |end: &str| {
+            project.system("app", &[("package", PACKAGE), ("a", &format!("(in-package :app)\n(defun a () 1)\n{end}"))]);
+        };
+        write(end);
+        let mut server = project.server();
+        server.evaluate("(push (truename \"app/\") asdf:*central-registry*)");
+        call_err(&mut server, "evaluate-lisp", json!({"code": code}));
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(find-package :app)");
+        assert!(text.contains("(the form failed after defining or loading SYSTEM app)"), "{text}");
+        assert!(text.ends_with("=> NIL"), "{text}");
+        write("");
+        load(&mut server, json!({"system": "app"}));
+        let text = call_ok(&mut server, "list-definitions", json!({}));
+        assert!(text.contains("- app (") && !text.contains("[Not Restored]"), "{text}");
+        // The same holds if the system is loaded before the loss.
+        write(end);
+        call_err(&mut server, "evaluate-lisp", json!({"code": code.replace("\"app\"", "\"app\" :force t")}));
+        write("");
+        load(&mut server, json!({"system": "app", "force": "self"}));
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(app::a)");
+        assert!(text.contains("Restored: all ") && !text.contains("Still missing"), "{text}");
+        assert!(text.ends_with("=> 1"), "{text}");
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -285,6 +285,37 @@ fn files_that_a_test_run_reloaded_are_reloaded_after_image_loss() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_changed_file_without_a_system_is_reloaded_by_a_test_run_and_after_image_loss() {
+    for arguments in [json!({"test-package": "app", "reload": true}), json!({"name": "app::adds", "reload": true})] {
+        // The file is loaded by its path, or by another file.
+        for loaded in ["tests.lisp", "all.lisp"] {
+            let tests = |sum: u8| {
+                format!(
+                    "(require :sb-rt)\n{PACKAGE}\n(in-package :app)\n(sb-rt:deftest adds (+ 1 1) {sum})\n\
+                     (defun helper () :file)\n"
+                )
+            };
+            let project = Project::new();
+            project.write("tests.lisp", &tests(2));
+            project.write("all.lisp", "(load \"tests.lisp\")\n");
+            let mut server = project.server();
+            call_ok(&mut server, "load-system", json!({"path": loaded}));
+            server.evaluate("(defun app::helper () :session)");
+            let text = call_ok(&mut server, "run-tests", arguments.clone());
+            assert!(text.contains("=> all pass  1 passed"), "{text}");
+            assert_eq!(server.evaluate("(app::helper)"), "=> :SESSION");
+            project.write("tests.lisp", &tests(3));
+            let text = call_ok(&mut server, "run-tests", arguments.clone());
+            assert!(text.contains("FAILED  0 passed, 1 failed"), "{text}");
+            assert_eq!(server.evaluate("(app::helper)"), "=> :FILE");
+            let answer = evaluate_after_image_loss(&mut server, "(app::helper)");
+            assert!(answer.ends_with("=> :FILE"), "{answer}");
+        }
+    }
+}
+
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
 #[cfg(target_os = "linux")]
 #[test]

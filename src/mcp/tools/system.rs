@@ -193,8 +193,13 @@ impl System {
         let known = match &self.definition {
             None => return load,
             Some(SystemDefinition::InDirectory(directory)) => {
-                let directory = format!("{}/", directory.display());
-                format!("(cl:pushnew {} asdf:*central-registry* :test #'cl:equal)", pathname(&directory))
+                let file = pathname(&directory.join(format!("{}.asd", primary_name(&self.name))).display().to_string());
+                let directory = pathname(&format!("{}/", directory.display()));
+                // If the file is missing, the code fails: ASDF would load a system with the same name from elsewhere.
+                format!(
+                    "(cl:setf asdf:*central-registry*\n  (cl:cons {directory} (cl:remove {directory} \
+                     asdf:*central-registry* :test #'cl:equal)))\n(cl:truename {file})"
+                )
             }
             Some(SystemDefinition::InFile(file)) => {
                 format!("(asdf:load-asd {})", pathname(&file.display().to_string()))

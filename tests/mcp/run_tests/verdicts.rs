@@ -276,6 +276,27 @@ fn run_tests_finds_a_system_by_the_rules_of_load() {
     }
 }
 
+#[test]
+fn run_tests_runs_the_tests_of_the_checkout_that_directory_names() {
+    let root = Scratch::below_target();
+    for (checkout, value) in [("main", 1), ("fix", 2)] {
+        let system = "(defsystem \"app\" :depends-on (\"sb-rt\") :components ((:file \"app\"))
+                        :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))";
+        root.write(&format!("{checkout}/app.asd"), system);
+        let tests = format!("(defpackage :app (:use :cl :sb-rt))\n(in-package :app)\n(deftest one {value} 2)\n");
+        root.write(&format!("{checkout}/app.lisp"), &tests);
+    }
+    let mut server = ready();
+    for checkout in ["main", "fix", "main"] {
+        for fresh in [false, true] {
+            let arguments = json!({"system": "app", "directory": root.join(checkout), "fresh": fresh});
+            let text = call_ok(&mut server, "run-tests", arguments);
+            let expected = if checkout == "fix" { "=> all pass  1 passed" } else { "FAILED  0 passed, 1 failed" };
+            assert!(text.contains(expected), "{checkout}, fresh: {fresh}: {text}");
+        }
+    }
+}
+
 /// Writes several systems in one directory: FiveAM suites, a test-op without a framework, a system that does not load,
 /// and one without tests.
 fn project_with_several_systems() -> Option<Project> {
