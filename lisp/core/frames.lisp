@@ -295,6 +295,39 @@ package that is not one of SBCL's."
          (plusp (length (symbol-name symbol)))
          (not (eql 3 (mismatch "SB-" (package-name package)))))))
 
+(defun frame-code (frame)
+  "Return the code component of FRAME's function, or NIL if FRAME is not a call of a compiled Lisp function."
+  (let ((function (sb-di:frame-debug-fun frame)))
+    (and (typep function 'sb-di::compiled-debug-fun)
+         (sb-di::compiled-debug-fun-component function))))
+
+(defun compiler-debug-fun (function)
+  "Return the SB-C::COMPILED-DEBUG-FUN, which is the compiler's record, for FUNCTION, an SB-DI::COMPILED-DEBUG-FUN."
+  (sb-di::compiled-debug-fun-compiler-debug-fun function))
+
+(defun stable-frame-p (frame)
+  "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
+another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain the values
+that its code keeps there."
+  (let ((context (sb-di::compiled-frame-escaped frame)))
+    (or (null context)
+        (null (frame-code frame))
+        (let* ((pc (sap-int (sb-vm:context-pc context)))
+               (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
+               (frame-pointer (sb-di::frame-pointer frame))
+               (function (compiler-debug-fun (sb-di:frame-debug-fun frame)))
+               (place (sb-c::compiled-debug-fun-bsp-save function)))
+          (or (trapped-p pc)
+              (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
+                   (not (changing-frames-p pc frame-pointer))
+                   ;; The stack of a call that has not begun ends at the call's arguments.
+                   (or (null place)
+                       (stack-contains-p context (+ (sap-int frame-pointer) (stack-place-offset place))))))))))
+
+(defun unavailable-value (kind)
+  "Return an object that stands for the values of KIND, a string, in a frame for which STABLE-FRAME-P is false."
+  (sb-debug::make-unprintable-object (concatenate 'string "unavailable " kind)))
+
 (defun locals (frame)
   "Return the local variables of FRAME as lists of three elements: symbol, validity and value. The validity is :VALID;
 :INVALID when the variable is dead at this point; or :UNKNOWN. The value is NIL unless the validity is :VALID. Return NIL

@@ -3,16 +3,6 @@
 
 (in-package "SBCL-HOST/DEBUGGER")
 
-(defun frame-code (frame)
-  "Return the code component of FRAME's function, or NIL if FRAME is not a call of a compiled Lisp function."
-  (let ((function (sb-di:frame-debug-fun frame)))
-    (and (typep function 'sb-di::compiled-debug-fun)
-         (sb-di::compiled-debug-fun-component function))))
-
-(defun compiler-debug-fun (function)
-  "Return the SB-C::COMPILED-DEBUG-FUN, which is the compiler's record, for FUNCTION, an SB-DI::COMPILED-DEBUG-FUN."
-  (sb-di::compiled-debug-fun-compiler-debug-fun function))
-
 (defun same-code-p (function frame)
   "Return true when FRAME runs the code of FUNCTION. If FUNCTION is the current definition of its name, the name has then
 not been redefined since the call."
@@ -20,24 +10,6 @@ not been redefined since the call."
        (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
 
 ;;; Whether evaluation can continue from a frame
-
-(defun stable-frame-p (frame)
-  "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
-another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain the values
-that its code keeps there."
-  (let ((context (sb-di::compiled-frame-escaped frame)))
-    (or (null context)
-        (let* ((pc (sap-int (sb-vm:context-pc context)))
-               (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
-               (frame-pointer (sb-di::frame-pointer frame))
-               (function (compiler-debug-fun (sb-di:frame-debug-fun frame)))
-               (place (sb-c::compiled-debug-fun-bsp-save function)))
-          (or (trapped-p pc)
-              (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
-                   (not (changing-frames-p pc frame-pointer))
-                   ;; The stack of a call that has not begun ends at the call's arguments.
-                   (or (null place)
-                       (stack-contains-p context (+ (sap-int frame-pointer) (stack-place-offset place))))))))))
 
 (defun called-directly-p (frame)
   "Return true when FRAME's function was called by code of the same component, as a local function rather than through a

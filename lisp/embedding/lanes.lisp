@@ -309,6 +309,9 @@ an evaluation thread is replaced only when the host asks for another thread."
 
 (defun start-lanes ()
   "Start the threads of all lanes."
+  ;; The threads of a saved image do not exist in this process.
+  (setf **evaluation-threads** '()
+        **inspection-threads** '())
   (let ((thread (start-lane +evaluation-lane+)))
     ;; Name the thread and make it the main thread before any user code can ask for the main thread.
     (setf (sb-thread:thread-name thread) "main thread"

@@ -169,19 +169,18 @@ impl Observer for EventForwarder {
         self.status.set_background(evaluations);
     }
 
-    fn inspection_changed(&self, job: u64, more: Duration) {
-        // The page has room for one inspection: the oldest.
-        if [0, job].contains(&self.status.get(StatusField::Inspecting)) {
-            self.status.set(StatusField::InspectionDeadline, deadline(more));
-            self.status.set(StatusField::Inspecting, job);
-        }
+    fn inspection_begun(&self, job: u64, more: Duration) {
+        self.inspection_deadline_changed(more);
+        self.status.set(StatusField::Inspecting, job);
     }
 
-    fn inspection_ended(&self, job: u64) {
-        if self.status.get(StatusField::Inspecting) == job {
-            self.status.set(StatusField::InspectionDeadline, 0);
-            self.status.set(StatusField::Inspecting, 0);
-        }
+    fn inspection_deadline_changed(&self, more: Duration) {
+        self.status.raise(StatusField::InspectionDeadline, deadline(more));
+    }
+
+    fn inspection_ended(&self, left: Option<(u64, Duration)>) {
+        self.status.set(StatusField::InspectionDeadline, left.map_or(0, |(_, more)| deadline(more)));
+        self.status.set(StatusField::Inspecting, left.map_or(0, |(job, _)| job));
     }
 
     fn errors_changed(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {

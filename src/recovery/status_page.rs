@@ -36,11 +36,11 @@ pub(crate) enum StatusField {
     PendingAnswers,
     /// The number of the newest evaluation.
     NewestEvaluation,
-    /// The number of a job of the call whose inspection has been running longest; 0 for none.
+    /// The number of a job of the call whose inspection began last among the running inspections; 0 for none.
     Inspecting,
     /// The call number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
     LostLine,
-    /// The deadline of this inspection, in nanoseconds of [`monotonic_nanoseconds`]; 0 for none.
+    /// The last deadline of the running inspections, in nanoseconds of [`monotonic_nanoseconds`]; 0 for none.
     InspectionDeadline,
     /// The id of the process that saves the persistent session at the end, and outlives the worker; 0 for none.
     Saver,

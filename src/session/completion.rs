@@ -80,13 +80,11 @@ impl Inner {
             if !is_background {
                 observer.job_ended(running.id);
             }
-            if running.lane == Lane::Inspection && end != JobEnd::Withdrawn {
-                observer.inspection_ended(running.observed_number());
-                if let Some(oldest) = scheduler.oldest_inspection() {
-                    let deadline = oldest.deadline.or(oldest.interruption.deadline());
-                    let more = deadline.map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()));
-                    self.report_deadline(oldest, more);
-                }
+            if running.lane == Lane::Inspection && running.begun.is_some() {
+                observer.inspection_ended(scheduler.observed_inspections().map(|(newest, deadline)| {
+                    let now = Instant::now();
+                    (newest, deadline.map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(now)))
+                }));
             }
         }
         let interrupted = running.interrupt_reason();

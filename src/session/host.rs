@@ -259,8 +259,8 @@ impl Inner {
         }
         if running.evaluates() {
             self.evaluations_begun.fetch_add(1, Ordering::Relaxed);
-        } else if let Some(deadline) = running.deadline {
-            self.report_deadline(running, deadline - now);
+        } else if let (Some(deadline), Some(observer)) = (running.deadline, self.observer.get()) {
+            observer.inspection_begun(running.observed_number(), deadline - now);
         }
         let watch = running.heap_limit.map(|_| now + HEAP_CHECK_INTERVAL);
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {

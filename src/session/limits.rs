@@ -149,7 +149,7 @@ impl Inner {
         if running.is_foreground() {
             observer.deadline_changed(Some(more));
         } else if running.lane == Lane::Inspection {
-            observer.inspection_changed(running.observed_number(), more);
+            observer.inspection_deadline_changed(more);
         }
     }
 

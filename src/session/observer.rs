@@ -38,11 +38,14 @@ pub(crate) trait Observer: Send + Sync {
     fn job_ended(&self, _job: u64) {}
     /// Called with the numbers of all background evaluations when the set of these evaluations changes.
     fn background_changed(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
-    /// Called when an inspection begins or gets a new deadline, with the time until the deadline. `job` is the number of a job
-    /// of the call that requested the inspection.
-    fn inspection_changed(&self, _job: u64, _more: Duration) {}
-    /// Called when an inspection ends. `inspection_changed` is then called for the oldest of the other inspections.
-    fn inspection_ended(&self, _job: u64) {}
+    /// Called when an inspection begins, with the time until its deadline. `job` is the number of a job of the call that
+    /// requested the inspection.
+    fn inspection_begun(&self, _job: u64, _more: Duration) {}
+    /// Called when a running inspection gets a later deadline, with the time until the deadline.
+    fn inspection_deadline_changed(&self, _more: Duration) {}
+    /// Called when an inspection ends. `left` has the number of a job of the inspection that began last among the
+    /// inspections that still run, and the time until the last deadline of these inspections.
+    fn inspection_ended(&self, _left: Option<(u64, Duration)>) {}
     /// Called when an evaluation ends or an error enters a connection's history. `added` is the new error in the
     /// history, `last` the connection's last error now. The scheduler's lock may be held: an observer that needs time queues
     /// the report until [`send_queued_reports`](Self::send_queued_reports).

@@ -400,7 +400,7 @@ mod tests {
             self.0.lock().push(job);
         }
 
-        fn inspection_changed(&self, job: u64, _more: Duration) {
+        fn inspection_begun(&self, job: u64, _more: Duration) {
             self.0.lock().push(job);
         }
     }

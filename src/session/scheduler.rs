@@ -172,7 +172,7 @@ pub(super) struct RunningJob {
     /// The time at which the job's time limit ends; `None` for no limit.
     pub(super) deadline: Option<Instant>,
     /// The time at which the job began; `None` if the job ends before it begins.
-    begun: Option<Instant>,
+    pub(super) begun: Option<Instant>,
     /// True once another thread was requested to serve the inspection lane in place of the job's thread.
     handed_over: bool,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
@@ -611,9 +611,18 @@ impl SchedulerState {
         }
     }
 
-    /// Returns the running inspection that began first.
-    pub(super) fn oldest_inspection(&self) -> Option<&RunningJob> {
-        self.running.iter().filter(|running| running.lane == Lane::Inspection).min_by_key(|running| running.begun)
+    /// Returns the running inspections.
+    fn inspections(&self) -> impl Iterator<Item = &RunningJob> {
+        self.running.iter().filter(|running| running.lane == Lane::Inspection)
+    }
+
+    /// Returns the number by which the observer knows the running inspection that began last, and the last deadline of all
+    /// running inspections.
+    pub(super) fn observed_inspections(&self) -> Option<(u64, Option<Instant>)> {
+        let newest = self.inspections().max_by_key(|running| running.begun)?;
+        let deadline =
+            self.inspections().filter_map(|running| running.deadline.or(running.interruption.deadline())).max();
+        Some((newest.observed_number(), deadline))
     }
 
     /// Moves background requests whose turn has come to the `ready` queue, marks the evaluation lane as changed if
@@ -966,8 +975,9 @@ impl SchedulerState {
         // A thread does not release its hold while a job is in the foreground. When that job ends, the holding threads
         // must check their time limits again.
         self.changed[Lane::Evaluation as usize] |= running.is_foreground() && !self.holds.is_empty();
-        // The thread of an inspection that was handed over takes no further inspection, so the lane's other thread must wake.
-        self.changed[Lane::Inspection as usize] |= running.handed_over;
+        // The job's thread may have been replaced, and the other thread must then take the connection's next inspection.
+        self.changed[Lane::Inspection as usize] |=
+            running.lane == Lane::Inspection && self.has_waiting(Lane::Inspection);
         Some(running)
     }
 
@@ -1362,12 +1372,20 @@ mod tests {
         assert!(starts_thread(&mut scheduler, now + 3 * long));
         assert_eq!(next(&mut scheduler, now + 3 * long), Some(4));
         assert_eq!(next(&mut scheduler, now + 3 * long), None);
-        assert_eq!(scheduler.oldest_inspection().map(|running| running.id), Some(1));
+        assert_eq!(scheduler.observed_inspections().map(|(job, _)| job), Some(4));
+        // The thread that waits must wake when the end of a job on another thread frees the job's connection.
+        for (ended, next_job) in [(1, Some(2)), (4, None)] {
+            scheduler.take_changed_lanes();
+            scheduler.take_running(ended);
+            assert_eq!(scheduler.take_changed_lanes()[Lane::Inspection as usize], next_job.is_some());
+            assert_eq!(next(&mut scheduler, now + 4 * long), next_job);
+        }
+        push(&mut scheduler, &second, 5);
+        assert_eq!(next(&mut scheduler, now + 4 * long), None);
         scheduler.take_changed_lanes();
-        scheduler.take_running(1);
+        scheduler.take_running(3);
         assert!(scheduler.take_changed_lanes()[Lane::Inspection as usize]);
-        assert_eq!(scheduler.oldest_inspection().map(|running| running.id), Some(3));
-        assert_eq!(next(&mut scheduler, now + 3 * long), Some(2));
+        assert_eq!(scheduler.observed_inspections().map(|(job, _)| job), Some(2));
     }
 
     #[test]
