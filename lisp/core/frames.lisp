@@ -324,8 +324,25 @@ that its code keeps there."
                    (or (null place)
                        (stack-contains-p context (+ (sap-int frame-pointer) (stack-place-offset place))))))))))
 
+(defun interrupted-frame-p (frame)
+  "Return true when FRAME was interrupted at an arbitrary instruction, rather than by a trap."
+  (let ((context (sb-di::compiled-frame-escaped frame)))
+    (and context
+         (not (trapped-p (sap-int (sb-vm:context-pc context)))))))
+
+(defun readable-frame-p (frame)
+  "Return false when a variable's place in FRAME may contain something else than the variable's value: where FRAME was
+interrupted, and its code does not keep its arguments everywhere; or where FRAME, or the function that it was calling, was
+interrupted while its frame was being made or left."
+  (let ((called (sb-di:frame-up frame)))
+    (and (stable-frame-p frame)
+         (or (null called) (stable-frame-p called))
+         (not (and (frame-code frame)
+                   (eq :minimal (sb-c::compiled-debug-fun-arguments (compiler-debug-fun (sb-di:frame-debug-fun frame))))
+                   (interrupted-frame-p frame))))))
+
 (defun unavailable-value (kind)
-  "Return an object that stands for the values of KIND, a string, in a frame for which STABLE-FRAME-P is false."
+  "Return an object that stands for the values of KIND, a string, in a frame for which READABLE-FRAME-P is false."
   (sb-debug::make-unprintable-object (concatenate 'string "unavailable " kind)))
 
 (defun locals (frame)

@@ -350,18 +350,18 @@ count as the file's, because SBCL does not make them every time."
     (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
       (multiple-value-call #'values (displayed-call name arguments) info))))
 
-;; Where a frame was interrupted before it contains its values, SBCL would read whatever is there, as references to objects.
+;; Where a frame was interrupted, SBCL would read other words as references to objects: the collector would fail.
 (define-patch sb-di:debug-var-value (debug-var frame)
   (lambda (value variable frame)
     (declare (type function value))
-    (if (stable-frame-p frame)
+    (if (readable-frame-p frame)
         (funcall value variable frame)
         (unavailable-value "value"))))
 
 (define-patch sb-debug::frame-args-as-list (frame limit)
   (lambda (list-arguments frame limit)
     (declare (type function list-arguments))
-    (if (stable-frame-p frame)
+    (if (readable-frame-p frame)
         (funcall list-arguments frame limit)
         (list (unavailable-value "arguments")))))
 
