@@ -84,11 +84,15 @@ instead. TESTS-OF names a function that takes the same arguments and returns the
 (defun call-redirecting-frameworks (function)
   "Return the values of FUNCTION. Meanwhile, if this thread calls a framework's function that runs tests, run the selected
 tests in this test run instead, set *FRAMEWORK-CALLED*, and return to the caller the values that the framework's function
-would return."
+would return. Discard the reports that the frameworks print."
   (declare (type function function))
-  (let (;; Another run in the background has encapsulations of its own, and may end earlier or later.
-        (type (make-symbol "RUN-TESTS"))
-        (redirected '()))
+  (let* (;; Another run in the background has encapsulations of its own, and may end earlier or later.
+         (type (make-symbol "RUN-TESTS"))
+         (redirected '())
+         (discarded (make-broadcast-stream))
+         (bound (report-stream-variables))
+         ;; Conses of variables that are not in BOUND and their previous values.
+         (silenced '()))
     (flet ((redirect ()
              (setf *machinery-directories* (framework-directories))
              (sb-thread:with-mutex (**redirection-lock**)
@@ -97,13 +101,23 @@ would return."
                        for symbol = (find-symbol name (framework-package framework))
                        when (and symbol (fboundp symbol) (not (member symbol redirected)))
                          do (push symbol redirected)
-                            (redirect-function symbol type framework tests-of))))))
+                            (redirect-function symbol type framework tests-of)))
+               ;; A framework that was loaded meanwhile is silenced in all threads: it is too late to bind its variables.
+               (dolist (variable (set-difference (report-stream-variables) bound))
+                 (let ((value (sb-ext:symbol-global-value variable)))
+                   (unless (typep value 'broadcast-stream)
+                     (push (cons variable value) silenced)
+                     (setf (sb-ext:symbol-global-value variable) discarded)))))))
       (unwind-protect
            (let ((*redirecting-frameworks* t)
                  (*redirect-loaded-frameworks* #'redirect))
              (redirect)
-             (call-silencing-frameworks function))
+             (progv bound (make-list (length bound) :initial-element discarded)
+               (funcall function)))
         (sb-thread:with-mutex (**redirection-lock**)
+          (loop for (variable . value) in silenced
+                do (when (eq discarded (sb-ext:symbol-global-value variable))
+                     (setf (sb-ext:symbol-global-value variable) value)))
           (dolist (symbol redirected)
             (sb-int:unencapsulate symbol type)))))))
 
