@@ -212,7 +212,10 @@ of the primary system."
          (ending (last elements 2)))
     (flet ((token-p (element tokens)
              (and (integerp element) (member (token-name text element) tokens :test #'string=))))
-      (let ((named (cond ((token-p (first ending) '("IN")) (second ending))
+      (let ((named (cond ((and (rest (rest elements))
+                               (token-p (first ending) '("IN"))
+                               (char= #\: (char text (first ending))))
+                          (second ending))
                          ((token-p (first elements)
                                    '("METHOD" "FAST-METHOD" "SLOW-METHOD" "MACRO-FUNCTION" "COMPILER-MACRO"
                                      "SETF-EXPANDER" "%DEFSETF" "TYPE-EXPANDER" "CONDITION-REPORT"))
@@ -539,7 +542,9 @@ Return NIL for other values."
 
 (defun push-alien-type (label type)
   "Push a detail called LABEL: the specifier of the alien type TYPE."
-  (push-detail label (lambda (stream) (prin1 (sb-alien-internals:unparse-alien-type type) stream))))
+  (push-detail label (lambda (stream)
+                       (let ((*print-length* nil) (*print-level* nil))
+                         (prin1 (sb-alien-internals:unparse-alien-type type) stream)))))
 
 (defun push-alien-type-roles (symbol)
   "Push the meanings of SYMBOL as the name of an alien type, structure, union or enumeration. Return true if a meaning was

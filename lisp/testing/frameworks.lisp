@@ -95,16 +95,13 @@ that do not exist or have no value."
     (progv (mapcar #'car bindings) (mapcar #'cdr bindings)
       (funcall function))))
 
-(defun call-silencing-frameworks (function)
-  "Return the values of FUNCTION, and discard the reports that the frameworks print meanwhile."
-  (declare (type function function))
-  (let ((variables (loop for framework in (loaded-frameworks)
-                         append (loop for (name . package) in (framework-streams framework)
-                                      for symbol = (and (find-package package) (find-symbol name package))
-                                      when (and symbol (boundp symbol))
-                                        collect symbol))))
-    (progv variables (make-list (length variables) :initial-element (make-broadcast-stream))
-      (funcall function))))
+(defun report-stream-variables ()
+  "Return the variables that hold the report streams of the loaded frameworks."
+  (loop for framework in (loaded-frameworks)
+        append (loop for (name . package) in (framework-streams framework)
+                     for symbol = (and (find-package package) (find-symbol name package))
+                     when (and symbol (boundp symbol))
+                       collect symbol)))
 
 (defun framework-condition-p (condition)
   "Return true when the class of CONDITION belongs to a framework's package. When a check fails, a framework signals

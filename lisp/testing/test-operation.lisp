@@ -84,11 +84,15 @@ instead. TESTS-OF names a function that takes the same arguments and returns the
 (defun call-redirecting-frameworks (function)
   "Return the values of FUNCTION. Meanwhile, if this thread calls a framework's function that runs tests, run the selected
 tests in this test run instead, set *FRAMEWORK-CALLED*, and return to the caller the values that the framework's function
-would return."
+would return. Discard the reports that the frameworks print."
   (declare (type function function))
-  (let (;; Another run in the background has encapsulations of its own, and may end earlier or later.
-        (type (make-symbol "RUN-TESTS"))
-        (redirected '()))
+  (let* (;; Another run in the background has encapsulations of its own, and may end earlier or later.
+         (type (make-symbol "RUN-TESTS"))
+         (redirected '())
+         (discarded (make-broadcast-stream))
+         (bound (report-stream-variables))
+         ;; Conses of variables that are not in BOUND and their previous values.
+         (silenced '()))
     (flet ((redirect ()
              (setf *machinery-directories* (framework-directories))
              (sb-thread:with-mutex (**redirection-lock**)
@@ -97,13 +101,23 @@ would return."
                        for symbol = (find-symbol name (framework-package framework))
                        when (and symbol (fboundp symbol) (not (member symbol redirected)))
                          do (push symbol redirected)
-                            (redirect-function symbol type framework tests-of))))))
+                            (redirect-function symbol type framework tests-of)))
+               ;; A framework that was loaded meanwhile is silenced in all threads: it is too late to bind its variables.
+               (dolist (variable (set-difference (report-stream-variables) bound))
+                 (let ((value (sb-ext:symbol-global-value variable)))
+                   (unless (typep value 'broadcast-stream)
+                     (push (cons variable value) silenced)
+                     (setf (sb-ext:symbol-global-value variable) discarded)))))))
       (unwind-protect
            (let ((*redirecting-frameworks* t)
                  (*redirect-loaded-frameworks* #'redirect))
              (redirect)
-             (call-silencing-frameworks function))
+             (progv bound (make-list (length bound) :initial-element discarded)
+               (funcall function)))
         (sb-thread:with-mutex (**redirection-lock**)
+          (loop for (variable . value) in silenced
+                do (when (eq discarded (sb-ext:symbol-global-value variable))
+                     (setf (sb-ext:symbol-global-value variable) value)))
           (dolist (symbol redirected)
             (sb-int:unencapsulate symbol type)))))))
 
@@ -375,16 +389,32 @@ a package; :POSSIBLE if that package is unknown; else NIL."
           ((null package) :possible)
           ((eq test (find-symbol (symbol-name test) package)) :exact))))
 
-(defun test-form-map (name text test)
+(defun toplevel-maps (text end)
+  "Return the maps (see FORM-MAP) of the top-level forms of TEXT. Where TEXT cannot be parsed, continue at the next line that
+begins a form. At END, a value of MONOTONIC-MILLISECONDS, stop."
+  (let ((position 0)
+        (maps '()))
+    (loop
+      (when (> (monotonic-milliseconds) end)
+        (return (nreverse maps)))
+      (multiple-value-bind (map map-end) (form-map text position)
+        (cond (map
+               (push map maps)
+               (setf position map-end))
+              (t
+               (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
+                 (unless next (return (nreverse maps)))
+                 (setf position (1+ next)))))))))
+
+(defun test-form-map (name text maps test)
   "Return the map (see FORM-MAP) of the form of TEXT that defines TEST, the name of a test, from the string NAME; or NIL. The
 form is a top-level form whose operator is not a standard one. If several forms with the same operator define the test,
-return the map of the last form, whose definition is in effect. The second value is TEST-NAME-MATCH's."
-  (let ((position 0)
-        (package nil)
+return the map of the last form, whose definition is in effect. MAPS are the TOPLEVEL-MAPS of TEXT. The second value is
+TEST-NAME-MATCH's."
+  (let ((package nil)
         (found nil)
         (found-operator nil)
-        (found-match nil)
-        (mentioned -1))
+        (found-match nil))
     (labels ((visit (form)
                (when (and (consp form) (integerp (second form)))
                  (let ((operator (token-name text (second form))))
@@ -402,67 +432,99 @@ return the map of the last form, whose definition is in effect. The second value
                               (setf found form
                                     found-operator operator
                                     found-match match)))))))))
-      (loop
-        (when (< mentioned position)
-          (setf mentioned (or (token-position name text position) (return))))
-        (multiple-value-bind (map end) (form-map text position)
-          (unless map
-            ;; Skip text that cannot be parsed, up to the next line that begins a form.
-            (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
-              (unless next (return))
-              (setf position (1+ next)))
-            (when (>= position (length text)) (return)))
-          (when map
-            (visit map)
-            (setf position end)))))
+      (mapc #'visit maps))
     (values found found-match)))
 
-(defconstant +max-searched-files+ 2000
-  "Maximum number of files that are searched for the source of a failed test.")
+(defun test-names (test)
+  "Return a list of strings from which the name TEST may have been made: the name itself, and then shorter names, longest
+first. A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE."
+  (let ((whole (string test)))
+    (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
+                      while (and end (plusp end))
+                      collect (subseq whole 0 end)))))
 
-(defun find-test-form (test files)
-  "Search FILES, native namestrings, for the form that defines TEST, the name of a test. Return a list of the file, its text,
-and the map of the form (see FORM-MAP); or NIL if the form is not found."
-  (let* ((whole (string test))
-         ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
-         (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
-                                  while (and end (plusp end))
-                                  collect (subseq whole 0 end))))
-         (best nil)
-         (best-rank nil))
-    (loop for file in files
-          repeat +max-searched-files+
-          until (eql 0 best-rank)
-          do (let* ((octets (file-octets file))
-                    (text (and octets (octets-text octets 0 (length octets)))))
-               (loop for name in (and text names)
-                     for index from 0
-                     do (multiple-value-bind (map match) (guarded (test-form-map name text test) (failure) nil)
-                          (let ((rank (if (eq :exact match) index (+ index (length names)))))
-                            (when (and map (or (null best) (< rank best-rank)))
-                              (setf best (list file text map)
-                                    best-rank rank)))))))
-    best))
+(defun map-words (function text)
+  "Call FUNCTION with each word of TEXT, a longest substring of constituents other than `:', `#' and `|'. If TOKEN-POSITION
+finds a token in TEXT, then each word of the token is a word of TEXT."
+  (declare (type function function) (type source-text text))
+  (let ((start nil))
+    (dotimes (position (1+ (length text)))
+      (let ((character (if (< position (length text)) (schar text position) #\Space)))
+        (cond ((and (constituent-p character) (not (find character ":#|")))
+               (unless start
+                 (setf start position)))
+              (start
+               (funcall function (subseq text start position))
+               (setf start nil)))))))
 
-(defun test-location (verdict files)
-  "Search FILES, native namestrings, for the test of VERDICT. Return a list of three elements: the file, as SHOWN-PATH returns
-it, and the number and the text of a line. The line is that of the first failed check whose source is found, or else the
-first line of the test. Return NIL if the test is not found. Also store the lines and the source of the failed checks in
-VERDICT."
-  (destructuring-bind (&optional file text map) (find-test-form (verdict-name verdict) files)
-    (when file
-      (let ((position (first map)))
-        (dolist (check (reverse (verdict-checks verdict)))
-          (let ((check-position (and (check-form check)
-                                     (guarded (find-check-position (check-form check) map text) (failure) nil))))
-            (when check-position
-              (setf position check-position
-                    (check-line check) (values (line-and-column text check-position))
-                    (check-printed-form check) (or (source-of-check text check-position)
-                                                   (check-printed-form check))))))
-        (list (shown-path file)
-              (values (line-and-column text position))
-              (line-at text position))))))
+(defun longest-word (name)
+  "Return the longest word of NAME, or an empty string if there is none."
+  (let ((longest ""))
+    (map-words (lambda (word) (when (> (length word) (length longest)) (setf longest word)))
+               (coerce name 'source-text))
+    longest))
+
+(defconstant +max-search-milliseconds+ 5000
+  "Maximum time for which the files are searched for the sources of failed tests.")
+
+(defun find-test-forms (tests files limit)
+  "Search FILES, native namestrings, for the forms that define TESTS, names of tests, for at most about LIMIT milliseconds.
+Return an EQUAL hash table with the names of the tests that were found as keys. The value is a list of the rank of the form,
+where less is better; the file; its text; and the map of the form (see FORM-MAP)."
+  (let ((end (+ limit (monotonic-milliseconds)))
+        (forms (make-hash-table :test 'equal))
+        ;; The keys are words. The values are lists of lists of a test, one of its TEST-NAMES, and the ranks of an exact and
+        ;; of a possible match.
+        (words (make-hash-table :test 'equalp)))
+    (flet ((best-rank (test)
+             (or (first (gethash test forms)) most-positive-fixnum)))
+      (dolist (test tests)
+        (loop with names = (test-names test)
+              for name in names
+              for rank from 0
+              do (push (list test name rank (+ rank (length names))) (gethash (longest-word name) words))))
+      (dolist (file files)
+        (when (or (every (lambda (test) (zerop (best-rank test))) tests)
+                  (> (monotonic-milliseconds) end))
+          (return))
+        (let* ((octets (guarded (read-octets file) (failure) nil))
+               (text (and octets (octets-text octets 0 (length octets))))
+               (mentioned (make-hash-table :test 'eq)))
+          (when text
+            (map-words (lambda (word)
+                         (let ((names (gethash word words)))
+                           (when names
+                             (setf (gethash names mentioned) t))))
+                       text))
+          (loop with maps = (and (plusp (hash-table-count mentioned)) (guarded (toplevel-maps text end) (failure) '()))
+                for names being the hash-keys of mentioned
+                do (loop for (test name exact possible) in names
+                         until (> (monotonic-milliseconds) end)
+                         do (when (< exact (best-rank test))
+                              (multiple-value-bind (map match)
+                                  (guarded (test-form-map name text maps test) (failure) nil)
+                                (let ((rank (if (eq :exact match) exact possible)))
+                                  (when (and map (< rank (best-rank test)))
+                                    (setf (gethash test forms) (list rank file text map))))))))))
+      forms)))
+
+(defun test-location (verdict file text map)
+  "Return the source location of the test of VERDICT, which the form with the map MAP in TEXT, the text of FILE, defines. The
+location is a list of three elements: the file, as SHOWN-PATH returns it, and the number and the text of a line. The line is
+that of the first failed check whose source is found, or else the first line of the test. Also store the lines and the source
+of the failed checks in VERDICT."
+  (let ((position (first map)))
+    (dolist (check (reverse (verdict-checks verdict)))
+      (let ((check-position (and (check-form check)
+                                 (guarded (find-check-position (check-form check) map text) (failure) nil))))
+        (when check-position
+          (setf position check-position
+                (check-line check) (values (line-and-column text check-position))
+                (check-printed-form check) (or (source-of-check text check-position)
+                                               (check-printed-form check))))))
+    (list (shown-path file)
+          (values (line-and-column text position))
+          (line-at text position))))
 
 ;;; Records of the results
 
@@ -516,25 +578,32 @@ system if several systems are tested, else NIL."
   "Push the verdict of each test of RUN, failed tests first. SHARE is the fraction of the maximum number of reported tests
 that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
+         (failed (remove-if-not #'failed-p verdicts))
          (systems (test-run-systems run))
+         (searched (loop for verdict across failed
+                         repeat (floor (* share +max-reported-failures+))
+                         unless (or (some #'check-file (verdict-checks verdict))
+                                    (not (typep (verdict-name verdict) '(or symbol string))))
+                           collect (verdict-name verdict)))
          ;; A test operation may load further systems, which hold the tests.
-         (files (and (some #'failed-p verdicts)
+         (files (and searched
                      (system-files (append (with-inferred-systems systems)
                                            (mapcar #'asdf:registered-system (user-systems))))))
+         (forms (find-test-forms searched files (* share +max-search-milliseconds+)))
          (count 0))
-    (with-source-files ()
-      (flet ((report (verdict)
-               (when (< count (* share +max-reported-tests+))
-                 (incf count)
-                 (push-verdict verdict (and (failed-p verdict)
-                                            (<= count (* share +max-reported-failures+))
-                                            (guarded (or (find-check-location verdict)
-                                                         (test-location verdict files))
-                                                (failure)
-                                              nil))
-                               (test-run-system run)))))
-        (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
-        (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
+    (flet ((report (verdict)
+             (when (< count (* share +max-reported-tests+))
+               (incf count)
+               (push-verdict verdict (and (failed-p verdict)
+                                          (<= count (* share +max-reported-failures+))
+                                          (guarded (or (find-check-location verdict)
+                                                       (let ((form (gethash (verdict-name verdict) forms)))
+                                                         (and form (apply #'test-location verdict (rest form)))))
+                                              (failure)
+                                            nil))
+                             (test-run-system run)))))
+      (map nil #'report failed)
+      (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts))))
 
 (defun find-check-location (verdict)
   "Return the source location of the first failed check of VERDICT whose file the framework knows, or NIL if there is no such

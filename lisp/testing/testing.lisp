@@ -540,10 +540,10 @@ each system before those on which it depends."
     (labels ((visit (component)
                (typecase component
                  (asdf:cl-source-file
-                  (pushnew (sb-ext:native-namestring (asdf:component-pathname component)) files :test #'string=))
+                  (push (sb-ext:native-namestring (asdf:component-pathname component)) files))
                  (asdf:parent-component (mapc #'visit (asdf:component-children component))))))
       (mapc #'visit systems))
-    (nreverse files)))
+    (remove-duplicates (nreverse files) :test #'equal :from-end t)))
 
 (defun packages-of-systems (systems)
   "Return the packages that are defined in files of SYSTEMS."

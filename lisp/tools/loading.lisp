@@ -251,25 +251,23 @@ RELOADED is a list as in *RELOADED-FILES*: a namestring, the previous and the ne
 (defun removed-files ()
   "Return an alist of the files that were loaded as parts of systems that no longer contain them. Keys are native namestrings;
 values are LOADED-FILEs. Omit files of systems that are not loaded, as after ASDF has forgotten a system."
-  (let ((visited '())
-        (present (make-hash-table :test 'equal))
+  (let ((present (make-hash-table :test 'equal))
         (files (sb-ext:with-locked-hash-table (**loaded-files**)
                  (loop for namestring being the hash-keys of **loaded-files** using (hash-value file)
-                       when (loaded-file-system file)
-                         collect (cons namestring file)))))
+                       for name = (loaded-file-system file)
+                       for system = (and name (asdf:registered-system name))
+                       when system
+                         collect (list namestring file system)))))
     (labels ((visit (component)
                (if (typep component 'asdf:parent-component)
                    (mapc #'visit (asdf:component-children component))
-                   (setf (gethash (component-file component) present) t)))
-             (removed-p (namestring system)
-               (unless (member system visited)
-                 (push system visited)
-                 (visit system))
-               (and (not (gethash namestring present)) (asdf:component-loaded-p system))))
-      (remove-if-not (lambda (entry)
-                       (let ((system (asdf:registered-system (loaded-file-system (cdr entry)))))
-                         (and system (removed-p (car entry) system))))
-                     files))))
+                   (setf (gethash (component-file component) present) t))))
+      ;; Another system may contain the file, too.
+      (mapc #'visit (remove-duplicates (append (mapcar #'third files)
+                                               (mapcar #'asdf:registered-system (already-loaded-systems))))))
+    (loop for (namestring file system) in files
+          unless (or (gethash namestring present) (not (asdf:component-loaded-p system)))
+            collect (cons namestring file))))
 
 (defun report-removed-files ()
   "Push a notice of the definitions that remain from each file that its system no longer contains, unless the notice has been

@@ -603,6 +603,30 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn file_that_another_loaded_system_contains_is_not_reported_as_removed() {
+    let project = Project::new();
+    let define = |name: &str, files: &[&str]| {
+        let components: String = files.iter().map(|file| format!("(:file \"{file}\")")).collect();
+        project.write(&format!("app/{name}.asd"), format!("(defsystem \"{name}\" :components ({components}))"));
+    };
+    for file in ["shared", "other", "rest"] {
+        project.write(&format!("app/{file}.lisp"), format!("(defun {file}-function () 1)"));
+    }
+    define("one", &["shared"]);
+    define("two", &["shared", "other", "rest"]);
+    let mut server = project.server();
+    for system in ["one", "two"] {
+        load(&mut server, json!({"system": system, "directory": "app"}));
+    }
+    define("two", &["rest"]);
+    let text = load(&mut server, json!({"system": "two"}));
+    let expected =
+        "definitions of app/other.lisp, a file that the system two no longer contains: function OTHER-FUNCTION.\n";
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(text.matches("no longer contains").count(), 1, "{text}");
+}
+
+#[test]
 fn reload_names_variables_with_old_values_whatever_the_spelling_of_the_operator() {
     let project = Project::new();
     let file = |value: u8| {

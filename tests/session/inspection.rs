@@ -548,6 +548,20 @@ fn alien_types_and_alien_variables_are_described() {
         let text = lisp.describe_text(name);
         assert!(text.starts_with(description), "{name}: {text}");
     }
+    // A type is shown with all its parts, at any depth.
+    lisp.values("(define-alien-type nil (struct outer (inner (struct part (x int)))))");
+    let text = lisp.describe_text("outer");
+    assert!(text.contains("(INNER (STRUCT PART (X (SIGNED 32) :OFFSET 0)) :OFFSET 0)"), "{text}");
+}
+
+#[test]
+fn methods_of_a_generic_function_named_in_are_accepted_as_names() {
+    let lisp = fresh();
+    lisp.values("(defgeneric in (x) (:method ((x t)) x))");
+    for name in ["(:method in (t))", "(METHOD IN (T))", "(flet f :in in)"] {
+        let text = lisp.describe_text(name);
+        assert!(text.starts_with("COMMON-LISP-USER::IN [GENERIC FUNCTION]"), "{name}: {text}");
+    }
 }
 
 #[test]

@@ -281,7 +281,8 @@ fn sb_rt_values_are_not_taken_from_printed_words_or_memory() {
     assert!(line.is_some_and(|line| line.ends_with("}>")), "{text}");
 }
 
-/// The first run, in which the test-op loads the framework, has the same counts as a later run.
+/// The first run, in which the test-op loads the framework, has the same counts as a later run, and the framework's own
+/// report is not printed.
 #[test]
 fn tests_of_a_framework_loaded_by_the_test_op_are_counted() {
     for (framework, package, run, tests) in [
@@ -311,6 +312,11 @@ fn tests_of_a_framework_loaded_by_the_test_op_are_counted() {
                 let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": fresh}));
                 assert!(text.contains("FAILED  1 passed, 1 failed, 0 errors, 0 skipped in "), "{framework}: {text}");
                 assert!(text.contains("\n1. DEMO-TESTS::BAD  tests/tests.lisp:5\n"), "{framework}: {text}");
+                assert!(!text.contains("The test run printed"), "{framework}: {text}");
+            }
+            if framework == "fiveam" {
+                let stream = server.evaluate("(typep fiveam::*test-dribble* 'broadcast-stream)");
+                assert_eq!(stream, "=> NIL", "the report stream is restored");
             }
         }
     }

@@ -131,6 +131,34 @@ fn tests_named_like_functions_or_tests_of_other_packages_have_their_own_location
     }
 }
 
+#[test]
+fn tests_in_the_last_of_2001_files_have_their_locations() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))
+(in-package :demo-tests)
+(deftest first-test 1 2)
+(defmacro deftwice (name)
+  `(progn (deftest ,(intern (format nil \"~A.ONE\" name)) (list 3) (4))
+          (deftest ,(intern (format nil \"~A.TWO\" name)) 1 1)))
+(deftwice parse)
+";
+    let project = Project::new("", "", tests);
+    // The other files do not exist, which saves time.
+    project.write(
+        "demo.asd",
+        r#"(defclass absent-file (cl-source-file) ())
+           (defmethod perform ((o compile-op) (c absent-file)))
+           (defmethod perform ((o load-op) (c absent-file)))
+           (defsystem "demo" :depends-on ("sb-rt") :perform (test-op (o c) (symbol-call :sb-rt :do-tests))
+             :components #.`(,@(loop for n below 2000 collect `(absent-file ,(format nil "f~D" n)))
+                             (:file "tests/tests")))"#,
+    );
+    let mut server = project.server();
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    for (name, line) in [("FIRST-TEST", 3), ("PARSE.ONE", 7)] {
+        assert!(text.contains(&format!(". DEMO-TESTS::{name}  tests/tests.lisp:{line}\n")), "{name}: {text}");
+    }
+}
+
 /// Values and conditions of failing tests whose print methods and reports never end.
 const ENDLESS: &str = r#"
 (defclass endless () ())
