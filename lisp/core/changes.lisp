@@ -13,7 +13,8 @@ no names.")
 
 (defun format-change-line (sign kind name)
   "Return the line that reports that NAME was defined (SIGN is #\\+) or removed (SIGN is #\\-) as KIND, a keyword such
-as :FUNCTION; or that the generic function NAME got a method, or a part of the system NAME was loaded (SIGN is #\\*)."
+as :FUNCTION; or that the generic function NAME got a method, or a part of the system NAME was loaded (SIGN is #\\*). A
+system that was loaded as a dependency of another loaded system counts as removed."
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
            (line (format nil "~A~A ~:[~S~;~A~]" sign kind (member kind '(:package :system)) name)))
@@ -135,23 +136,25 @@ if there is no such module."
 
 (defun loaded-system-lines (failed)
   "Return the lines that report the systems that the form has loaded, newest first. If FAILED is true, the form failed: include
-systems that were loaded in part, and omit dependencies of other systems, because a load of these systems loads them, too."
+systems that were loaded in part, and omit dependencies of other systems, because a load of these systems loads them, too.
+Otherwise, report a dependency as removed: it is no longer missing without an earlier form, and not missing without this
+form."
   (let* ((systems (evaluation-loaded-systems *evaluation*))
-         (dependencies (and failed
-                            (loop for (name) in systems
-                                  for system = (asdf:registered-system name)
-                                  when system
-                                    append (asdf:system-depends-on system)
-                                    and append (asdf:system-defsystem-depends-on system)))))
+         (dependencies (loop for (name) in systems
+                             for system = (asdf:registered-system name)
+                             when system
+                               append (asdf:system-depends-on system)
+                               and append (asdf:system-defsystem-depends-on system))))
     (loop for (name . complete) in (remove "asdf" systems :key #'car :test #'string=)
-          when (if failed (not (member name dependencies :test #'equal)) complete)
-            collect (format-change-line (if complete #\+ #\*) :system name))))
+          for dependency = (member name dependencies :test #'equal)
+          when (if failed (not dependency) complete)
+            collect (format-change-line (cond ((not complete) #\*) (dependency #\-) (t #\+)) :system name))))
 
 (defun changes-text (form role)
   "Return a string of lines that describe the changes that FORM has just made. The first line is = and ROLE, which is a
 value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Each other line begins with + for a
 defined name or a loaded system, * for a generic function that got a method or a system that was loaded in part, - for a
-removed name, ? for a module of FORM's symbols, or ! for a file that NOTE-RELOADED-FILE recorded."
+removed name or a loaded dependency, ? for a module of FORM's symbols, or ! for a file that NOTE-RELOADED-FILE recorded."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%~A~}~{~%?~A~}~{~%!~A~}"
             role
@@ -177,7 +180,7 @@ makes."
         (note-loaded-system system nil))
       (cond ((and file (typep operation 'asdf:load-op))
              (note-reloaded-file file)
-             (call-recording-definitions file #'perform (asdf:component-name system)))
+             (call-recording-definitions file #'perform :system (asdf:component-name system)))
             ((and (eq component system) (typep operation 'asdf:load-op))
              (multiple-value-prog1 (perform)
                (note-loaded-system system t)))

@@ -16,7 +16,11 @@
   ;; system no longer contains the file and this has been reported.
   (system nil :type (or null string))
   ;; The name of the current package when LOAD was called; or NIL if ASDF has loaded the file.
-  (package nil :type (or null string)))
+  (package nil :type (or null string))
+  ;; The external format in which LOAD read the file; or :DEFAULT if ASDF has loaded the file.
+  (external-format :default)
+  ;; True if the last load unwound although the file had been loaded before.
+  (incomplete nil))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
   "The LOADED-FILE of each source file that was loaded, by native namestring.")
@@ -209,14 +213,16 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
              (append now (remove-if (lambda (entry) (gethash (car entry) known)) before)))))
     (if before
         (make-loaded-file :definitions (merged (loaded-file-definitions now) (loaded-file-definitions before))
-                          :variables (merged (loaded-file-variables now) (loaded-file-variables before)))
+                          :variables (merged (loaded-file-variables now) (loaded-file-variables before))
+                          :incomplete t)
         now)))
 
-(defun call-recording-definitions (namestring function &optional system)
+(defun call-recording-definitions (namestring function &key system (external-format :default))
   "Call FUNCTION, which loads a source file or its fasl, and return its values. Record the definitions that FUNCTION makes
 as the definitions of the source file with the native namestring NAMESTRING, and add the file to *RELOADED-FILES* if it was
 loaded before. If FUNCTION unwinds, keep the recorded definitions of the previous load, and add those made so far. SYSTEM is
-the name of the system as a part of which ASDF loads the file, or NIL."
+the name of the system as a part of which ASDF loads the file, or NIL. EXTERNAL-FORMAT is the external format in which LOAD
+reads the file, or :DEFAULT."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
@@ -232,6 +238,7 @@ the name of the system as a part of which ASDF loads the file, or NIL."
       (when now
         (setf (loaded-file-system now) (or system (and before (loaded-file-system before)))
               (loaded-file-package now) package
+              (loaded-file-external-format now) external-format
               (gethash namestring **loaded-files**) now)
         (when (and before *reloaded-files*)
           (push (list namestring before now bound) (car *reloaded-files*)))))))
@@ -245,7 +252,7 @@ definitions."
       (when file
         (note-loaded-file-state file (guarded (file-state file) (failure) nil)))
       (if file
-          (call-recording-definitions file #'load-stream)
+          (call-recording-definitions file #'load-stream :external-format (stream-external-format stream))
           (load-stream)))))
 
 (defun loaded-separately-p (file)
@@ -253,13 +260,16 @@ definitions."
   (and file (loaded-file-package file) (null (loaded-file-system file))))
 
 (defun changed-separate-files ()
-  "Return the native namestrings of the files that were loaded by LOAD, not as parts of systems, and have changed since. Omit
-files that no longer exist."
+  "Return the native namestrings of the files that were loaded by LOAD, not as parts of systems, and have changed since or
+were loaded again only in part. Omit files that no longer exist."
   (loop for (namestring . file) in (sb-ext:with-locked-hash-table (**loaded-files**)
                                      (loop for namestring being the hash-keys of **loaded-files** using (hash-value file)
                                            collect (cons namestring file)))
         for state = (gethash namestring **loaded-file-states**)
-        when (and state (loaded-separately-p file) (file-state namestring) (file-changed-p state namestring))
+        when (and state
+                  (loaded-separately-p file)
+                  (file-state namestring)
+                  (or (loaded-file-incomplete file) (file-changed-p state namestring)))
           collect namestring))
 
 (defun component-system-name (component)

@@ -109,11 +109,17 @@ other package, the form's names would be different symbols."
              :format-arguments (list name))))
 
 (defun load-separate-file (namestring)
-  "Load again the file NAMESTRING, which LOAD has loaded before, in the package in which the file was loaded."
-  (note-reloaded-file namestring)
-  (let ((*package* (form-package (loaded-file-package (gethash namestring **loaded-files**)))))
-    (with-compilation-unit ()
-      (load (sb-ext:parse-native-namestring namestring)))))
+  "Load again the file NAMESTRING, which LOAD has loaded before, in the package and external format in which the file was
+loaded. If the package does not exist any more, push a notice instead."
+  (let* ((file (gethash namestring **loaded-files**))
+         (package (find-package (loaded-file-package file))))
+    (cond (package
+           (note-reloaded-file namestring)
+           (let ((*package* package))
+             (with-compilation-unit ()
+               (load (sb-ext:parse-native-namestring namestring) :external-format (loaded-file-external-format file)))))
+          (t (push-notice "~A was not loaded again: the package ~A, in which it was loaded, does not exist."
+                          (shown-path namestring) (loaded-file-package file))))))
 
 (defun load-due-files (component)
   "Load again the files of COMPONENT, an ASDF component, that are in *FILES-TO-RELOAD*."

@@ -394,25 +394,35 @@ load its source, if there is one, instead."
 
 ;;; The operation LOAD
 
+(defun search-definition-entries (search system)
+  "Call SEARCH, ASDF's function that searches ASDF:*CENTRAL-REGISTRY* for the .asd file of SYSTEM, and return its value. If an
+entry (VALUES directory primary-system file) is for SYSTEM, return FILE unless ASDF finds a file in a directory before this
+entry. For ASDF, the entry is only a directory, in which it does not find files that are not named like their systems."
+  (declare (type function search))
+  (let* ((primary (asdf:primary-system-name system))
+         (place (member-if (lambda (entry)
+                             (and (typep entry '(cons (eql values))) (equal primary (third entry))))
+                           asdf:*central-registry*)))
+    (or (and place
+             (or (let ((asdf:*central-registry* (ldiff asdf:*central-registry* place)))
+                   (funcall search system))
+                 (probe-file (fourth (first place)))))
+        (funcall search system))))
+
 (defun register-definition (system directory definition fallback)
-  "Make the definition of SYSTEM known to ASDF: have ASDF search DIRECTORY first, and load the .asd file DEFINITION.
-DIRECTORY and DEFINITION are native namestrings, or NIL. If FALLBACK is true, do nothing if ASDF already finds SYSTEM.
-Return true if DIRECTORY or DEFINITION was used."
+  "Have ASDF search DIRECTORY first, or have SEARCH-DEFINITION-ENTRIES find the .asd file DEFINITION first. DIRECTORY and
+DEFINITION are native namestrings, or NIL. If FALLBACK is true, do nothing if ASDF already finds SYSTEM. Return true if
+DIRECTORY or DEFINITION was used."
   (when (and (or directory definition)
              (not (and fallback (asdf:find-system system nil))))
-    (when directory
-      (let ((directory (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)))
-        (setf asdf:*central-registry*
-              (cons directory (remove directory asdf:*central-registry* :test #'equal)))))
-    (when definition
-      (let* ((file (sb-ext:parse-native-namestring definition))
-             (name (asdf:primary-system-name system))
-             (known (asdf:registered-system name)))
-        ;; ASDF would otherwise load the file from which it knows the system.
-        (when known
-          (setf (asdf:system-source-file known) file))
-        ;; Without :NAME, ASDF would expect the file to define a system that is named like the file, and would load it again.
-        (asdf:load-asd file :name name)))
+    (let ((entry (if directory
+                     (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
+                     (let ((file (sb-ext:parse-native-namestring definition)))
+                       (list 'values
+                             (make-pathname :name nil :type nil :version nil :defaults file)
+                             (asdf:primary-system-name system)
+                             file)))))
+      (setf asdf:*central-registry* (cons entry (remove entry asdf:*central-registry* :test #'equal))))
     t))
 
 (defun known-system-name (name)
@@ -477,7 +487,7 @@ lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
 (defun searched-directories ()
   "Return the native namestrings of the existing directories in which ASDF searches for systems."
   (remove-duplicates
-   (loop for directory in (append (mapcar (lambda (entry) (ignore-errors (pathname (if (symbolp entry) (eval entry) entry))))
+   (loop for directory in (append (mapcar (lambda (entry) (ignore-errors (pathname (eval entry))))
                                           asdf:*central-registry*)
                                   (mapcar #'first (ignore-errors (asdf/source-registry::flatten-source-registry))))
          when (and directory (ignore-errors (probe-file directory)))

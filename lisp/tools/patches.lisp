@@ -6,6 +6,9 @@
   #'perform-asdf-action
   'loading)
 
+(define-patch asdf/system-registry:sysdef-central-registry-search (system)
+  #'search-definition-entries)
+
 (define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
   #'wrap-traced-method)
 

@@ -363,7 +363,8 @@ pub(crate) struct Changes {
     /// removal of the function, which removes this name too, makes the methods of earlier forms obsolete. Also, if the form
     /// failed, the systems that it loaded in part.
     pub(crate) methods: Vec<String>,
-    /// The removed names, in the format of `defined`.
+    /// The removed names, in the format of `defined`. Also the systems that the form loaded as dependencies of other systems: a
+    /// load of the other systems loads them, too.
     pub(crate) removed: Vec<String>,
     /// The modules that the form's symbols belong to, by the names that `require` takes.
     pub(crate) modules: Vec<String>,

@@ -37,7 +37,7 @@ const NAME_OVERHEAD: usize = 64;
 /// The beginning of a package's name in [`Changes`].
 const PACKAGE_KIND: &str = "PACKAGE ";
 /// The beginning of a system's name in [`Changes`].
-const SYSTEM_KIND: &str = "SYSTEM ";
+pub(super) const SYSTEM_KIND: &str = "SYSTEM ";
 
 /// A form that defined something.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

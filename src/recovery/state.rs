@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::store::Checkpoint;
-use super::definitions::{Definition, Definitions, UnrestoredForm};
+use super::definitions::{Definition, Definitions, SYSTEM_KIND, UnrestoredForm};
 use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use super::replay_policy::{ReplayDecision, ReplayPolicy};
 use super::unrestored::UnrestoredForms;
 use crate::Limits;
 use crate::image::interruption::StuckReason;
-use crate::outcome::Outcome;
+use crate::outcome::{FormRole, Outcome};
 use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::ServerRequests;
 use crate::rpc::route::call_of_job;
@@ -491,11 +491,20 @@ impl RecoveryState {
 
     /// Returns the forms that are missing after a replay: the poisoned forms, the forms that were dropped for lack of
     /// room, and the definitions at the indices in `failed`, each with the reason. A failed form is not missing if an
-    /// equal form follows, or if later forms that succeeded defined or removed all of its names.
+    /// equal form follows, or if later forms that succeeded defined or removed all of its names. A form that had already failed
+    /// in the lost image may have loaded a system that an earlier form loads: the replay of this form loads the current files
+    /// of the system.
     pub(crate) fn missing_forms(&self, failed: &[(usize, String)]) -> Vec<UnrestoredForm> {
         let replayed: Vec<_> =
             self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.checkpoint_position())).collect();
         let failed: HashMap<usize, &String> = failed.iter().map(|(index, why)| (*index, why)).collect();
+        let mut first_loads: HashMap<&String, usize> = HashMap::new();
+        for (index, definition) in replayed.iter().copied().enumerate().filter(|(index, _)| !failed.contains_key(index))
+        {
+            for system in definition.changes.defined.iter().filter(|name| name.starts_with(SYSTEM_KIND)) {
+                first_loads.entry(system).or_insert(index);
+            }
+        }
         let (mut later_forms, mut later_names) = (HashSet::new(), HashSet::new());
         let mut missing = Vec::new();
         for (index, definition) in replayed.into_iter().enumerate().rev() {
@@ -504,12 +513,16 @@ impl RecoveryState {
             match failed.get(&index) {
                 None => later_names.extend(changes.defined.iter().chain(&changes.removed)),
                 Some(why) => {
-                    let is_replaced = |form: &UnrestoredForm| {
-                        !form.missing.is_empty() && form.missing.iter().all(|name| later_names.contains(name))
-                    };
+                    let mut form = UnrestoredForm::new(definition, why);
+                    let has_names = !form.missing.is_empty();
+                    if changes.role == FormRole::Failed {
+                        form.missing.retain(|name| first_loads.get(name).is_none_or(|first| *first > index));
+                    }
+                    let is_replaced = has_names && form.missing.iter().all(|name| later_names.contains(name));
                     // The form that failed after it had loaded files again is missing itself.
-                    let is_missing = |form: &UnrestoredForm| !is_later && !definition.is_reload() && !is_replaced(form);
-                    missing.extend(Some(UnrestoredForm::new(definition, why)).filter(is_missing));
+                    if !is_later && !definition.is_reload() && !is_replaced {
+                        missing.push(form);
+                    }
                 }
             }
         }
@@ -1139,6 +1152,32 @@ mod tests {
         assert_eq!(missing(&[0, 1]), ["(both)", "(defun f)"]);
         assert!(missing(&[2]).is_empty());
         assert_eq!(missing(&[2, 4]), ["(other)"]);
+    }
+
+    #[test]
+    fn a_system_is_not_missing_without_a_failed_load_when_an_earlier_load_is_restored() {
+        let load = "=other\n+SYSTEM app";
+        for (forms, failed, expected) in [
+            ([load, "=failed\n*SYSTEM app"], &[1][..], 0),
+            ([load, "=failed\n+SYSTEM app"], &[1], 0),
+            ([load, "=failed\n*SYSTEM app"], &[0, 1], 2),
+            // This form may have loaded the system from another directory, and succeeded.
+            ([load, load], &[1], 1),
+            ([load, "=failed\n+FUNCTION F\n*SYSTEM app"], &[1], 1),
+        ] {
+            let mut state = RecoveryState::new(true);
+            for (number, changes) in forms.iter().enumerate() {
+                let changes = Changes::parse(changes.lines());
+                let form = definition(&format!("(load-system {number})"));
+                state.apply(SessionEvent::Defined(Definition { changes, evaluation: number as u64, ..form }));
+            }
+            let failed: Vec<_> = failed.iter().map(|index| (*index, "it failed".to_owned())).collect();
+            state.record_replay(&failed);
+            assert_eq!(state.unrestored.iter().len(), expected, "{forms:?} {failed:?}");
+            let changes = Changes::parse("=other\n+FUNCTION F".lines());
+            state.apply(SessionEvent::Defined(Definition { changes, ..definition("(defun f ())") }));
+            assert_eq!(state.unrestored.iter().len(), expected - usize::from(forms[1].contains('F')), "{forms:?}");
+        }
     }
 
     #[test]

@@ -754,32 +754,47 @@ fn load_sets_the_error_state_like_an_evaluation() {
     assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
 }
 
-/// Writes two checkouts of the system `app` in the directories `main` and `fix`. Its function `value` returns 1 in `main` and 2
-/// in `fix`.
-fn checkouts(project: &Project, definition: &str) {
-    for (checkout, value) in [("main", 1), ("fix", 2)] {
-        let system = "(defsystem \"app\" :components ((:file \"app\")))";
+/// Writes two checkouts of the system `app` in the directories `main` and `fix`, with .asd files of these names. Its function
+/// `value` returns 1 in `main` and 2 in `fix`. The file project.asd also defines a system of its own name.
+fn checkouts(project: &Project, [main, fix]: [&str; 2]) {
+    for (checkout, definition, value) in [("main", main, 1), ("fix", fix, 2)] {
+        let other = if definition == "project.asd" { "(defsystem \"project\")\n" } else { "" };
+        let system = format!("{other}(defsystem \"app\" :components ((:file \"app\")))");
         project.write(&format!("{checkout}/{definition}"), system);
         project.write(&format!("{checkout}/app.lisp"), format!("(defun value () {value})"));
     }
 }
 
+/// Names of the .asd files of two checkouts, for [`checkouts`].
+const CHECKOUTS: [[&str; 2]; 4] =
+    [["app.asd", "app.asd"], ["project.asd", "project.asd"], ["app.asd", "project.asd"], ["project.asd", "app.asd"]];
+
 #[test]
 fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() {
-    for definition in ["app.asd", "project.asd"] {
+    for definitions in CHECKOUTS {
         let project = Project::new();
-        checkouts(&project, definition);
+        checkouts(&project, definitions);
+        let [main, fix] = definitions;
         let mut server = project.server();
         let by_name = |checkout: &str| json!({"system": "app", "directory": checkout});
         let mut calls = vec![("main", by_name("main"), 1), ("fix", by_name("fix"), 2), ("main", by_name("main"), 1)];
-        if definition == "app.asd" {
+        if definitions == ["app.asd", "app.asd"] {
             calls.push(("fix", json!({"path": "fix/app.asd"}), 2));
             calls.push(("main", json!({"path": "main"}), 1));
         }
         for (checkout, arguments, value) in calls {
-            let text = load(&mut server, arguments);
+            let text = load(&mut server, arguments.clone());
+            let definition = if checkout == "main" { main } else { fix };
             assert!(text.contains(&format!("\nDefined in {checkout}/{definition}")), "{checkout}: {text}");
             assert_eq!(server.evaluate("(value)"), format!("=> {value}"), "{checkout}/{definition}");
+            let text = load(&mut server, arguments);
+            assert!(text.starts_with("app is up to date: 1 file"), "{checkout}/{definition}: {text}");
+        }
+        // A directory that the user adds takes precedence, too.
+        if fix == "app.asd" {
+            server.evaluate("(push (truename \"fix/\") asdf:*central-registry*)");
+            load(&mut server, json!({"system": "app"}));
+            assert_eq!(server.evaluate("(value)"), "=> 2", "{definitions:?}");
         }
     }
 }
@@ -787,20 +802,67 @@ fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_system_is_restored_only_from_the_directory_from_which_it_was_loaded() {
+    for definitions in CHECKOUTS {
+        let project = Project::new();
+        checkouts(&project, definitions);
+        let mut server = project.server();
+        load(&mut server, json!({"system": "app", "directory": "fix"}));
+        load(&mut server, json!({"system": "app", "directory": "main"}));
+        load(&mut server, json!({"system": "app", "directory": "fix"}));
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(value)");
+        assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 2"), "{definitions:?}: {text}");
+        std::fs::remove_file(project.path("fix").join(definitions[1])).expect("a file");
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(value)");
+        assert!(
+            text.contains("Not restored:") && text.contains("- ; load-system app from /"),
+            "{definitions:?}: {text}"
+        );
+        assert!(text.ends_with("=> 1"), "{definitions:?}: {text}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failed_reload_is_not_listed_as_not_restored_when_the_system_is_restored() {
     let project = Project::new();
-    checkouts(&project, "app.asd");
+    project.system("app", &[("a", "(defun a () 1)"), ("b", "(defun b () 1)")]);
     let mut server = project.server();
-    load(&mut server, json!({"system": "app", "directory": "fix"}));
-    load(&mut server, json!({"system": "app", "directory": "main"}));
-    load(&mut server, json!({"system": "app", "directory": "fix"}));
+    let arguments = json!({"system": "app", "directory": "app"});
+    load(&mut server, arguments.clone());
+    for broken in ["(error \"at load time\")", "(defun b ("] {
+        project.write("app/a.lisp", "(defun a () 2)").write("app/b.lisp", broken);
+        load_err(&mut server, arguments.clone());
+        project.write("app/b.lisp", "(defun b () 2)");
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(list (a) (b))");
+        assert!(!text.contains("Not restored:") && text.ends_with("=> (2 2)"), "{broken}: {text}");
+        let text = call_ok(&mut server, "list-definitions", json!({}));
+        assert!(!text.contains("[Not Restored]"), "{broken}: {text}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_unrestored_load_is_resolved_by_a_load_that_finds_the_dependencies_in_the_image() {
+    let project = Project::new();
+    project
+        .write("app/dep.asd", "(defsystem \"dep\" :components ((:file \"d\")))")
+        .write("app/d.lisp", "(defun d () 1)")
+        .write("app/app.asd", "(defsystem \"app\" :depends-on (\"dep\") :components ((:file \"a\")))")
+        .write("app/a.lisp", "(defun a () 1)");
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    project.write("app/a.lisp", "(error \"broken\")");
     crate::processes::kill_worker(&server);
-    let text = server.evaluate("(value)");
-    assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 2"), "{text}");
-    std::fs::remove_file(project.path("fix/app.asd")).expect("a file");
-    crate::processes::kill_worker(&server);
-    let text = server.evaluate("(value)");
-    assert!(text.contains("Not restored:") && text.contains("- (cl:setf asdf:*central-registry*"), "{text}");
-    assert!(text.ends_with("=> 1"), "{text}");
+    let text = server.evaluate("(d)");
+    assert!(text.contains("The one defining form was not restored:") && text.ends_with("=> 1"), "{text}");
+    project.write("app/a.lisp", "(defun a () 2)");
+    load(&mut server, json!({"system": "app"}));
+    assert_eq!(server.evaluate("(a)"), "=> 2");
+    let text = call_ok(&mut server, "list-definitions", json!({}));
+    assert!(!text.contains("[Not Restored]"), "{text}");
 }
 
 #[cfg(target_os = "linux")]

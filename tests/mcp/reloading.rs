@@ -316,6 +316,53 @@ fn a_changed_file_without_a_system_is_reloaded_by_a_test_run_and_after_image_los
     }
 }
 
+#[test]
+fn a_file_whose_reload_failed_is_loaded_again_by_the_next_test_run() {
+    let project = Project::new();
+    project.write("tests.lisp", "(require :sb-rt)\n(sb-rt:deftest gives (f) 1)\n");
+    project.write("f.lisp", "(defun f () 1)\n");
+    let mut server = project.server();
+    for path in ["tests.lisp", "f.lisp"] {
+        call_ok(&mut server, "load-system", json!({"path": path}));
+    }
+    let arguments = json!({"name": "gives", "reload": true});
+    project.write("f.lisp", "(error \"broken\")\n");
+    for _ in 0..2 {
+        let text = call_err(&mut server, "run-tests", arguments.clone());
+        assert!(text.contains("broken"), "{text}");
+    }
+    project.write("f.lisp", "(defun f () 2)\n");
+    let text = call_ok(&mut server, "run-tests", arguments.clone());
+    assert!(text.contains("FAILED  0 passed, 1 failed"), "{text}");
+    // The file was loaded completely, so it is not loaded again.
+    server.evaluate("(defun f () 1)");
+    let text = call_ok(&mut server, "run-tests", arguments);
+    assert!(text.contains("=> all pass  1 passed"), "{text}");
+}
+
+#[test]
+fn a_test_run_reloads_a_file_in_its_external_format_and_skips_a_file_whose_package_was_deleted() {
+    let project = Project::new();
+    let write_latin = |value: &str| {
+        let text = [&b"(defvar *accent* \"\xe9\")\n(defun latin () "[..], value.as_bytes(), b")\n"].concat();
+        std::fs::write(project.path("latin.lisp"), text).expect("a file");
+    };
+    project.write("tests.lisp", "(require :sb-rt)\n(sb-rt:deftest gives 1 1)\n");
+    project.write("scratch.lisp", "(defun scratch () 1)\n");
+    write_latin("1");
+    let mut server = project.server();
+    call_ok(&mut server, "load-system", json!({"path": "tests.lisp"}));
+    server.evaluate("(load \"latin.lisp\" :external-format :latin-1)");
+    server.evaluate("(defpackage :tmp (:use :cl)) (let ((*package* (find-package :tmp))) (load \"scratch.lisp\"))");
+    server.evaluate("(delete-package :tmp)");
+    write_latin("2");
+    project.write("scratch.lisp", "(defun scratch () 2)\n");
+    let text = call_ok(&mut server, "run-tests", json!({"name": "gives", "reload": true}));
+    let notice = "scratch.lisp was not loaded again: the package TMP, in which it was loaded, does not exist.";
+    assert!(text.contains(notice) && text.contains("=> all pass  1 passed"), "{text}");
+    assert_eq!(server.evaluate("(list (latin) (char-code (char *accent* 0)))"), "=> (2 233)");
+}
+
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.
 #[cfg(target_os = "linux")]
 #[test]

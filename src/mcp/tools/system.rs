@@ -190,25 +190,36 @@ impl System {
             Some("all") => format!("(asdf:load-system {name} :force :all)"),
             Some(_) => format!("(asdf:load-system {name} :force cl:t)"),
         };
-        let known = match &self.definition {
+        let primary = primary_name(&self.name);
+        let (directory, file) = match &self.definition {
             None => return load,
-            Some(SystemDefinition::InDirectory(directory)) => {
-                let file = pathname(&directory.join(format!("{}.asd", primary_name(&self.name))).display().to_string());
-                let directory = pathname(&format!("{}/", directory.display()));
-                // If the file is missing, the code fails: ASDF would load a system with the same name from elsewhere.
-                format!(
-                    "(cl:setf asdf:*central-registry*\n  (cl:cons {directory} (cl:remove {directory} \
-                     asdf:*central-registry* :test #'cl:equal)))\n(cl:truename {file})"
-                )
-            }
-            Some(SystemDefinition::InFile(file)) => {
-                format!("(asdf:load-asd {})", pathname(&file.display().to_string()))
-            }
+            Some(SystemDefinition::InDirectory(directory)) => (&**directory, directory.join(format!("{primary}.asd"))),
+            Some(SystemDefinition::InFile(file)) => (file.parent().unwrap_or(Path::new("/")), file.clone()),
         };
-        if self.fallback {
-            format!("(cl:unless (asdf:find-system {name} cl:nil)\n  {known})\n{load}")
+        let (directory, path) = (pathname(&format!("{}/", directory.display())), pathname(&file.display().to_string()));
+        let primary = quoted(primary);
+        let (entry, definition) = if matches!(self.definition, Some(SystemDefinition::InFile(_))) {
+            // A plain SBCL that loads an export does not search the entry, and needs the other steps.
+            let definition = format!(
+                "\n(cl:when (asdf:registered-system {primary})\n  (cl:setf (asdf:system-source-file \
+                 (asdf:registered-system {primary})) {path}))\n(asdf:load-asd {path} :name {primary})"
+            );
+            (format!("(cl:list 'cl:values {directory} {primary} {path})"), definition)
         } else {
-            format!("{known}\n{load}")
+            (directory, String::new())
+        };
+        // The code does what the Lisp function REGISTER-DEFINITION does. If the file is missing, the code fails: ASDF would
+        // load a system with the same name from elsewhere.
+        let known = format!(
+            "(cl:setf asdf:*central-registry*\n  (cl:cons {entry} (cl:remove {entry} asdf:*central-registry* :test \
+             #'cl:equal)))\n(cl:truename {path}){definition}"
+        );
+        // Lists of forms show only the beginning of the code.
+        let title = format!("; load-system {} from {}", self.name, file.display()).replace('\n', " ");
+        if self.fallback {
+            format!("{title}\n(cl:unless (asdf:find-system {name} cl:nil)\n  {known})\n{load}")
+        } else {
+            format!("{title}\n{known}\n{load}")
         }
     }
 
