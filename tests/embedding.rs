@@ -1276,6 +1276,49 @@ fn lisp_handles_signals_behind_a_handler_installed_after_boot_that_blocks_no_sig
     lisp.eval::<()>(collections).expect("the thread ends");
 }
 
+/// Returns the signals that this thread blocks.
+fn blocked_signals() -> Vec<libc::c_int> {
+    let mut mask = std::mem::MaybeUninit::zeroed();
+    // SAFETY: `mask` is writable, every bit pattern is a valid set, and a null pointer for the new mask is allowed.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
+        (1..=64).filter(|signal| libc::sigismember(mask.as_ptr(), *signal) == 1).collect()
+    }
+}
+
+/// SBCL's own handler would block most signals permanently on the thread of the program that receives the signal.
+#[test]
+fn handler_that_lisp_code_installs_runs_in_lisp_and_leaves_the_receiving_threads_mask() {
+    let name = "handler_that_lisp_code_installs_runs_in_lisp_and_leaves_the_receiving_threads_mask";
+    if !is_child(name) {
+        let status = run_in_child(name);
+        assert!(status.success(), "{status:?}");
+        return;
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    lisp.load_str("(defvar *received* (sb-thread:make-semaphore))").expect("it is loaded");
+    let blocked = blocked_signals();
+    // The last signal has the largest number that there is.
+    for signal in [libc::SIGINT, libc::SIGUSR1, libc::SIGWINCH, 64] {
+        let enable = format!(
+            "(sb-sys:enable-interrupt {signal} (lambda (&rest arguments)
+                                                 (declare (ignore arguments))
+                                                 (sb-thread:signal-semaphore *received*)))"
+        );
+        lisp.eval::<()>(&enable).expect("it is installed");
+        // SAFETY: pthread_kill(3) sends this thread a signal that has a handler.
+        let send = move || unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
+        let is_received = || lisp.eval::<bool>("(sb-thread:wait-on-semaphore *received* :timeout 60)");
+        assert_eq!((send(), blocked_signals()), (0, blocked.clone()), "signal {signal}");
+        assert!(is_received().expect("it returns"), "signal {signal}");
+        let on_lisp_thread = lisp.enter(move |_| {
+            let before = blocked_signals();
+            Ok(send() == 0 && blocked_signals() == before)
+        });
+        assert!(on_lisp_thread.expect("it returns") && is_received().expect("it returns"), "signal {signal}");
+    }
+}
+
 /// The first access to a library's thread local may allocate, and the thread that the signal interrupts may be inside
 /// the allocator.
 #[test]

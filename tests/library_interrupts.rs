@@ -1322,6 +1322,29 @@ fn rust_and_lisp_that_call_each_other() {
     still_makes_handles(&lisp);
 }
 
+/// Near the end of the stack, Lisp cannot write out a list that is an argument. The function must not receive the list as
+/// an object of another type.
+fn result_argument_near_the_end_of_the_stack() {
+    let lisp = Lisp::builder().heap(1 << 30).control_stack(2 << 20).boot().unwrap();
+    let direct = lisp.clone();
+    let again = move |list: Result<Vec<i64>, Value>| match list {
+        Ok(list) => direct.call::<i64>("host:again", (list,)).unwrap_or(0),
+        Err(_) => 1,
+    };
+    lisp.define("host:again", "Call this again. Return 1 if LIST is no list of integers.", again).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:again :other)").unwrap(), 1);
+    lisp.load_str(
+        "(defun call-again (depth) (if (plusp depth) (1+ (call-again (1- depth))) (host:again (list 1 2 3))))",
+    )
+    .unwrap();
+    // At some of the depths, the stack is used up while the argument is read; at the others, before the next call.
+    for depth in 0..100 {
+        let lisp = lisp.clone();
+        assert_eq!(soon(move || lisp.call::<i64>("call-again", (depth,))).unwrap(), depth);
+    }
+    still_makes_handles(&lisp);
+}
+
 /// Output is passed to Rust, which runs on Lisp's stack and must not be the code that first touches a guard page.
 fn endless_recursion_that_prints() {
     let lisp = Lisp::builder().control_stack(2 << 20).stdout(io::sink()).stderr(io::sink()).boot().unwrap();
@@ -1431,6 +1454,7 @@ fn recursion_through_rust_and_lisp_ends_with_stack_exhausted_error() {
         &[
             ("rust_function_that_walks_a_circle", rust_function_that_walks_a_circle),
             ("rust_and_lisp_that_call_each_other", rust_and_lisp_that_call_each_other),
+            ("result_argument_near_the_end_of_the_stack", result_argument_near_the_end_of_the_stack),
             ("enter_within_enter", enter_within_enter),
             ("objects_without_end_that_are_read", objects_without_end_that_are_read),
         ],

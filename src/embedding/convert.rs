@@ -33,6 +33,9 @@ pub struct ConversionError {
     /// outermost part first. In a long list, `…` replaces the innermost parts. Elements, entries and values are
     /// numbered from 0, arguments from 1.
     pub place: Vec<String>,
+    /// True if the object could not be examined because Lisp could not be called, was interrupted, or had too little
+    /// stack or heap left. The object may be readable as the requested type nevertheless.
+    is_unexamined: bool,
 }
 
 impl fmt::Display for ConversionError {
@@ -48,7 +51,7 @@ impl fmt::Display for ConversionError {
 impl ConversionError {
     /// Makes an error for a conversion that a program implements itself.
     pub fn new(expected: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { expected: expected.into(), found: found.into(), place: Vec::new() }
+        Self { expected: expected.into(), found: found.into(), place: Vec::new(), is_unexamined: false }
     }
 
     /// Adds `place`, an enclosing position, to the error. If the error would have more than [`MAX_PLACES`] positions,
@@ -66,10 +69,11 @@ impl ConversionError {
     /// used up.
     #[cold]
     fn too_deep() -> Self {
-        Self::new(
+        let error = Self::new(
             "an object of limited nesting depth",
             "an object that is nested too deeply or contains itself (or the stack is nearly used up)",
-        )
+        );
+        Self { is_unexamined: true, ..error }
     }
 }
 
@@ -242,16 +246,22 @@ impl<'m> Reader<'m> {
         if self.fetch_depth == MAX_FETCH_DEPTH {
             return Err(ConversionError::too_deep());
         }
-        self.cx.write_out(value, shape).map_err(|error| match error.condition() {
-            Some(condition) if condition.is("control-stack-exhausted") => ConversionError::too_deep(),
-            _ => ConversionError::new("an object that can be passed to Rust", self.describe_with_reason(value, &error)),
-        })
+        let expected = "an object that can be passed to Rust";
+        self.cx.write_out(value, shape).map_err(|error| self.failed_call(expected, value, &error))
     }
 
-    /// Returns a description of `value`, with the message of `error` as the reason why `value` cannot be converted.
-    fn describe_with_reason(&self, value: &Value, error: &Error) -> String {
-        let reason = error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
-        format!("{}: {reason}", self.describe(value))
+    /// Makes the error for `value`, which cannot be converted because a call of Lisp failed with `error`.
+    fn failed_call(&self, expected: &str, value: &Value, error: &Error) -> ConversionError {
+        let condition = error.condition();
+        if condition.is_some_and(|condition| condition.is("control-stack-exhausted")) {
+            return ConversionError::too_deep();
+        }
+        let reason = condition.map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
+        let failure = ConversionError::new(expected, format!("{}: {reason}", self.describe(value)));
+        // Only a Lisp `error` is about the object itself: for example, the object is too large for a message.
+        let is_about_object =
+            condition.is_some_and(|condition| condition.is("error") && !condition.is("storage-condition"));
+        ConversionError { is_unexamined: !is_about_object, ..failure }
     }
 
     /// Returns a short description of `value` for an error message.
@@ -266,24 +276,24 @@ impl<'m> Reader<'m> {
         let expected = "a property list, a hash table or an instance";
         match self.cx.call::<Value>("sbcl-host/embedding::slots-as-list", (&value,)) {
             Ok(list) => self.write_out(&list, Shape::DEEP),
-            Err(Error::Condition(condition)) if condition.is("control-stack-exhausted") => {
-                Err(ConversionError::too_deep())
-            }
             Err(Error::Condition(condition)) if condition.is("type-error") => {
                 Err(ConversionError::new(expected, self.describe(&value)))
             }
-            Err(error) => {
-                let found = self.describe_with_reason(&value, &error);
-                Err(ConversionError::new("an instance whose slots can be read", found))
-            }
+            Err(error) => Err(self.failed_call("an instance whose slots can be read", &value, &error)),
         }
     }
 
     /// Returns the object to call for `value`, or `None` if `value` is neither a function nor a function's name.
-    pub(super) fn find_callee(&self, value: &Value) -> Option<Value> {
-        value.handle()?;
-        let callee: Value = self.cx.call_entry(Entry::Callee, |writer| value.write(writer)).ok()?;
-        if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
+    pub(super) fn find_callee(&self, value: &Value) -> Result<Option<Value>, ConversionError> {
+        if value.handle().is_none() {
+            return Ok(None);
+        }
+        let callee: Value = self
+            .cx
+            .call_entry(Entry::Callee, |writer| value.write(writer))
+            .map_err(|error| self.failed_call("a function or its name", value, &error))?;
+        let is_callable = !callee.is_nil();
+        Ok(is_callable.then(|| if callee.handle().is_some() { callee } else { value.clone() }))
     }
 
     /// Returns a reader of `message`, which contains an object from this reader's message, or an object inside that
@@ -1011,6 +1021,9 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
 /// Reads an object that may or may not be a `T`. If the object is not a `T`, the result is `Err` with a handle to the
 /// object.
 ///
+/// Reading fails if it cannot determine whether the object is a `T`: the call is interrupted, the stack or the heap is
+/// nearly used up, or `T` is a recursive type and the object is nested too deeply.
+///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
 /// use sbcl::Value;
@@ -1027,14 +1040,19 @@ impl<T: FromLisp> FromLisp for Result<T, Value> {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
-        let message = reader.write_out(&value, T::SHAPE).ok();
-        let converted = message.and_then(|message| {
+        let converted = reader.write_out(&value, T::SHAPE).and_then(|message| {
             let mut reader = reader.nested_reader(&message);
             // The first token is the number of values.
             let _ = reader.token();
-            reader.read().ok()
+            reader.read()
         });
-        Ok(converted.ok_or(value))
+        match converted {
+            Ok(object) => Ok(Ok(object)),
+            // While Lisp is unwinding, even an error that the program's own `from_lisp` made may say nothing about the
+            // object.
+            Err(error) if error.is_unexamined || reader.cx.context().is_unwinding() => Err(error),
+            Err(_) => Ok(Err(value)),
+        }
     }
 }
 

@@ -408,7 +408,8 @@ impl Cx {
                     Token::Values(count) => count,
                     _ => 0,
                 };
-                Ok(T::from_values(&mut reader, count)?)
+                T::from_values(&mut reader, count)
+                    .map_err(|error| if self.context.is_unwinding() { Error::Unwinding } else { error.into() })
             }
             CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing => Err(self.read_condition(&message)),
             CallStatus::Unwinding => Err(Error::Unwinding),

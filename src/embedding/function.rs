@@ -81,7 +81,7 @@ impl FromLisp for Function {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
-        match reader.find_callee(&value) {
+        match reader.find_callee(&value)? {
             Some(callee) => Ok(Self::from_value(callee)),
             None => Err(ConversionError::new("a function or its name", reader.describe(&value))),
         }

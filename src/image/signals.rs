@@ -19,10 +19,6 @@ const FAULT_SIGNALS: [c_int; 6] =
 /// Signals that SBCL sends to its own threads only: SIGUSR2 to stop them for a collection, SIGURG to interrupt a thread.
 const LISP_ONLY_SIGNALS: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
 
-/// Signals sent to the process on behalf of SBCL (timers, child processes). SBCL's handlers of these signals run on
-/// Lisp threads only: on a thread of the host, the handlers would block signals permanently.
-const FORWARDED_SIGNALS: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
-
 /// Signals whose handlers SBCL must not replace while it boots: the handlers installed before the boot stay.
 const HOST_SIGNALS: [c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
@@ -45,7 +41,8 @@ const DEFERRABLE_SIGNALS: [c_int; 13] = [
     libc::SIGWINCH,
 ];
 
-const SIGNAL_TABLE_SIZE: usize = 64;
+/// Signals are numbered from 1 to 64.
+const SIGNAL_TABLE_SIZE: usize = 65;
 
 thread_local! {
     /// Number of host functions, called from Lisp, that are active in this thread. The signal filter reads the number.
@@ -139,19 +136,15 @@ fn set_action(signal: c_int, action: &libc::sigaction) {
     unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) };
 }
 
-fn is_filtered(signal: c_int) -> bool {
-    FAULT_SIGNALS.contains(&signal) || LISP_ONLY_SIGNALS.contains(&signal) || FORWARDED_SIGNALS.contains(&signal)
-}
-
 /// The phase in which SBCL installs its handlers and changes the signal mask of the booting thread.
 pub(super) struct BootPhase {
     mask: libc::sigset_t,
 }
 
 impl BootPhase {
-    /// Starts the phase. From here on, when [`intercept_action`] receives SBCL's handler of a filtered signal, it installs
-    /// the filter, which calls SBCL's handler. Unblocks the fault signals in this thread, from which all Lisp threads inherit
-    /// their masks: the kernel ends a process in which a thread with a blocked fault signal causes this fault.
+    /// Starts the phase. From here on, when [`intercept_action`] receives a handler of SBCL's, it installs the filter, which
+    /// calls SBCL's handler. Unblocks the fault signals in this thread, from which all Lisp threads inherit their masks: the
+    /// kernel ends a process in which a thread with a blocked fault signal causes this fault.
     pub(super) fn begin(functions: SignalFunctions) -> Self {
         let table = HandlerTable {
             previous_actions: std::array::from_fn(|signal| current_action(signal as c_int)),
@@ -176,14 +169,15 @@ impl BootPhase {
         Self { mask }
     }
 
-    /// Ends the phase and restores this thread's signal mask. From here on Lisp may install handlers for all signals that
-    /// are not filtered.
+    /// Ends the phase and restores this thread's signal mask. From here on Lisp may install handlers for all signals.
     pub(super) fn end(self) {
         // SAFETY: `begin` published the table, which is never freed.
         let table = unsafe { &*HANDLER_TABLE.load(Ordering::Acquire) };
         // Only on Linux does SBCL pass its actions to `intercept_action`. On other systems this loop passes them.
         #[cfg(not(target_os = "linux"))]
-        for signal in FAULT_SIGNALS.into_iter().chain(LISP_ONLY_SIGNALS).chain(FORWARDED_SIGNALS).chain(HOST_SIGNALS) {
+        for signal in
+            FAULT_SIGNALS.into_iter().chain(LISP_ONLY_SIGNALS).chain([libc::SIGALRM, libc::SIGCHLD]).chain(HOST_SIGNALS)
+        {
             // SAFETY: sigaction(2) filled in the action, which SBCL has installed, and `begin` has been called.
             unsafe { intercept_action(signal, current_action(signal).as_ptr().cast()) };
             if HOST_SIGNALS.contains(&signal) {
@@ -207,18 +201,23 @@ pub(crate) fn is_lisp_thread() -> bool {
 
 /// Intercepts the action that SBCL would install for `signal`. Returns 1 if SBCL must not install it: either the filter has
 /// been installed, and will call SBCL's handler, or the signal is one of [`HOST_SIGNALS`] and SBCL is booting. Returns 0
-/// otherwise. Without the filter, a handler of SBCL's would block signals permanently on threads of the host.
+/// otherwise. Without the filter, a handler of SBCL's would block signals permanently on threads of the host. Only the
+/// handler of SIGPROF, which calls no Lisp code and samples the thread that it interrupts, is installed without the filter.
 ///
 /// # Safety
 /// `action` must be valid for sigaction(2) and come from SBCL, and [`BootPhase::begin`] must have been called.
 pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_void) -> i32 {
     // SAFETY: the caller guarantees that `action` is valid and that the table is published. The table is never freed.
     let (table, mut action) = unsafe { (&*HANDLER_TABLE.load(Ordering::Acquire), *action.cast::<libc::sigaction>()) };
-    let is_function = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
-    if !is_filtered(signal) || !is_function {
-        return (table.is_booting.load(Ordering::Acquire) && HOST_SIGNALS.contains(&signal)).into();
+    if table.is_booting.load(Ordering::Acquire) && HOST_SIGNALS.contains(&signal) {
+        return 1;
     }
-    table.sbcl_handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
+    let is_function = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+    let Some(handler) = table.sbcl_handlers.get(signal as usize) else { return 0 };
+    if !is_function || signal == libc::SIGPROF {
+        return 0;
+    }
+    handler.store(action.sa_sigaction, Ordering::Release);
     // The mask is the same in all actions of SBCL.
     let _ = table.blocked_in_handlers.set(action.sa_mask);
     action.sa_sigaction = filter_signal as *const () as usize;
@@ -365,11 +364,12 @@ unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     true
 }
 
-/// Forwards `signal`, which the whole process received, to the thread that handles signals for SBCL. Also passes the signal
-/// to the host's handler, unless this is the signal thread and another thread has forwarded the signal. Returns true if
-/// the signal was forwarded, and false on the signal thread itself or if there is no signal thread. Threads of the host
-/// cannot handle the signal. Another Lisp thread may disable its interrupts while it is idle, and would then handle the
-/// signal too late for SBCL's timers.
+/// Forwards `signal` to the thread that handles signals for SBCL. The signal comes from a timer or a child process, or Lisp
+/// code has installed a handler for it. Also passes the signal to the host's handler, unless this is the signal thread and
+/// another thread has forwarded the signal. Returns true if the signal was forwarded, and false on the signal thread itself
+/// or if there is no signal thread. Threads of the host cannot handle the signal: SBCL's handler would block signals
+/// permanently there. Another Lisp thread may disable its interrupts while it is idle, and would then handle the signal too
+/// late for SBCL's timers.
 ///
 /// # Safety
 /// Must be called within the handler of `signal`, with the arguments of that handler.
@@ -399,7 +399,7 @@ fn handle_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c
     unsafe { (table.functions.catch_stack_loss)((*info).si_addr(), context) != 0 }
 }
 
-/// The filter: the handler of faults and of SBCL's own signals.
+/// The filter: the handler of faults, of SBCL's own signals, and of the signals for which Lisp code has installed handlers.
 ///
 /// On a thread that may be the host's, thread locals of a library loaded with dlopen must not be used unless the thread
 /// itself caused the signal. The first use allocates memory, and the interrupted thread may be within malloc.
@@ -421,7 +421,7 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
             }
             return;
         }
-        if FORWARDED_SIGNALS.contains(&signal) {
+        if !FAULT_SIGNALS.contains(&signal) {
             if !forward(table, signal, info, context)
                 && (table.functions.is_lisp_thread)() != 0
                 && !defer(signal, context)

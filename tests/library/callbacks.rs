@@ -113,6 +113,42 @@ fn eval_as_result_t_value_returns_other_types_as_err() {
     assert_eq!(lisp.eval::<Found<Option<i64>>>("nil").unwrap().ok(), Some(None));
 }
 
+/// An object whose reading starts a non-local exit in Lisp.
+struct Throws;
+
+impl sbcl::FromLisp for Throws {
+    const SHAPE: sbcl::Shape = sbcl::Shape::OPAQUE;
+
+    fn from_lisp(reader: &mut sbcl::Reader<'_>) -> Result<Self, sbcl::ConversionError> {
+        reader.read::<Value>()?;
+        assert!(matches!(lisp().eval::<()>("(throw 'away 7)"), Err(Error::Unwinding)));
+        Ok(Self)
+    }
+}
+
+#[test]
+fn eval_as_result_t_value_or_function_fails_if_lisp_unwinds_while_values_are_read() {
+    /// Evaluates `code`, which returns two values. Returns true if the evaluation fails with `Error::Unwinding` when a
+    /// non-local exit starts before the second value is read as a `T`.
+    fn is_unwinding<T: sbcl::FromLisp + 'static>(code: &'static str) -> bool {
+        let is_unwinding = Arc::new(AtomicBool::new(false));
+        let observed = is_unwinding.clone();
+        let read = move || -> Result<(), Error> {
+            lisp().enter(|cx| {
+                let values = cx.eval::<(Throws, T)>(code);
+                observed.store(matches!(values, Err(Error::Unwinding)), Ordering::SeqCst);
+                values.map(|_| ())
+            })
+        };
+        lisp().define("host:read-values", "Read two values.", read).unwrap();
+        assert_eq!(lisp().eval::<i64>("(catch 'away (host:read-values) 0)").unwrap(), 7);
+        is_unwinding.load(Ordering::SeqCst)
+    }
+    assert!(is_unwinding::<Result<i64, Value>>("(values 1 2)"));
+    assert!(is_unwinding::<Result<Vec<i64>, Value>>("(values 1 (list 2))"));
+    assert!(is_unwinding::<Function>("(values 1 #'car)"));
+}
+
 #[test]
 #[allow(unsafe_code)]
 fn borrow_bytes_lends_octets_without_copying() {
