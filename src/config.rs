@@ -145,7 +145,7 @@ impl Limits {
         } else {
             Err(LimitError {
                 setting: "timeout",
-                value: format!("{seconds:?}"),
+                value: format!("{seconds:?}").trim_end_matches(".0").to_owned(),
                 allowed: "0 (no limit) to 86400 seconds".to_owned(),
             })
         }

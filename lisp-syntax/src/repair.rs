@@ -27,6 +27,10 @@ const UNALIGNED_COST: u32 = 2;
 /// Cost of an improbable feature, such as a line that begins within a symbol between vertical bars, or a quote in an
 /// unusual position.
 const UNLIKELY_COST: u32 = 6;
+/// Cost of a list at the left margin, within a string, if the list is probably a top-level form: it is a definition, or it is
+/// not within a string in the unedited text. With [`EDIT_COST`], this is more than the cost of two edits: one edit must not
+/// hide a form in a string to balance a text with two faults.
+const FORM_IN_STRING_COST: u32 = 30;
 /// Maximum difference between the cost of a state and that of the cheapest state. A state that costs more is dropped.
 const MAX_COST_ABOVE_BEST: u32 = 90;
 /// Maximum number of edits of a repair.
@@ -244,8 +248,10 @@ impl<'a> Search<'a> {
     fn run(mut self) -> Option<(u32, Vec<Edit>)> {
         let start = State { cost: 0, edits: 0, history: usize::MAX };
         let mut states = HashMap::from([((Mode::Code, EMPTY_STACK), start)]);
+        let mut unedited = Mode::Code;
         for number in 0..self.lines.len() {
-            states = self.apply_variants(number, states);
+            states = self.apply_variants(number, unedited, states);
+            unedited = lex(self.lines[number], unedited).end;
             if self.steps > MAX_STEPS || (self.stop)() {
                 return None;
             }
@@ -262,9 +268,11 @@ impl<'a> Search<'a> {
     }
 
     /// Applies the variants of the line `number` to the states before the line, and returns the states after the line.
+    /// `unedited` is the construct within which the line begins in the unedited text.
     fn apply_variants(
         &mut self,
         number: usize,
+        unedited: Mode,
         states: HashMap<(Mode, usize), State>,
     ) -> HashMap<(Mode, usize), State> {
         let mut variants_by_start: HashMap<(Mode, bool), Vec<LineVariant>> = HashMap::new();
@@ -285,7 +293,7 @@ impl<'a> Search<'a> {
             let (lines, stop) = (self.lines, self.stop);
             let variants = variants_by_start
                 .entry((mode, may_edit))
-                .or_insert_with(|| line_variants(lines, number, mode, may_edit, stop));
+                .or_insert_with(|| line_variants(lines, number, unedited, mode, may_edit, stop));
             self.steps += variants.len();
             for variant in variants {
                 let Some((reached, cost)) = self.apply_effect(&variant.effect, number, stack) else { continue };
@@ -382,10 +390,14 @@ fn indentation_cost(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKin
     }
 }
 
-/// Returns the cost of improbable features of a line.
-fn improbability_cost(text: &str, mode: Mode, line: &Line) -> u32 {
+/// Returns the cost of improbable features of a line. `unedited` is the construct within which the line begins in the unedited
+/// text.
+fn improbability_cost(text: &str, unedited: Mode, mode: Mode, line: &Line) -> u32 {
     let begins = match mode {
         Mode::Code => 0,
+        Mode::String if text.starts_with("(def") || text.starts_with('(') && unedited == Mode::Code => {
+            FORM_IN_STRING_COST
+        }
         Mode::String if text.starts_with('(') => UNLIKELY_COST,
         Mode::String if text.trim_start().starts_with('(') => 2,
         Mode::String => 1,
@@ -469,18 +481,19 @@ fn opens_list(token: &Token) -> bool {
 }
 
 /// Returns the variants of a line that begins within `mode`: the unchanged line and, if `may_edit` is true, the line with
-/// each edit that changes its effect.
+/// each edit that changes its effect. In the unedited text, the line begins within `unedited`.
 fn line_variants(
     lines: &[&str],
     number: usize,
+    unedited: Mode,
     mode: Mode,
     may_edit: bool,
     stop: StopCondition<'_>,
 ) -> Vec<LineVariant> {
     let text = lines[number];
     let line = lex(text, mode);
-    let mut variants =
-        vec![LineVariant { effect: line_effect(mode, &line), cost: improbability_cost(text, mode, &line), edit: None }];
+    let cost = improbability_cost(text, unedited, mode, &line);
+    let mut variants = vec![LineVariant { effect: line_effect(mode, &line), cost, edit: None }];
     if !may_edit {
         return variants;
     }
@@ -494,7 +507,7 @@ fn line_variants(
         changed.push_str(inserted);
         changed.push_str(&text[at + removed..]);
         let line = lex(&changed, mode);
-        let cost = price + improbability_cost(&changed, mode, &line);
+        let cost = price + improbability_cost(&changed, unedited, mode, &line);
         let effect = line_effect(mode, &line);
         let edit = || Some(Edit { line: number, at, removed, inserted: inserted.to_owned() });
         match variants.iter_mut().find(|variant| variant.effect == effect) {

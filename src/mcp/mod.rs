@@ -228,10 +228,10 @@ pub(crate) fn serve_unsupervised(
             let reason =
                 format!("the server stops: {reason} Without --no-supervisor, a server replaces its image instead.");
             let reason: &'static str = Box::leak(reason.into_boxed_str());
+            listener.iter().for_each(|listener| listener.remove());
             let clients = [attached.conversations(), vec![main.clone()]].concat();
             fail_all(&clients, reason);
             finish_answers(&clients, Instant::now() + MIN_DRAIN_TIME);
-            listener.iter().for_each(|listener| listener.remove());
             clean_up();
             crate::exit_now(EXIT_STUCK);
         }
@@ -241,11 +241,14 @@ pub(crate) fn serve_unsupervised(
     }
     let status = connection.event_loop.run(&SingleClient::for_stdio(main.clone()));
     let _ending = ending.lock();
-    let clients = [attached.conversations(), vec![main]].concat();
-    fail_all(&clients, SHUTTING_DOWN);
-    session.unwind_all(connection.event_loop.unwinding_deadline());
-    finish_answers(&clients, Instant::now() + connection.drain_time());
     listener.iter().for_each(|listener| listener.remove());
+    let all_clients = || [attached.conversations(), vec![main.clone()]].concat();
+    fail_all(&all_clients(), SHUTTING_DOWN);
+    session.unwind_all(connection.event_loop.unwinding_deadline());
+    // A client that was connected already may have been accepted meanwhile.
+    let clients = all_clients();
+    fail_all(&clients, SHUTTING_DOWN);
+    finish_answers(&clients, Instant::now() + connection.drain_time());
     Ok(status)
 }
 

@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rmcp::model::RequestId;
+use rmcp::model::{JsonObject, RequestId};
 
 use super::conversation::Conversation;
-use super::incoming::decode;
+use super::incoming::{DecodedLine, Message, decode};
 use crate::os::panics;
+use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::inflight::{MAX_BYTES, MAX_REQUESTS};
 
 /// Length of a line, in bytes, above which the line is slow. The event loop decodes shorter lines itself.
@@ -193,12 +194,7 @@ impl Conversation {
             while !conversation.tools().is_being_replaced()
                 && let Some(line) = conversation.slow_lines.pop()
             {
-                // Unwinding drops the call's `Responder`, which answers the client.
-                if panics::catch(|| conversation.handle_waiting(line)).is_none() {
-                    tracing::error!(
-                        "a panic ended the handling of a request: please report this bug, with the message of the panic"
-                    );
-                }
+                conversation.handle_waiting_and_catch(line);
                 // The event loop reads on when fewer lines wait.
                 conversation.inflight().output.wake();
             }
@@ -211,12 +207,25 @@ impl Conversation {
         }
     }
 
+    /// Handles a waiting line, even if the handling panics.
+    fn handle_waiting_and_catch(&self, line: WaitingLine) {
+        // Unwinding drops the call's `Responder`, which answers the client.
+        if panics::catch(|| self.handle_waiting(line)).is_none() {
+            tracing::error!(
+                "a panic ended the handling of a request: please report this bug, with the message of the panic"
+            );
+        }
+    }
+
     fn handle_waiting(&self, line: WaitingLine) {
         match line {
             WaitingLine::Text(number, text) => {
-                self.tools().record_decoding(number, true);
-                let decoded = decode(&text);
-                self.tools().record_decoding(number, false);
+                let decoded = self.request_to_refuse(&text).unwrap_or_else(|| {
+                    self.tools().record_decoding(number, true);
+                    let decoded = decode(&text);
+                    self.tools().record_decoding(number, false);
+                    decoded
+                });
                 if self.tools().is_being_replaced() {
                     self.leave_line();
                 } else {
@@ -233,13 +242,23 @@ impl Conversation {
         }
     }
 
+    /// Returns the request in a long line, with its id alone, if all requests are refused: to decode the line could take too
+    /// long. Returns `None` if the line must be decoded, for instance because it is a batch.
+    fn request_to_refuse(&self, text: &[u8]) -> Option<DecodedLine> {
+        if text.len() <= MIN_SLOW_LINE || !self.inflight().refuses_requests() {
+            return None;
+        }
+        let id = serde_json::from_value(IdScanner::scan(text).request_id()?).ok()?;
+        Some(DecodedLine::Single(Ok(Message::Request { id, method: String::new(), params: JsonObject::new() })))
+    }
+
     /// Handles waiting lines until `end`, after [`Inflight::fail_all`](crate::rpc::inflight::Inflight::fail_all): their requests
     /// are refused, and need not wait for the slow line that is being handled. Returns true if no line waits or is being handled.
     pub(super) fn refuse_waiting(&self, end: Instant) -> bool {
         while Instant::now() < end
             && let Some(line) = self.slow_lines.pop_early()
         {
-            self.handle_waiting(line);
+            self.handle_waiting_and_catch(line);
         }
         self.slow_lines.is_empty()
     }

@@ -62,8 +62,14 @@ impl IdScanner {
     }
 
     /// Scans the next piece.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
+    pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
+        loop {
+            // Most bytes of a long message are text in nested strings, such as code.
+            if self.in_string && !self.escaped && self.depth != 1 {
+                bytes = &bytes[memchr::memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len())..];
+            }
+            let Some((&byte, rest)) = bytes.split_first() else { return };
+            bytes = rest;
             if self.in_string { self.scan_in_string(byte) } else { self.scan_outside_strings(byte) }
         }
     }

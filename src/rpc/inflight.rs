@@ -370,6 +370,11 @@ impl Inflight {
         }
     }
 
+    /// Returns true after [`fail_all`](Self::fail_all).
+    pub(crate) fn refuses_requests(&self) -> bool {
+        self.table.lock().end_reason.is_some()
+    }
+
     fn fail(&self, number: u64, error: ErrorData) {
         self.settle::<()>(number, ResponseBody::Error(error));
     }

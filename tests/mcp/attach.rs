@@ -631,6 +631,21 @@ fn every_request_read_before_the_server_ends_is_answered(mode: Mode) {
     }
 }
 
+/// A client that attached now would not be among the clients whose requests are answered.
+#[test]
+fn socket_of_a_server_without_a_supervisor_is_removed_before_the_last_answers() {
+    let runtime = RuntimeDirectory::new(Mode::Plain);
+    let mut server = runtime.server(&[]);
+    let socket = runtime.socket(&server);
+    assert!(socket.exists());
+    let running = server.post_running("(progn", "(sb-sys:without-interrupts (loop)))", 0.0);
+    server.close();
+    let answer = server.answer(running);
+    assert!(!socket.exists(), "a client can still attach");
+    assert_eq!(answer["error"]["message"], "the server is shutting down; the request was not finished", "{answer}");
+    server.finish();
+}
+
 /// A worker that is stopped answers nothing, so the supervisor answers the requests of all clients.
 #[test]
 fn requests_that_a_stopped_worker_leaves_are_answered_when_the_server_ends() {

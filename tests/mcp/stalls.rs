@@ -511,6 +511,31 @@ fn requests_behind_a_slow_line_are_answered_when_the_server_ends(mode: Mode) {
     server.finish();
 }
 
+/// To decode these lines takes longer than the time that is left at the end.
+#[apply(both_modes)]
+fn long_requests_behind_a_slow_line_are_answered_when_the_server_ends(mode: Mode) {
+    let directory = Scratch::new();
+    let innermost = nested_system_definitions(&directory, 300);
+    let mut server = mode.ready();
+    server.send(&batch_of_searches(1_000, &innermost));
+    let values = "0,".repeat(900_000);
+    let ids = 10_001..10_025;
+    for id in ids.clone() {
+        let arguments = format!(r#"{{"code":"1","values":[{values}0]}}"#);
+        let params = format!(r#"{{"name":"evaluate-lisp","arguments":{arguments}}}"#);
+        let request = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#);
+        server.send_raw(format!("{request}\n").as_bytes());
+    }
+    let last = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    server.request("ping", json!({}));
+    server.close();
+    for id in ids.chain([last]) {
+        let answer = server.answer(id);
+        assert_eq!(answer["error"]["message"], "the server is shutting down; the request was not finished", "{answer}");
+    }
+    server.finish();
+}
+
 #[apply(both_modes)]
 fn long_names_and_lists_are_refused_at_once_with_their_limits(mode: Mode) {
     let directory = Scratch::new();
