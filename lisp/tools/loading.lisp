@@ -76,6 +76,7 @@ key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a 
     (:compiler-macro (compiler-macro-function name))
     (:symbol-macro (eq :macro (sb-int:info :variable :kind name)))
     (:setf-expander (sb-int:info :setf :expander name))
+    (:method-combination (defined-p :method-combination name))
     (:variable (member (sb-int:info :variable :kind name) '(:special :global)))
     (:constant (eq :constant (sb-int:info :variable :kind name)))
     (:class (find-class name nil))
@@ -97,6 +98,7 @@ key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a 
 (defparameter *standard-defining-macros*
   '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
     (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
+    (:method-combination "DEFINE-METHOD-COMBINATION")
     (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") (:constant "DEFCONSTANT")
     (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
   "The names of the standard defining macros, by the kind of definition as in the keys of a LOADED-FILE.")
