@@ -762,6 +762,28 @@ fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() 
     }
 }
 
+#[test]
+fn loading_another_checkout_names_variables_with_old_values() {
+    let project = Project::new();
+    checkouts(&project, "app.asd");
+    for (checkout, value) in [("main", 1), ("fix", 2)] {
+        let variables = format!("(defvar *kept* {value})\n(defvar *same* 0)\n(defparameter *new* {value})");
+        project.write(&format!("{checkout}/app.lisp"), variables);
+    }
+    let mut server = project.server();
+    let text = load(&mut server, json!({"system": "app", "directory": "main"}));
+    assert!(!text.contains("keeps its value"), "{text}");
+    let text = load(&mut server, json!({"system": "app", "directory": "fix"}));
+    let kept = "*KEPT* keeps its value: its DEFVAR in fix/app.lisp has changed, but DEFVAR does not reassign a bound \
+                variable. To assign the new value, in the file's package: (setf *KEPT* 2).\n";
+    assert!(text.contains(kept), "{text}");
+    assert_eq!(text.matches(" keeps its value: ").count(), 1, "{text}");
+    assert_eq!(server.evaluate("(list *kept* *new*)"), "=> (1 2)");
+    // The notice comes once.
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert!(!text.contains("keeps its value"), "{text}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_system_is_restored_only_from_the_directory_from_which_it_was_loaded() {
