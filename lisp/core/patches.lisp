@@ -125,8 +125,8 @@ count as the file's, because SBCL does not make them every time."
   ((setf find-class) :class name)
   (sb-impl::%deftype :type name)
   (sb-impl::%defsetf :setf-expander name)
-  (sb-pcl::load-short-defcombin :method-combination type-name nil)
-  (sb-pcl::load-long-defcombin :method-combination type-name nil)
+  (sb-pcl::load-short-defcombin :method-combination type-name)
+  (sb-pcl::load-long-defcombin :method-combination type-name)
   (sb-impl::%defpackage :package name)
   (make-package :package name)
   ;; The functions below make removals, and changes of kind :OTHER. Lists of definitions do not contain these changes, but

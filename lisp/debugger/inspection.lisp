@@ -226,12 +226,21 @@ of the primary system."
               (values (global-name-text (subseq text start (nth-value 1 (form-map text start)))) t))
             (values text nil))))))
 
+(defun name-operator (text)
+  "Return SETF or CAS if TEXT, a GLOBAL-NAME-TEXT, has the form (SETF F) or (CAS F), or else NIL. The second value is the
+position in TEXT after the operator."
+  (loop for (start . operator) in '(("(setf " . setf) ("(cas " . sb-ext:cas) ("(sb-ext:cas " . sb-ext:cas))
+        for length = (length start)
+        when (and (> (1- (length text)) length) (string-equal start text :end2 length))
+          return (values operator length)))
+
 (defun bare-name (text)
-  "Return the name of the symbol in TEXT: the GLOBAL-NAME-TEXT of TEXT, or F if that is (SETF F)."
+  "Return the name of the symbol in TEXT: the GLOBAL-NAME-TEXT of TEXT, or F if that is (SETF F) or (CAS F)."
   (let* ((text (global-name-text text))
+         (start (nth-value 1 (name-operator text)))
          (end (1- (length text))))
-    (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
-        (string-trim " " (subseq text 6 end))
+    (if (and start (char= (char text end) #\)))
+        (string-trim " " (subseq text start end))
         text)))
 
 (defun locate-symbol (text package-name)
@@ -267,13 +276,14 @@ inside a name or is a list that contains no name."
   (when text
     (push-detail label (lambda (stream) (write-string text stream)))))
 
-(defun push-role (symbol role &optional setf)
-  "Push the title of the details that follow. The title says what SYMBOL means or, if SETF is true, what (SETF SYMBOL)
-means. ROLE is the meaning, a string such as \"MACRO\"."
+(defun push-role (name role)
+  "Push the title of the details that follow. The title says what NAME, a symbol or function name, means. ROLE is the
+meaning, a string such as \"MACRO\"."
   (push-item (item-code :role) ""
              (lambda (stream)
-               (let ((package (symbol-package symbol)))
-                 (format stream "~:[~A~A~;(SETF ~A~A)~] [~A]" setf
+               (let* ((symbol (function-name-symbol name))
+                      (package (symbol-package symbol)))
+                 (format stream "~:[~A~A~;(~:*~A ~A~A)~] [~A]" (and (consp name) (symbol-name (first name)))
                          (cond ((null package) "#:")
                                ((eq package (find-package "KEYWORD")) ":")
                                ((eq :external (nth-value 1 (find-symbol (symbol-name symbol) package)))
@@ -450,10 +460,10 @@ is the class that defines the slot: CLASS itself or a superclass."
          (push-function symbol)
          t)))
 
-(defun push-function (name &optional (symbol name) setf)
-  "Push a description of the function NAME. The title of the description is SYMBOL or, if SETF is true, (SETF SYMBOL)."
+(defun push-function (name)
+  "Push a description of the function NAME."
   (let ((generic (typep (fdefinition name) 'generic-function)))
-    (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
+    (push-role name (if generic "GENERIC FUNCTION" "FUNCTION"))
     (push-lambda-list name)
     (let ((type (guarded (sb-introspect:function-type name) (failure) nil)))
       (when (consp type)
@@ -466,26 +476,28 @@ is the class that defines the slot: CLASS itself or a superclass."
       (push-methods (fdefinition name)))
     (push-source name (if generic :generic-function :function))))
 
-(defun push-setf-role (symbol)
-  "Push the meaning of (SETF SYMBOL), unless SYMBOL belongs to the system. Return true if a meaning was pushed."
-  (let ((name (list 'setf symbol)))
-    (cond ((system-symbol-p symbol) nil)
-          ((fboundp name)
-           (push-function name symbol t)
-           t)
-          ((sb-int:info :setf :expander symbol)
-           (push-role symbol "SETF EXPANDER" t)
-           (push-documentation symbol 'setf)
-           (push-source symbol :setf-expander)
-           t))))
+(defun push-accessor-roles (name)
+  "Push the meanings of NAME, a list (SETF SYMBOL) or (CAS SYMBOL), unless SYMBOL belongs to the system. Return true if a
+meaning was pushed."
+  (let* ((symbol (function-name-symbol name))
+         (pushed (cond ((system-symbol-p symbol) nil)
+                       ((fboundp name)
+                        (push-function name)
+                        t)
+                       ((and (eq (first name) 'setf) (sb-int:info :setf :expander symbol))
+                        (push-role name "SETF EXPANDER")
+                        (push-documentation symbol 'setf)
+                        (push-source symbol :setf-expander)
+                        t))))
+    (or (push-compiler-macro-role name) pushed)))
 
-(defun push-compiler-macro-role (symbol)
-  "Push the meaning of SYMBOL as a compiler macro, unless SYMBOL belongs to the system. Return true if a meaning was
-pushed."
-  (when (and (not (system-symbol-p symbol)) (compiler-macro-function symbol))
-    (push-role symbol "COMPILER MACRO")
-    (push-documentation symbol 'compiler-macro)
-    (push-source symbol :compiler-macro)
+(defun push-compiler-macro-role (name)
+  "Push the meaning of the function name NAME as a compiler macro, unless NAME belongs to the system. Return true if a
+meaning was pushed."
+  (when (and (not (system-symbol-p (function-name-symbol name))) (compiler-macro-function name))
+    (push-role name "COMPILER MACRO")
+    (push-documentation name 'compiler-macro)
+    (push-source name :compiler-macro)
     t))
 
 (defun push-method-combination-role (symbol)
@@ -687,7 +699,8 @@ names. If WITH-SOURCE is true, include the source text of definitions."
           (cond (found
                  (unless (some #'identity (list (push-function-roles symbol)
                                                 (push-compiler-macro-role symbol)
-                                                (push-setf-role symbol)
+                                                (push-accessor-roles (list 'setf symbol))
+                                                (push-accessor-roles (list 'sb-ext:cas symbol))
                                                 (push-method-combination-role symbol)
                                                 (push-variable-roles symbol)
                                                 (push-type-roles symbol)

@@ -367,7 +367,7 @@ note on code that was not examined."
          (count (push-references (all-references name
                                                  (if macro
                                                      '((:macroexpands nil) (:calls nil))
-                                                     '((:calls nil) (:macroexpands "expands the compiler macro")))
+                                                     '((:calls nil) (:macroexpands "expands the former macro")))
                                                  (linkage-cell name))
                                  (source-name name) limit)))
     (when (and (zerop count) (or (not macro) (xrefs-recorded-p name)))
@@ -507,14 +507,19 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
                    (printed-name symbol)
                    (member relation '("sets" "binds") :test #'equal)))))
 
-(defun push-expansions (symbol limit)
-  "Push up to LIMIT forms that expand the macro SYMBOL."
-  (when (and (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
-             (xrefs-recorded-p symbol))
-    (push-note "No loaded code expands ~A." (printed-name symbol)))
-  (if (xrefs-recorded-p symbol)
-      (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")
-      (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
+(defun push-expansions (name limit)
+  "Push up to LIMIT forms that expand the macro NAME. If NAME has a compiler macro, push also the calls of NAME, because SBCL
+records an expansion of a compiler macro as a call."
+  (let* ((compiler-macro (compiler-macro-function name))
+         (kinds `((:macroexpands nil) ,@(and compiler-macro '((:calls nil))))))
+    (when (and (zerop (push-references (all-references name kinds nil) (source-name name) limit))
+               (xrefs-recorded-p name))
+      (push-note "No loaded code expands ~A." (printed-name name)))
+    (when compiler-macro
+      (push-note "SBCL records the expansions of a compiler macro as calls: the list may have calls that are not expanded."))
+    (if (xrefs-recorded-p name)
+        (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")
+        (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))))
 
 (defun object-location (object name)
   "Return the source location where OBJECT, a method or class, is defined; or NIL if it cannot be found. NAME is the string
@@ -763,31 +768,51 @@ first."
 ;;; The query FIND-REFERENCES
 
 (defun locate-function-name (text package-name)
-  "Return the symbol that TEXT names, or a list (SETF SYMBOL) if the GLOBAL-NAME-TEXT of TEXT has this form. The further
-values are those of LOCATE-SYMBOL."
+  "Return the symbol that TEXT names, or a list (SETF SYMBOL) or (CAS SYMBOL) if the GLOBAL-NAME-TEXT of TEXT has this form.
+The further values are those of LOCATE-SYMBOL."
   (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
-    (values (if (eql 6 (mismatch "(setf " (global-name-text text) :test #'char-equal)) (list 'setf symbol) symbol)
-            found name package)))
+    (let ((operator (name-operator (global-name-text text))))
+      (values (if operator (list operator symbol) symbol) found name package))))
 
 (defun default-relation (name)
   "Return the relation to report for NAME, a function name or symbol, when the client does not name a relation."
   (cond ((or (consp name) (fboundp name) (sb-int:info :function :inlinep name)) "callers")
-        ((member (sb-int:info :variable :kind name) '(:special :global :constant :macro)) "references")
+        ((member (sb-int:info :variable :kind name) '(:special :global :constant :macro :alien)) "references")
         ((find-class name nil) "methods")
         (t "callers")))
+
+(defun unrecorded-meaning (name relation)
+  "Return the meaning of NAME, a function name or symbol, as a phrase such as \"a type\", if SBCL keeps no records of the
+uses that RELATION asks for; or NIL if SBCL keeps records."
+  (let* ((symbol (function-name-symbol name))
+         (plain (symbolp name))
+         (kind (and plain (sb-int:info :variable :kind symbol)))
+         (of-variable (member relation '("references" "sets" "binds") :test #'string=)))
+    (cond ((and plain (special-operator-p symbol)) "a special operator")
+          ((and of-variable (eq kind :macro)) "a symbol macro")
+          ((and of-variable plain (not (eq kind :alien)) (variable-name-p symbol)) nil)
+          ;; A function that is called but not defined has a linkage cell.
+          ((or (fboundp name) (not (eql 0 (linkage-cell name)))) (and of-variable (eq kind :alien) "an alien variable"))
+          ((and (not (typep name '(cons (eql sb-ext:cas)))) (sb-int:info :setf :expander symbol)) "a setf expander")
+          ((not plain) nil)
+          ((eq kind :alien) "an alien variable")
+          ((sb-int:info :type :expander symbol) "a type")
+          ((sb-int:info :alien-type :definition symbol) "an alien type")
+          ((defined-p :method-combination symbol) "a method combination"))))
 
 (defun relation-problem (name relation)
   "Return a sentence that says why RELATION does not apply to NAME, a function name or symbol; or NIL if RELATION applies."
   (flet ((is (control) (format nil control (printed-name name))))
-    (let ((symbol (if (consp name) nil name)))
+    (let ((symbol (if (consp name) nil name))
+          (unrecorded (unrecorded-meaning name relation)))
       (cond ((string= relation "callees")
              (cond ((and symbol (special-operator-p symbol)) (is "~A is a special operator: it calls nothing."))
                    ((not (fboundp name)) (is "~A names no function."))))
-            ((member relation '("sets" "binds") :test #'string=)
-             (unless (and symbol (variable-name-p symbol))
-               (is "~A names no variable.")))
+            ((and (member relation '("sets" "binds") :test #'string=)
+                  (not (and symbol (variable-name-p symbol))))
+             (is "~A names no variable."))
             ((string= relation "expansions")
-             (unless (and symbol (or (macro-function symbol) (compiler-macro-function symbol)))
+             (unless (or (and symbol (macro-function symbol)) (compiler-macro-function name))
                (is "~A names no macro or compiler macro.")))
             ((string= relation "methods")
              (unless (or (and symbol (find-class symbol nil))
@@ -796,15 +821,8 @@ values are those of LOCATE-SYMBOL."
             ((string= relation "subclasses")
              (unless (and symbol (find-class symbol nil))
                (is "~A names no class.")))
-            ((and symbol (eq :macro (sb-int:info :variable :kind symbol)) (string= relation "references"))
-             (is "~A is a symbol macro: SBCL keeps no records of where it is used."))
-            ((and symbol (not (fboundp symbol)) (sb-int:info :type :expander symbol)
-                  ;; A type and a variable may have the same name.
-                  (not (and (string= relation "references")
-                            (member (sb-int:info :variable :kind symbol) '(:special :global :constant)))))
-             (is "~A is a type: SBCL keeps no records of where it is used."))
-            ((and symbol (special-operator-p symbol))
-             (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
+            (unrecorded
+             (format nil "~A is ~A: SBCL keeps no records of where it is used." (printed-name name) unrecorded))))))
 
 (defun push-relation (text package-name relation limit)
   "Push records of up to LIMIT references to the function, variable or class that TEXT names in the package PACKAGE-NAME, and

@@ -135,7 +135,7 @@ best to worst, or NIL. If QUERY has several words, the worst match counts."
 
 (defun symbol-kinds (symbol)
   "Return the meanings of SYMBOL, a list of keywords: :FUNCTION, :GENERIC-FUNCTION, :MACRO, :SPECIAL-OPERATOR, :VARIABLE,
-:CONSTANT, :SYMBOL-MACRO, :CLASS, :STRUCTURE, :CONDITION, :TYPE."
+:CONSTANT, :SYMBOL-MACRO, :CLASS, :STRUCTURE, :CONDITION, :TYPE. If SYMBOL has none of these, return its OTHER-KINDS."
   (let ((kinds '())
         (class (find-class symbol nil)))
     (cond (class (push (typecase class
@@ -155,14 +155,25 @@ best to worst, or NIL. If QUERY has several words, the worst match counts."
                   ((typep (fdefinition symbol) 'generic-function) :generic-function)
                   (t :function))
             kinds))
-    kinds))
+    (or kinds (other-kinds symbol))))
+
+(defun other-kinds (symbol)
+  "Return the less usual meanings of SYMBOL, a list of keywords: :COMPILER-MACRO, :SETF-EXPANDER, :METHOD-COMBINATION,
+:ALIEN-VARIABLE, :ALIEN-TYPE."
+  (flet ((alien-type-p (kind) (sb-int:info :alien-type kind symbol)))
+    (loop for (kind . meant) in (list (cons :compiler-macro (compiler-macro-function symbol))
+                                      (cons :setf-expander (sb-int:info :setf :expander symbol))
+                                      (cons :method-combination (defined-p :method-combination symbol))
+                                      (cons :alien-variable (eq :alien (sb-int:info :variable :kind symbol)))
+                                      (cons :alien-type (some #'alien-type-p '(:definition :struct :union :enum))))
+          when meant collect kind)))
 
 (defun kinds-for-filter (kind)
   "Return the symbol kinds, keywords as in SYMBOL-KINDS, that KIND selects. KIND is the client's string, such as `function'."
   (cond ((string= kind "function") '(:function :generic-function))
-        ((string= kind "macro") '(:macro :special-operator))
-        ((string= kind "variable") '(:variable :constant :symbol-macro))
-        ((string= kind "class") '(:class :structure :condition :type))
+        ((string= kind "macro") '(:macro :special-operator :compiler-macro :setf-expander))
+        ((string= kind "variable") '(:variable :constant :symbol-macro :alien-variable))
+        ((string= kind "class") '(:class :structure :condition :type :method-combination :alien-type))
         (t '())))
 
 ;;; Names as a user types them
@@ -244,6 +255,9 @@ such line, or if DOCUMENTATION is not a string."
   (guarded (documentation symbol (case kind
                                    ((:variable :constant :symbol-macro) 'variable)
                                    ((:class :structure :condition :type) 'type)
+                                   (:compiler-macro 'compiler-macro)
+                                   (:setf-expander 'setf)
+                                   (:method-combination 'method-combination)
                                    (t 'function)))
       (failure)
     nil))

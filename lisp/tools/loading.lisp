@@ -76,6 +76,7 @@ key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a 
     (:compiler-macro (compiler-macro-function name))
     (:symbol-macro (eq :macro (sb-int:info :variable :kind name)))
     (:setf-expander (sb-int:info :setf :expander name))
+    (:method-combination (defined-p :method-combination name))
     (:variable (member (sb-int:info :variable :kind name) '(:special :global)))
     (:constant (eq :constant (sb-int:info :variable :kind name)))
     (:class (find-class name nil))
@@ -97,6 +98,7 @@ key. VALUE is the value that LOADED-FILE-DEFINITIONS has for the key, such as a 
 (defparameter *standard-defining-macros*
   '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
     (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
+    (:method-combination "DEFINE-METHOD-COMBINATION")
     (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL" "DEFINE-LOAD-TIME-GLOBAL") (:constant "DEFCONSTANT")
     (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
   "The names of the standard defining macros, by the kind of definition as in the keys of a LOADED-FILE.")
@@ -269,11 +271,23 @@ values are LOADED-FILEs. Omit files of systems that are not loaded, as after ASD
           unless (or (gethash namestring present) (not (asdf:component-loaded-p system)))
             collect (cons namestring file))))
 
+(defun report-moved-variables (file)
+  "Push notices of variables that keep their values although their initial value forms have changed since they were loaded
+from FILE, the LOADED-FILE of a file that its system no longer contains. Other files, as in another checkout of the system,
+now define these variables."
+  (let* ((names (mapcar #'car (loaded-file-variables file)))
+         (definers (loop for name in names collect (gethash (cons :variable name) **last-definers**))))
+    (dolist (definer (remove-duplicates definers :test #'equal))
+      (let ((now (gethash definer **loaded-files**)))
+        (when now
+          (report-kept-values definer file now names))))))
+
 (defun report-removed-files ()
-  "Push a notice of the definitions that remain from each file that its system no longer contains, unless the notice has been
-pushed before."
+  "Push notices of the values and definitions that remain from each file that its system no longer contains, unless the
+notices have been pushed before."
   (loop for (namestring . file) in (guarded (removed-files) (failure) '())
         do (let ((left (guarded (obsolete-definitions namestring file nil) (failure) '())))
+             (guarded (report-moved-variables file) (failure) nil)
              (when left
                (push-notice "The image still has definitions of ~A, a file that the system ~A no longer contains: ~A."
                             (shown-path namestring) (loaded-file-system file) (names-text (mapcar #'key-text left))))

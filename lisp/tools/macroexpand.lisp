@@ -115,7 +115,9 @@ expand until the result is not a macro form, or \"all\" to expand the subforms, 
   (call-recording-steps
    (lambda ()
      (cond ((string= depth "once") (macroexpand-1 form))
-           ((string= depth "all") (values (sb-cltl2:macroexpand-all form) (plusp *expansion-count*)))
+           ((string= depth "all")
+            ;; MACROEXPAND-ALL does not call *MACROEXPAND-HOOK* for a symbol macro.
+            (values (sb-cltl2:macroexpand-all (if (symbolp form) (macroexpand form) form)) (plusp *expansion-count*)))
            (t (macroexpand form))))))
 
 ;;; Printing an expansion
@@ -278,8 +280,7 @@ reading TEXT interns symbols in it."
                                     (with-server-syntax (:length 6 :level 3)
                                       (format nil "expanding ~A" (bounded-prin1-text *expanding-form* 200)))
                                     "expanding the form")))
-            ;; EXPANDED may be false although a symbol macro was replaced by its expansion.
-            (unless (or expanded (and (symbolp form) (not (eq form expansion))))
+            (unless expanded
               (push-record "note" :text (no-expansion-text form depth)))
             (push-steps)
             (multiple-value-bind (printed cut) (printed-source expansion)

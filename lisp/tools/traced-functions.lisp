@@ -81,16 +81,18 @@ references show the name of a method with :METHOD."
        (not (and (symbolp name) (or (macro-function name) (special-operator-p name))))))
 
 (defun function-name-of-tree (tree package)
-  "Return the function name that TREE, such as foo, pkg::foo or (setf foo), spells in the package named PACKAGE. Signal an
-error if TREE does not name a function that can be traced."
-  (let* ((setf (and (tree-starts-with-p tree "setf") (= 2 (length tree))))
-         (text (if setf (second tree) tree)))
+  "Return the function name that TREE, such as foo, pkg::foo, (setf foo) or (cas foo), spells in the package named PACKAGE.
+Signal an error if TREE does not name a function that can be traced."
+  (let* ((operator (cond ((not (and (consp tree) (= 2 (length tree)))) nil)
+                         ((tree-starts-with-p tree "setf") 'setf)
+                         ((or (tree-starts-with-p tree "cas") (tree-starts-with-p tree "sb-ext:cas")) 'sb-ext:cas)))
+         (text (if operator (second tree) tree)))
     (unless (stringp text)
       (error "~A is not the name of a function. Names have the form foo, (setf foo), (method foo (integer)) or ~
               (labels bar :in foo)."
              (tree-text tree)))
     (multiple-value-bind (symbol found name looked-in) (locate-symbol text package)
-      (let ((name-of (if setf (list 'setf symbol) symbol)))
+      (let ((name-of (if operator (list operator symbol) symbol)))
         (cond ((and found (traceable-p name-of)) name-of)
               ((and found (symbolp name-of) (fboundp name-of))
                (error "~A is a ~:[macro~;special operator~]: only functions can be traced." text
@@ -98,7 +100,7 @@ error if TREE does not name a function that can be traced."
               (t
                (error "There is no function ~A in package ~A.~@[ Similar names: ~{~A~^, ~}.~] ~
                        Names of local functions have the form (labels bar :in foo)."
-                      (if setf (tree-text tree) name) (package-name looked-in)
+                      (if operator (tree-text tree) name) (package-name looked-in)
                       (similar-symbol-names name looked-in #'traceable-p))))))))
 
 ;;; Tracing methods
@@ -260,7 +262,7 @@ in the foreground."
   (let ((names '()))
     (do-symbols (symbol package)
       (when (eq package (symbol-package symbol))
-        (dolist (name (list symbol (list 'setf symbol)))
+        (dolist (name (list symbol (list 'setf symbol) (list 'sb-ext:cas symbol)))
           (when (traceable-p name)
             (pushnew name names :test #'equal)))))
     names))

@@ -171,11 +171,20 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
     server.evaluate(
         "(define-symbol-macro brief (car (list 1 2))) (deftype small () '(integer 0 9)) (define-condition odd (error) ())
          (defun user (x) (declare (type small x)) (if (= x brief) (error 'odd) x))
-         (deftype both () '(integer 0 9)) (defvar both 0) (defun user-of-both () both)",
+         (deftype both () '(integer 0 9)) (defvar both 0) (defun user-of-both () both)
+         (defsetf place (x) (v) `(rplaca ,x ,v)) (define-method-combination combined)
+         (sb-alien:define-alien-type foreign sb-alien:int) (sb-alien:define-alien-variable environ (* t))
+         (defun user-of-others (x) (setf (place x) environ brief 2))",
     );
     for (name, relation, expected) in [
         ("brief", "references", "BRIEF is a symbol macro: SBCL keeps no records of where it is used."),
         ("small", "callers", "SMALL is a type: SBCL keeps no records of where it is used."),
+        ("brief", "sets", "BRIEF is a symbol macro: SBCL keeps no records of where it is used."),
+        ("environ", "callers", "ENVIRON is an alien variable: SBCL keeps no records of where it is used."),
+        ("environ", "references", "ENVIRON is an alien variable: SBCL keeps no records of where it is used."),
+        ("foreign", "callers", "FOREIGN is an alien type: SBCL keeps no records of where it is used."),
+        ("(setf place)", "callers", "(SETF PLACE) is a setf expander: SBCL keeps no records of where it is used."),
+        ("combined", "callers", "COMBINED is a method combination: SBCL keeps no records of where it is used."),
         (
             "odd",
             "methods",
@@ -189,7 +198,9 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
     // A type and a variable may have the same name.
     let both = references(&mut server, "both", "references");
     assert!(both.iter().any(|line| line.starts_with("USER-OF-BOTH  evaluation 1, line 3: ")), "{both:?}");
-    assert_eq!(expand(&mut server, "brief", "all"), "(car (list 1 2))");
+    let default = call_ok(&mut server, "find-references", json!({"name": "environ"}));
+    assert_eq!(default, "ENVIRON is an alien variable: SBCL keeps no records of where it is used.");
+    assert_eq!(expand(&mut server, "brief", "all"), "BRIEF → CAR\n\n(car (list 1 2))");
     // Code that only sets a variable refers to the variable, but does not read it.
     server.evaluate("(defvar *only-set* nil) (defun sets-it (x) (setf *only-set* x)) (defun same (x) x)");
     assert_eq!(references(&mut server, "*only-set*", "references")[0], "No loaded code reads *ONLY-SET*.");
@@ -203,6 +214,54 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
     // The package KEYWORD uses no packages.
     let text = call_ok(&mut server, "describe-symbol", json!({"name": ":quite-unknown-keyword"}));
     assert!(text.starts_with("Symbol QUITE-UNKNOWN-KEYWORD not found in package KEYWORD."), "{text}");
+}
+
+#[test]
+fn expansions_of_compiler_macros_are_listed_with_the_calls() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defun twice (x) (* 2 x)) (define-compiler-macro twice (x) `(+ ,x ,x))
+         (defun (setf part) (new x) (list new x)) (define-compiler-macro (setf part) (new x) `(list ,new ,x))
+         (defun user (x) (twice x))
+         (defun setter (x) (setf (part x) 1))",
+    );
+    for (name, user) in [("twice", "USER  evaluation 1, line 3: "), ("(setf part)", "SETTER  evaluation 1, line 4: ")] {
+        let found = references(&mut server, name, "expansions");
+        assert!(found[0].starts_with(user), "{name}: {found:?}");
+        assert_eq!(
+            found[1],
+            "SBCL records the expansions of a compiler macro as calls: the list may have calls that are not expanded."
+        );
+    }
+    let described = call_ok(&mut server, "describe-symbol", json!({"name": "(setf part)"}));
+    assert!(described.contains("\n\n(SETF COMMON-LISP-USER::PART) [COMPILER MACRO]\n"), "{described}");
+}
+
+#[test]
+fn find_symbols_finds_alien_names_setf_expanders_method_combinations_and_compiler_macros() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defsetf rare-place (x) (v) `(rplaca ,x ,v)) (define-compiler-macro rare-call () 1)
+         (define-method-combination rare-combination :documentation \"Seldom.\")
+         (sb-alien:define-alien-type rare-integer sb-alien:int)
+         (sb-alien:define-alien-variable (\"environ\" rare-environ) (* t))",
+    );
+    let mut found = symbols(&mut server, json!({"query": "rare-", "package": "cl-user"}));
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "rare-call  compiler macro",
+            "rare-combination  method combination  Seldom.",
+            "rare-environ  alien variable",
+            "rare-integer  alien type",
+            "rare-place  setf expander",
+        ]
+    );
+    for (kind, name) in [("variable", "rare-environ"), ("class", "rare-integer"), ("macro", "rare-place")] {
+        let found = symbols(&mut server, json!({"query": name, "type": kind}));
+        assert_eq!(names(&found), [name]);
+    }
 }
 
 #[test]
@@ -384,6 +443,9 @@ fn names_in_lists_of_references_are_accepted_as_names() {
     let mut server = Server::ready();
     server.evaluate(CALLERS);
     server.evaluate("(defun uses-gen () (gen 1)) (defun uses-local () (local 1))");
+    server.evaluate(
+        "(defun (sb-ext:cas cell) (old new x) (list old new x)) (defun uses-cas () (sb-ext:cas (cell 1) 2 3))",
+    );
     for line in references(&mut server, "target", "callers") {
         let Some((name, _)) = line.split_once("  evaluation ") else { continue };
         let text = call_ok(&mut server, "find-references", json!({"name": name}));
@@ -395,6 +457,8 @@ fn names_in_lists_of_references_are_accepted_as_names() {
         ("(LAMBDA (X) :IN LOCAL)", "USES-LOCAL  "),
         ("(MACRO-FUNCTION MAC)", "EXPANDING  "),
         ("#'(setf place)", "SETS-PLACE  "),
+        ("(CAS CELL)", "USES-CAS  "),
+        ("(sb-ext:cas cell)", "USES-CAS  "),
     ] {
         let found = references(&mut server, name, "callers");
         assert!(found[0].starts_with(caller), "{name}: {found:?}");
@@ -404,6 +468,8 @@ fn names_in_lists_of_references_are_accepted_as_names() {
     }
     let described = call_ok(&mut server, "describe-symbol", json!({"name": "(:METHOD GEN (INTEGER))"}));
     assert!(described.starts_with("COMMON-LISP-USER::GEN [GENERIC FUNCTION]"), "{described}");
+    let described = call_ok(&mut server, "describe-symbol", json!({"name": "(cas cell)"}));
+    assert!(described.starts_with("(CAS COMMON-LISP-USER::CELL) [FUNCTION]\n  Arglist: (OLD NEW X)\n"), "{described}");
     let wrong = call_err(&mut server, "find-references", json!({"name": "(LAMBDA (X) :IN \"a.lisp\")"}));
     assert!(
         wrong.contains("(LAMBDA (X) :IN \"a.lisp\") is not a name. Names have the form foo, (setf foo), "),
@@ -590,6 +656,12 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
         "(defmacro one (x) `(two ,x)) (defmacro two (x) (let ((g (gensym)) (h (gensym)) (v (gensym \"VALUE\")))
            `(let ((,g ,x) (,h 2) (,v 3)) (list ,g ,h ,v ,g))))",
     );
+    server.evaluate("(define-symbol-macro symbolic (one 1))");
+    for depth in ["full", "all"] {
+        let text = expand(&mut server, "symbolic", depth);
+        assert!(text.starts_with("SYMBOLIC → ONE → TWO → LET\n\n"), "{depth}: {text}");
+    }
+    assert!(expand(&mut server, "not-symbolic", "all").starts_with("The form contains no macro form.\n\n"));
     let whole = "ONE → TWO → LET\n\n(let ((#:g1 (f 'x)) (#:g2 2) (#:value1 3))\n  (list #:g1 #:g2 #:value1 #:g1))";
     assert_eq!(expand(&mut server, "(one (f 'x))", "full"), whole);
     assert_eq!(expand(&mut server, "(one (f 'x))", "full"), whole);

@@ -518,6 +518,7 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
 (defmethod meth ((x integer)) 1)
 (defmethod meth ((x string)) 2)
 (defclass shape () ())
+(define-method-combination combined)
 (defun moved () 1)
 ";
     let after = "(in-package :app)
@@ -539,7 +540,7 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
 APP::*LIMIT* keeps its value: its DEFVAR in app/a.lisp has changed, but DEFVAR does not reassign a bound \
                     variable. To assign the new value, in the file's package: (setf APP::*LIMIT* (* 2                    10)).
 The image still has definitions that app/a.lisp no longer contains: function APP::GONE, function APP::OLD-NAME, macro \
-                    APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.
+                    APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE, method combination APP::COMBINED.
 
 Loaded app: 2 files, 2 compiled, T s";
     assert_eq!(text, expected);
@@ -573,6 +574,7 @@ fn load_names_definitions_of_files_that_their_system_no_longer_contains() {
 (when t
   (defun conditional () 1))
 (defclass shape () ((sides :accessor sides)))
+(define-method-combination combined)
 ";
     project.system("app", &[package, ("a", removed), ("b", "(in-package :app)")]);
     let mut server = project.server();
@@ -582,7 +584,7 @@ fn load_names_definitions_of_files_that_their_system_no_longer_contains() {
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
 The image still has definitions of app/a.lisp, a file that the system app no longer contains: function APP::GONE, function \
-                    APP::CONDITIONAL, class APP::SHAPE.
+                    APP::CONDITIONAL, class APP::SHAPE, method combination APP::COMBINED.
 
 Loaded app: 2 files, 2 compiled, T s";
     assert_eq!(text, expected);
@@ -797,6 +799,28 @@ fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() 
             assert_eq!(server.evaluate("(value)"), "=> 2", "{definitions:?}");
         }
     }
+}
+
+#[test]
+fn loading_another_checkout_names_variables_with_old_values() {
+    let project = Project::new();
+    checkouts(&project, "app.asd");
+    for (checkout, value) in [("main", 1), ("fix", 2)] {
+        let variables = format!("(defvar *kept* {value})\n(defvar *same* 0)\n(defparameter *new* {value})");
+        project.write(&format!("{checkout}/app.lisp"), variables);
+    }
+    let mut server = project.server();
+    let text = load(&mut server, json!({"system": "app", "directory": "main"}));
+    assert!(!text.contains("keeps its value"), "{text}");
+    let text = load(&mut server, json!({"system": "app", "directory": "fix"}));
+    let kept = "*KEPT* keeps its value: its DEFVAR in fix/app.lisp has changed, but DEFVAR does not reassign a bound \
+                variable. To assign the new value, in the file's package: (setf *KEPT* 2).\n";
+    assert!(text.contains(kept), "{text}");
+    assert_eq!(text.matches(" keeps its value: ").count(), 1, "{text}");
+    assert_eq!(server.evaluate("(list *kept* *new*)"), "=> (1 2)");
+    // The notice comes once.
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert!(!text.contains("keeps its value"), "{text}");
 }
 
 #[cfg(target_os = "linux")]

@@ -59,6 +59,13 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     let code = "(list (fact 3) (ignore-errors (divide 1 0)) (spoil (list 1 2)) (area 3) (area 1.5)
                       (setf (zap 1) 2) (catch :out (leave)) (multiple-value-list (several)) (none))";
     let functions = json!(["fact", "cl-user::divide", "SPOIL", "area", "(setf zap)", "leave", "several", "none"]);
+    let cas = "(defun (sb-ext:cas cell) (old new x) (list old new x))";
+    call_ok(&mut server, "evaluate-lisp", json!({"code": cas}));
+    for name in ["(cas cell)", "(sb-ext:cas cell)"] {
+        let arguments = json!({"code": "(funcall #'(sb-ext:cas cell) 1 2 3)", "functions": [name]});
+        let text = traced(&mut server, arguments);
+        assert!(text.contains("\n  ((CAS CELL) 1 2 3) => (1 2 3)\n"), "{text}");
+    }
     // The functions may be given in one string.
     let text = json!("fact, cl-user::divide SPOIL,area, (setf zap) leave several none");
     let arguments = json!({"code": code, "functions": text});
