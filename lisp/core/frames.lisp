@@ -346,30 +346,36 @@ interrupted while its frame was being made or left."
   (sb-debug::make-unprintable-object (concatenate 'string "unavailable " kind)))
 
 (defun locals (frame)
-  "Return the local variables of FRAME as lists of three elements: symbol, validity and value. The validity is :VALID;
+  "Return the local variables of FRAME as lists of four elements: symbol, validity, value and ID. The validity is :VALID;
 :INVALID when the variable is dead at this point; or :UNKNOWN. The value is NIL unless the validity is :VALID. Return NIL
-if SYSTEM-FRAME-P is true of FRAME, or if its code was compiled without debug information about variables. When SBCL
-keeps several variables of one name, return only the innermost variable that has a value."
+if SYSTEM-FRAME-P is true of FRAME, or if its code was compiled without debug information about variables. If several
+variables of one name have values, return all of these, with SBCL's numbers for them as IDs: SBCL does not say which is the
+innermost. All other IDs are NIL, and of variables of one name that have no values only the first is returned."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
-        (locals '()))
+        (variables '()))
     (when (and (not (system-frame-p frame))
                (sb-di:debug-var-info-available function))
-      (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
-        (let* ((symbol (sb-di:debug-var-symbol variable))
-               (validity (sb-di:debug-var-validity variable location))
-               (known (find symbol locals :key #'first)))
-          (when (and (user-variable-name-p symbol)
-                     (or (null known) (eq validity :valid)))
-            (setf locals
-                  (cons (list symbol validity
-                              (when (eq validity :valid)
-                                (let ((value (sb-di:debug-var-value variable frame)))
-                                  ;; Replace an object on the stack: it does not outlive the frame.
-                                  (if (sb-debug::stack-allocated-p value)
-                                      (sb-debug::replace-dynamic-extent-object value)
-                                      value))))
-                        (remove known locals :test #'eq)))))))))
+      (setf variables (remove-if-not #'user-variable-name-p (sb-di:ambiguous-debug-vars function "")
+                                     :key #'sb-di:debug-var-symbol))
+      (loop for variable in variables
+            for symbol = (sb-di:debug-var-symbol variable)
+            for validity = (sb-di:debug-var-validity variable location)
+            for same = (remove symbol variables :key #'sb-di:debug-var-symbol :test-not #'eq)
+            for valid = (remove :valid same :key (lambda (other) (sb-di:debug-var-validity other location)) :test-not #'eq)
+            when (if valid (eq validity :valid) (eq variable (first same)))
+              collect (list symbol validity
+                            (when (eq validity :valid)
+                              (let ((value (sb-di:debug-var-value variable frame)))
+                                ;; Replace an object on the stack: it does not outlive the frame.
+                                (if (sb-debug::stack-allocated-p value)
+                                    (sb-debug::replace-dynamic-extent-object value)
+                                    value)))
+                            (and (rest valid) (sb-di:debug-var-id variable)))))))
+
+(defun local-label (symbol id)
+  "Return the text that names the local variable SYMBOL in reports. Append ID, the variable's number, unless ID is NIL."
+  (format nil "~A~@[#~D~]" (guarded (prin1-to-string symbol) (failure) (symbol-name symbol)) id))
 
 (defun sort-locals (locals location)
   "Sort LOCALS, a value of the function LOCALS, by the first occurrence of their names in the top-level form at LOCATION, a
@@ -593,16 +599,17 @@ the structure stay valid when FRAME no longer exists."
       (when (source-location-line-text location)
         (event *job-id* (event-code :frame-code) 0 (source-location-line-text location))))
     (with-server-syntax (:length 20 :level 5)
-      (loop for (symbol validity value) in (guarded (sort-locals (reported-frame-locals call) location)
-                                               (failure) (reported-frame-locals call))
-            do (let ((known (and (eq validity :valid) (shown-value-reference value (reported-frame-number call) symbol))))
+      (loop for (symbol validity value id) in (guarded (sort-locals (reported-frame-locals call) location)
+                                                  (failure) (reported-frame-locals call))
+            for label = (local-label symbol id)
+            do (let ((known (and (eq validity :valid) (shown-value-reference value (reported-frame-number call) label))))
                  (if known
-                     (push-local (event-code :local) (event-code :local-text) symbol :same known)
-                     (push-local (event-code :local) (event-code :local-text) symbol validity value)))))))
+                     (push-local (event-code :local) (event-code :local-text) label :same known)
+                     (push-local (event-code :local) (event-code :local-text) label validity value)))))))
 
 (defvar *shown-values* nil
   "The large values that were shown as local variables: a hash table from the values to conses of frame number and printed
-variable name. :NONE before the first such value; NIL outside a report.")
+variable label. :NONE before the first such value; NIL outside a report.")
 
 (defun large-value-p (value)
   "Return true when VALUE is likely to be long when printed."
@@ -612,16 +619,15 @@ variable name. :NONE before the first such value; NIL outside a report.")
     (vector (> (length value) 8))
     (structure-object (not (system-symbol-p (class-name (class-of value)))))))
 
-(defun shown-value-reference (value frame symbol)
+(defun shown-value-reference (value frame label)
   "Return the text that replaces VALUE if VALUE is large and was shown before, else NIL. Record a large VALUE when it is
-shown for the first time. SYMBOL is the variable that holds VALUE, and FRAME is the number of the variable's frame."
+shown for the first time. LABEL names the variable that holds VALUE, and FRAME is the number of the variable's frame."
   (when (and *shown-values* (guarded (large-value-p value) (failure) nil))
     (when (eq *shown-values* :none)
       (setf *shown-values* (make-hash-table :test 'eq)))
     (let ((known (gethash value *shown-values*)))
       (cond (known (format nil "<as ~A in frame ~D>" (cdr known) (car known)))
-            (t (setf (gethash value *shown-values*)
-                     (cons frame (guarded (prin1-to-string symbol) (failure) (symbol-name symbol))))
+            (t (setf (gethash value *shown-values*) (cons frame label))
                nil)))))
 
 (defun push-reported-frames (calls)
@@ -630,12 +636,12 @@ shown for the first time. SYMBOL is the variable that holds VALUE, and FRAME is 
     (let ((*shown-values* :none))
       (mapc #'push-reported-frame calls))))
 
-(defun push-local (begin continue symbol validity value)
-  "Push the local variable SYMBOL with VALUE. BEGIN is the kind of the event with the name, and CONTINUE the kind of the
-events with the text of the value. VALIDITY is as in LOCALS, or :SAME, for which VALUE is the text to push."
+(defun push-local (begin continue label validity value)
+  "Push the local variable that LABEL names, with VALUE. BEGIN is the kind of the event with the name, and CONTINUE the kind
+of the events with the text of the value. VALIDITY is as in LOCALS, or :SAME, for which VALUE is the text to push."
   (event *job-id* begin
          (ecase validity ((:valid :same) 0) (:invalid 1) (:unknown 2))
-         (guarded (prin1-to-string symbol) (failure) (symbol-name symbol)))
+         label)
   (case validity
     (:valid (push-text continue (lambda (stream) (print-argument value stream))))
     (:same (event *job-id* continue 0 value))))

@@ -632,7 +632,8 @@ have the positions yet, so scan the file."
 (defun source-form-location (source toplevel number name)
   "Return the source location of a subform of a top-level form, or NIL when the code is SBCL's own or its source location is
 unknown. SOURCE is the code's SB-DI:DEBUG-SOURCE. TOPLEVEL is the number of the top-level form, or NIL if unknown. NUMBER is
-the number that the compiler gave to the subform. NAME is the name of the function that contains the subform."
+the number that the compiler gave to the subform. NAME is the name of the function that contains the subform. For code that
+COMPILE or EVAL compiled while a file was being loaded, return the source location of the top-level form that called it."
   (let ((file (sb-di:debug-source-namestring source))
         (evaluated (plist-evaluated-form (sb-c::debug-source-plist source)))
         (*source-package* (function-name-package name)))
@@ -645,13 +646,19 @@ the number that the compiler gave to the subform. NAME is the name of the functi
           ((or (null file) (system-file-p file)) nil)
           (t
            (let* ((namestring (sb-ext:native-namestring (parse-namestring file)))
-                  (starts (start-positions source namestring)))
+                  (starts (start-positions source namestring))
+                  (compiled-form (and (typep source 'sb-c::core-debug-source) (sb-di::core-debug-source-form source))))
+             (when compiled-form
+               ;; TOPLEVEL and NUMBER refer to COMPILED-FORM. SOURCE has the positions of the top-level forms read so far.
+               (let ((count (length (sb-di:debug-source-start-positions source))))
+                 (setf toplevel (and (plusp count) (1- count))
+                       name nil)))
              (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
                (file-location namestring
                               (sb-di:debug-source-created source)
                               (start toplevel) (and toplevel (start (1+ toplevel)))
-                              (lambda (map) (position-of-form-number map number))
-                              (and (symbolp name) (symbol-name name)))))))))
+                              (lambda (map) (and (not compiled-form) (position-of-form-number map number)))
+                              (and name (symbolp name) (symbol-name name)))))))))
 
 (defun find-source-location (code-location)
   "Return the source location of CODE-LOCATION as CODE-LOCATION-SOURCE-LOCATION does, but without a cache."

@@ -407,8 +407,9 @@ contain the number of frames, which +FRAMES-WITH-LOCALS+ limits."
         (loop repeat (min (job-flags job) +frames-with-locals+)
               for (number . frame) in (member (job-argument job) *held-frames* :key #'car :test #'<=)
               do (event *job-id* (event-code :frame) number)
-                 (loop for (symbol validity value) in (guarded (ordered-locals frame) (failure) '())
-                       do (push-local (event-code :local) (event-code :local-text) symbol validity value))))))
+                 (loop for (symbol validity value id) in (guarded (ordered-locals frame) (failure) '())
+                       do (push-local (event-code :local) (event-code :local-text) (local-label symbol id) validity
+                                      value))))))
   t)
 
 (defun frame-has-variables-p (frame)
@@ -443,13 +444,31 @@ the frame's local variables, and other frames with a local variable of this name
                        ~:[ In code compiled with a debug quality below 3, variables may be missing.~;~
                        ~:* Frames with a local variable of this name: ~{~D~^, ~}.~]"
                   validity (symbol-text symbol) (car (rassoc *code-frame* *held-frames*))
-                  (loop for (other other-validity) in locals
-                        when (eq :valid other-validity) collect (symbol-text other))
+                  (loop for (other other-validity nil id) in locals
+                        when (eq :valid other-validity)
+                          collect (with-server-syntax () (local-label other id)))
                   frames))))))
 
+(defun shared-name-hint (condition)
+  "If the code being evaluated in a frame contains the name of several of the frame's variables, and CONDITION may be SBCL's
+report on that, return a hint that lists these variables and says how to access each of them; else NIL."
+  (when (and *code-frame* (typep condition '(or sb-di:unhandled-debug-condition sb-int:compiled-program-error)))
+    (let* ((code (coerce *submitted-code* 'source-text))
+           (shared (remove-if-not (lambda (local) (and (fourth local) (token-position (symbol-name (first local)) code)))
+                                  (ordered-locals *code-frame*))))
+      (when shared
+        (destructuring-bind (symbol validity value id) (first shared)
+          (declare (ignore validity value))
+          (with-server-syntax ()
+            (format nil "Several variables of frame ~D have the same name: ~{~A~^, ~}. In this frame, (sb-debug:var '~A ~D) ~
+                         is ~A, and SETF can set it."
+                    (car (rassoc *code-frame* *held-frames*))
+                    (loop for (name nil nil number) in shared collect (local-label name number))
+                    (prin1-to-string symbol) id (local-label symbol id))))))))
+
 (defun push-frame-variable-hint (condition)
-  "Push the FRAME-VARIABLE-HINT for CONDITION, if there is one."
-  (let ((hint (guarded (frame-variable-hint condition) (failure) nil)))
+  "Push the FRAME-VARIABLE-HINT or the SHARED-NAME-HINT for CONDITION, if there is one."
+  (let ((hint (guarded (or (frame-variable-hint condition) (shared-name-hint condition)) (failure) nil)))
     (when hint
       (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint)))))
 
@@ -471,7 +490,9 @@ failed. Return a list of the values of the last form, and true unless a form fai
               (unwind-protect
                    (setf values
                          (multiple-value-list
-                          (let ((*code-frame* frame))
+                          (let ((*code-frame* frame)
+                                ;; For SB-DEBUG:VAR.
+                                (sb-debug::*current-frame* frame))
                             (with-user-code-boundary ()
                               (if (frame-has-variables-p frame)
                                   (sb-di:eval-in-frame frame form)

@@ -45,6 +45,8 @@ const MAX_NOTICES: usize = 1_000;
 
 /// The text that takes the place of output that the server has shortened after its beginning was shown.
 const OUTPUT_NOT_SHOWN: &str = "\n[... more output, which is too long to be shown]";
+/// The text between the error and the restarts in the answer about an evaluation that has failed and is held.
+const HELD_MARKER: &str = "\n\n[Debugger]\nHeld. Restarts:\n";
 
 /// A command of the REPL.
 pub(super) struct ReplCommand {
@@ -562,8 +564,12 @@ impl Repl {
                 }
             }
             RequestReply::Answer(answer) => {
-                self.level = usize::from(answer.content["held"] == true);
-                self.frame = 0;
+                let is_held = answer.content["held"] == true;
+                self.level = usize::from(is_held);
+                // An answer without restarts reports a failed attempt to resume the evaluation, which is held as before.
+                if !is_held || answer.text.contains(HELD_MARKER) {
+                    self.frame = 0;
+                }
             }
             RequestReply::Interrupted { image_may_be_lost } => {
                 self.level = 0;
@@ -836,7 +842,7 @@ impl Repl {
             self.print(TextStyle::Warning, &format!("{warnings}\n"))?;
         }
         if let Some(at) = find_marker(text, "[ERROR] ") {
-            let (error, debugger) = match text[at..].split_once("\n\n[Debugger]\nHeld. Restarts:\n") {
+            let (error, debugger) = match text[at..].split_once(HELD_MARKER) {
                 Some((error, restarts)) => (error, restarts.trim_end()),
                 None => (&text[at..], ""),
             };

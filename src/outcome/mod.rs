@@ -461,7 +461,8 @@ pub struct Outcome {
     pub result: Result<Vec<Clipped>, Arc<ErrorRecord>>,
     /// The time and memory used, if the evaluation was submitted with `capture_time`.
     pub timing: Option<Timing>,
-    /// True if the evaluation is held where it failed: its restarts can be invoked and its frames inspected.
+    /// True if the evaluation is held where it failed: its restarts can be invoked and its frames inspected. In the outcome
+    /// of a failed attempt to resume a held evaluation, true if that evaluation stays held.
     pub held: bool,
     /// True if the evaluation still runs in the background. The outcome then contains only the output so far.
     pub in_background: bool,

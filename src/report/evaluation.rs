@@ -65,7 +65,9 @@ pub fn evaluation(outcome: &Outcome) -> String {
             let target = sections.begin();
             target.push_str("[Backtrace]");
             push_frames(target, error);
-            if outcome.held {
+            // An error without an evaluation is that of a failed attempt to resume: its restarts are not those of the held
+            // evaluation.
+            if outcome.held && error.evaluation > 0 {
                 push_debugger(sections.begin(), error);
             }
         }

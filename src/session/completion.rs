@@ -145,8 +145,8 @@ impl Inner {
         let refused = refused.map(HoldError::Refused);
         match request {
             HeldRequest::Resume(mut builder, reply) => {
+                let is_held = scheduler.is_held(builder.evaluation());
                 let waiters = if refused.is_some() || is_aborted || effect == HoldEffect::Unchanged {
-                    let is_held = scheduler.is_held(builder.evaluation());
                     scheduler.evaluations.mark_stopped(builder.evaluation(), is_held)
                 } else {
                     Vec::new()
@@ -159,6 +159,7 @@ impl Inner {
                     None if effect == HoldEffect::Unchanged => {
                         builder.clear_evaluation();
                         let mut outcome = builder.finish(end);
+                        outcome.held = is_held;
                         self.record_evaluation_in_hold(connection, &mut outcome);
                         bind_reply(reply, Ok(Resumed::Outcome(Arc::new(outcome))))
                     }

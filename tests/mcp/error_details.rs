@@ -111,6 +111,22 @@ fn frames_of_loaded_functions_name_file_and_line(mode: Mode) {
     }
 }
 
+#[apply(both_modes)]
+fn frames_of_code_compiled_during_a_load_name_the_form_that_was_loaded(mode: Mode) {
+    let mut server = mode.ready();
+    let scratch = Scratch::below_target();
+    let path = scratch.write(
+        "compiled.lisp",
+        "(defpackage :late-code (:use :cl))\n(in-package :late-code)\n\n\
+         (defvar *f* (compile nil '(lambda () (error \"x\"))))\n(defvar *g* 1)\n",
+    );
+    server.evaluate(&format!("(load {:?})", path.display().to_string()));
+    evaluate_err(&mut server, "(list (funcall late-code::*f*))");
+    let text = call_ok(&mut server, "get-backtrace", json!({}));
+    let source = format!("     at {}:4: (defvar *f* (compile nil '(lambda () (error \"x\"))))\n", shown(&path));
+    assert!(text.contains(&source), "{text}");
+}
+
 // ---- Arguments, variables and slots
 
 #[apply(both_modes)]

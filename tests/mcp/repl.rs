@@ -244,6 +244,11 @@ fn error_opens_a_debugger_level_with_frames_and_restarts() {
     // An error of code evaluated in the debugger keeps the level.
     assert!(terminal.evaluate("(/ (length prices) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
     terminal.clear();
+    // A failed attempt to resume keeps the level and the frame.
+    let shown = terminal.evaluate(":restart use-value (car 5)", "[1] CL-USER>");
+    assert!(shown.contains("the restart was not invoked"), "{shown}");
+    assert_eq!(terminal.evaluate("(length prices)", "[1] CL-USER>"), "=> 2");
+    terminal.clear();
     assert!(terminal.evaluate("(defun price-of (item) (cdr item))", "[1] CL-USER>").ends_with("=> PRICE-OF"));
     assert_eq!(terminal.evaluate("1", "CL-USER>"), "=> 7");
     // A restart by name with a value, an abort, and a return from a frame.

@@ -375,6 +375,29 @@ fn text_and_structured_content_agree_for_values_output_and_warnings(mode: Mode) 
 }
 
 #[apply(both_modes)]
+fn failed_attempts_to_resume_report_that_the_evaluation_is_held(mode: Mode) {
+    let mut structured = StructuredServer::start(mode);
+    let work = "(defun work () (declare (optimize debug))
+                  (list (restart-bind ((stay (lambda () 1))) (restart-case (error \"x\") (take (v) v)))))";
+    structured.evaluate(json!({"code": work}));
+    let held = structured.evaluate(json!({"code": "(work)", "on-error": "debug"}));
+    let frames = held.content["error"]["frames"].as_array().unwrap();
+    let frame = frames.iter().find(|frame| frame["function"] == "WORK").unwrap()["number"].clone();
+    for (tool, arguments) in [
+        ("invoke-restart", json!({"restart": "take", "values": "(car 5)"})),
+        ("invoke-restart", json!({"restart": "stay"})),
+        ("resume-from-frame", json!({"frame": frame, "return": "(car 5)"})),
+    ] {
+        let answer = structured.call(tool, arguments);
+        assert_eq!(answer.content["held"], true, "{}", answer.text);
+        // The restarts are those of the failed attempt's error.
+        assert!(!answer.text.contains("[Debugger]"), "{}", answer.text);
+    }
+    let resumed = structured.call("invoke-restart", json!({"restart": "take", "values": "4"}));
+    assert_eq!((&resumed.content["held"], &resumed.content["values"]), (&json!(false), &json!(["(4)"])));
+}
+
+#[apply(both_modes)]
 fn debugger_tools_answer_with_structured_content(mode: Mode) {
     let mut structured = StructuredServer::start(mode);
     structured.evaluate(json!({"code": "(defun work (x) (declare (optimize debug)) (list x (missing x)))"}));

@@ -82,6 +82,34 @@ fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn variables_of_one_name_are_shown_with_their_numbers(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun shadow (x) (declare (optimize debug))
+           (let ((x (1+ x))) (let ((x (* x 2))) (cerror \"go\" \"here\") (list x))))",
+    );
+    let report = hold(&mut server, "(shadow 5)");
+    let frame = frame_of(&report, "(SHADOW 5)");
+    let locals = frame_locals(&mut server, frame);
+    let mut values: Vec<_> = locals.lines().filter_map(|line| line.strip_prefix("X#")?.split(" = ").nth(1)).collect();
+    values.sort_unstable();
+    assert_eq!(values, ["12", "5", "6"], "{locals}");
+    let label = locals.lines().find_map(|line| line.strip_suffix(" = 12")).unwrap();
+    let inner = format!("(sb-debug:var 'x {})", label.strip_prefix("X#").unwrap());
+    let snapshot = call_ok(&mut server, "get-backtrace", json!({"error-id": "E1", "locals": true}));
+    assert!(snapshot.contains(&format!("\n     {label} = 12\n")), "{snapshot}");
+    // The name alone is ambiguous.
+    for code in ["x", "(setf x 1)"] {
+        let text = call_err(&mut server, "eval-in-frame", json!({"frame": frame, "code": code}));
+        let hint = format!("\nSeveral variables of frame {frame} have the same name: X#");
+        assert!(text.contains(&hint) && text.contains("(sb-debug:var 'X "), "{text}");
+    }
+    assert_eq!(in_frame(&mut server, frame, &inner), "=> 12");
+    assert_eq!(in_frame(&mut server, frame, &format!("(setf {inner} 40)")), "=> 40");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> (40)");
+}
+
+#[apply(both_modes)]
 fn unbound_variable_in_eval_in_frame_names_the_variables_of_the_frames(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
