@@ -804,7 +804,7 @@ fn the_directory_of_a_call_takes_precedence_over_directories_of_earlier_calls() 
 #[test]
 fn loading_another_checkout_names_variables_with_old_values() {
     let project = Project::new();
-    checkouts(&project, "app.asd");
+    checkouts(&project, ["app.asd"; 2]);
     for (checkout, value) in [("main", 1), ("fix", 2)] {
         let variables = format!("(defvar *kept* {value})\n(defvar *same* 0)\n(defparameter *new* {value})");
         project.write(&format!("{checkout}/app.lisp"), variables);
