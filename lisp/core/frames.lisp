@@ -332,14 +332,15 @@ that its code keeps there."
 
 (defun readable-frame-p (frame)
   "Return false when a variable's place in FRAME may contain something else than the variable's value: where FRAME was
-interrupted, and its code does not keep its arguments everywhere; or where FRAME, or the function that it was calling, was
-interrupted while its frame was being made or left."
+interrupted, and its code does not keep its arguments everywhere, as SBCL's own code; or where FRAME, or the function that it
+was calling, was interrupted while its frame was being made or left."
   (let ((called (sb-di:frame-up frame)))
     (and (stable-frame-p frame)
          (or (null called) (stable-frame-p called))
-         (not (and (frame-code frame)
-                   (eq :minimal (sb-c::compiled-debug-fun-arguments (compiler-debug-fun (sb-di:frame-debug-fun frame))))
-                   (interrupted-frame-p frame))))))
+         (not (and (interrupted-frame-p frame)
+                   (or (system-frame-p frame)
+                       (eq :minimal (sb-c::compiled-debug-fun-arguments
+                                     (compiler-debug-fun (sb-di:frame-debug-fun frame))))))))))
 
 (defun unavailable-value (kind)
   "Return an object that stands for the values of KIND, a string, in a frame for which READABLE-FRAME-P is false."

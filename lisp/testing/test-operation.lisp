@@ -443,7 +443,7 @@ first. A macro that defines several tests derives their names from one name, suc
                       while (and end (plusp end))
                       collect (subseq whole 0 end)))))
 
-(defun map-words (function text)
+(defun map-source-words (function text)
   "Call FUNCTION with each word of TEXT, a longest substring of constituents other than `:', `#' and `|'. If TOKEN-POSITION
 finds a token in TEXT, then each word of the token is a word of TEXT."
   (declare (type function function) (type source-text text))
@@ -460,8 +460,8 @@ finds a token in TEXT, then each word of the token is a word of TEXT."
 (defun longest-word (name)
   "Return the longest word of NAME, or an empty string if there is none."
   (let ((longest ""))
-    (map-words (lambda (word) (when (> (length word) (length longest)) (setf longest word)))
-               (coerce name 'source-text))
+    (map-source-words (lambda (word) (when (> (length word) (length longest)) (setf longest word)))
+                      (coerce name 'source-text))
     longest))
 
 (defconstant +max-search-milliseconds+ 5000
@@ -491,11 +491,11 @@ where less is better; the file; its text; and the map of the form (see FORM-MAP)
                (text (and octets (octets-text octets 0 (length octets))))
                (mentioned (make-hash-table :test 'eq)))
           (when text
-            (map-words (lambda (word)
-                         (let ((names (gethash word words)))
-                           (when names
-                             (setf (gethash names mentioned) t))))
-                       text))
+            (map-source-words (lambda (word)
+                                (let ((names (gethash word words)))
+                                  (when names
+                                    (setf (gethash names mentioned) t))))
+                              text))
           (loop with maps = (and (plusp (hash-table-count mentioned)) (guarded (toplevel-maps text end) (failure) '()))
                 for names being the hash-keys of mentioned
                 do (loop for (test name exact possible) in names

@@ -696,7 +696,7 @@ const KINDS: &[(&str, &str)] = &[
          function MAKE-LISTED",
     ),
     ("(defmethod print-object ((x hash-table) stream) (call-next-method))", "method PRINT-OBJECT (HASH-TABLE T)"),
-    ("(define-method-combination combined :operator +)", ""),
+    ("(define-method-combination combined :operator +)", "method combination COMBINED"),
 ];
 
 fn all_kinds() -> String {

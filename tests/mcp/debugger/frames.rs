@@ -85,11 +85,11 @@ fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
 fn variables_of_one_name_are_shown_with_their_numbers(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
-        "(defun shadow (x) (declare (optimize debug))
+        "(defun shade (x) (declare (optimize debug))
            (let ((x (1+ x))) (let ((x (* x 2))) (cerror \"go\" \"here\") (list x))))",
     );
-    let report = hold(&mut server, "(shadow 5)");
-    let frame = frame_of(&report, "(SHADOW 5)");
+    let report = hold(&mut server, "(shade 5)");
+    let frame = frame_of(&report, "(SHADE 5)");
     let locals = frame_locals(&mut server, frame);
     let mut values: Vec<_> = locals.lines().filter_map(|line| line.strip_prefix("X#")?.split(" = ").nth(1)).collect();
     values.sort_unstable();
