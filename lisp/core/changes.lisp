@@ -140,9 +140,9 @@ systems that were loaded in part, and omit dependencies of other systems, becaus
 Otherwise, report a dependency as removed: it is no longer missing without an earlier form, and not missing without this
 form."
   (let* ((systems (evaluation-loaded-systems *evaluation*))
-         (dependencies (loop for (name) in systems
+         (dependencies (loop for (name . complete) in systems
                              for system = (asdf:registered-system name)
-                             when system
+                             when (and system (or failed complete))
                                append (asdf:system-depends-on system)
                                and append (asdf:system-defsystem-depends-on system))))
     (loop for (name . complete) in (remove "asdf" systems :key #'car :test #'string=)

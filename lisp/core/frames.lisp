@@ -305,42 +305,74 @@ package that is not one of SBCL's."
   "Return the SB-C::COMPILED-DEBUG-FUN, which is the compiler's record, for FUNCTION, an SB-DI::COMPILED-DEBUG-FUN."
   (sb-di::compiled-debug-fun-compiler-debug-fun function))
 
+(defun interrupt-context (frame)
+  "Return the context in which FRAME was interrupted or trapped; or NIL if there is none, or if SBCL does not know it."
+  (let ((context (sb-di::compiled-frame-escaped frame)))
+    ;; SBCL may store T: a context was found for C code that does not keep the frame pointer.
+    (and (not (eq t context))
+         (frame-code frame)
+         context)))
+
+(defun interrupted-offset (frame context)
+  "Return the offset, in FRAME's code, of the instruction at which FRAME was interrupted in CONTEXT. Return NIL in code that
+FRAME's code had called and that has no frame, such as an assembly routine."
+  (let ((offset (- (sap-int (sb-vm:context-pc context)) (sap-int (sb-kernel:code-instructions (frame-code frame))))))
+    (and (< -1 offset (sb-kernel:%code-text-size (frame-code frame)))
+         offset)))
+
 (defun stable-frame-p (frame)
   "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
 another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain the values
 that its code keeps there."
-  (let ((context (sb-di::compiled-frame-escaped frame)))
-    (or (null context)
-        (null (frame-code frame))
+  (let ((context (interrupt-context frame)))
+    (if (null context)
+        (not (sb-di::compiled-frame-escaped frame))
         (let* ((pc (sap-int (sb-vm:context-pc context)))
-               (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
+               (offset (interrupted-offset frame context))
                (frame-pointer (sb-di::frame-pointer frame))
                (function (compiler-debug-fun (sb-di:frame-debug-fun frame)))
                (place (sb-c::compiled-debug-fun-bsp-save function)))
           (or (trapped-p pc)
-              (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
+              (and offset
+                   (>= offset (sb-c::compiled-debug-fun-start-pc function))
                    (not (changing-frames-p pc frame-pointer))
                    ;; The stack of a call that has not begun ends at the call's arguments.
                    (or (null place)
                        (stack-contains-p context (+ (sap-int frame-pointer) (stack-place-offset place))))))))))
 
-(defun interrupted-frame-p (frame)
-  "Return true when FRAME was interrupted at an arbitrary instruction, rather than by a trap."
-  (let ((context (sb-di::compiled-frame-escaped frame)))
+(defun changing-frame-p (frame)
+  "Return true when FRAME was interrupted in its own code while its frame was being made or left."
+  (let ((context (interrupt-context frame)))
     (and context
-         (not (trapped-p (sap-int (sb-vm:context-pc context)))))))
+         (interrupted-offset frame context)
+         (not (stable-frame-p frame)))))
+
+(defun interrupted-frame-p (frame)
+  "Return true when FRAME was interrupted at an arbitrary instruction, rather than by a trap: by a signal, or by an access to
+memory that made SBCL's runtime call Lisp."
+  (let ((context (interrupt-context frame))
+        (called (sb-di:frame-up frame)))
+    (if context
+        (not (trapped-p (sap-int (sb-vm:context-pc context))))
+        (or (sb-di::compiled-frame-escaped frame)
+            (and called
+                 (equal "foreign function: post_signal_tramp" (sb-di:debug-fun-name (sb-di:frame-debug-fun called))))))))
 
 (defun readable-frame-p (frame)
   "Return false when a variable's place in FRAME may contain something else than the variable's value: where FRAME was
 interrupted, and its code does not keep its arguments everywhere, as SBCL's own code; or where FRAME, or the function that it
 was calling, was interrupted while its frame was being made or left."
   (let ((called (sb-di:frame-up frame)))
-    (and (stable-frame-p frame)
-         (or (null called) (stable-frame-p called))
-         (not (and (interrupted-frame-p frame)
-                   (or (system-frame-p frame)
-                       (eq :minimal (sb-c::compiled-debug-fun-arguments
-                                     (compiler-debug-fun (sb-di:frame-debug-fun frame))))))))))
+    (or (null (frame-code frame))
+        (and (not (changing-frame-p frame))
+             (or (null called) (not (changing-frame-p called)))
+             (or (not (interrupted-frame-p frame))
+                 (let ((function (compiler-debug-fun (sb-di:frame-debug-fun frame))))
+                   (not (or (eq t (sb-di::compiled-frame-escaped frame))
+                            (system-frame-p frame)
+                            (eq :minimal (sb-c::compiled-debug-fun-arguments function))
+                            (< (sb-di::compiled-code-location-pc (sb-di:frame-code-location frame))
+                               (sb-c::compiled-debug-fun-start-pc function))))))))))
 
 (defun unavailable-value (kind)
   "Return an object that stands for the values of KIND, a string, in a frame for which READABLE-FRAME-P is false."

@@ -415,7 +415,8 @@ entry. For ASDF, the entry is only a directory, in which it does not find files 
   (declare (type function search))
   (let* ((primary (asdf:primary-system-name system))
          (place (member-if (lambda (entry)
-                             (and (typep entry '(cons (eql values))) (equal primary (third entry))))
+                             (and (typep entry '(cons (eql values))) (equal primary (third entry))
+                                  (probe-file (fourth entry))))
                            asdf:*central-registry*)))
     (or (and place
              (or (let ((asdf:*central-registry* (ldiff asdf:*central-registry* place)))

@@ -501,7 +501,9 @@ impl RecoveryState {
         let mut first_loads: HashMap<&String, usize> = HashMap::new();
         for (index, definition) in replayed.iter().copied().enumerate().filter(|(index, _)| !failed.contains_key(index))
         {
-            for system in definition.changes.defined.iter().filter(|name| name.starts_with(SYSTEM_KIND)) {
+            // A system in `removed` was loaded as a dependency.
+            let changes = &definition.changes;
+            for system in changes.defined.iter().chain(&changes.removed).filter(|name| name.starts_with(SYSTEM_KIND)) {
                 first_loads.entry(system).or_insert(index);
             }
         }
@@ -1160,6 +1162,7 @@ mod tests {
         for (forms, failed, expected) in [
             ([load, "=failed\n*SYSTEM app"], &[1][..], 0),
             ([load, "=failed\n+SYSTEM app"], &[1], 0),
+            (["=other\n+SYSTEM top\n-SYSTEM app", "=failed\n*SYSTEM app"], &[1], 0),
             ([load, "=failed\n*SYSTEM app"], &[0, 1], 2),
             // This form may have loaded the system from another directory, and succeeded.
             ([load, load], &[1], 1),

@@ -97,6 +97,14 @@ fn two_faults_in_neighbouring_functions_are_both_repaired() {
     }
 }
 
+/// The second edit of a cheaper repair would make the definitions in the docstring code.
+#[test]
+fn definitions_in_a_docstring_stay_in_it_when_its_function_is_repaired() {
+    let text = "(defun greet (x)\n  \"Greet X:\n\n(defun hello () (greet 1))\n(defun bye () (greet 2))\n\"\n  (list x)\n\n\
+                (defun c () \"ok\")\n";
+    assert_eq!(check(text, &[]).repaired, Some(text.replace("(list x)\n", "(list x))\n")));
+}
+
 #[test]
 fn readable_code_has_no_findings() {
     for text in [
