@@ -68,7 +68,9 @@
 
 (directory Directory "A directory in which a fresh image must look for systems."
  (system text? "The system, if several are tested.")
- (name text "The path of the directory."))
+ (name text "The path of the directory.")
+ (primary text? "The primary system that `file` defines.")
+ (file text? "The path of the .asd file in which to look for the primary system."))
 
 (load SystemToLoad "A system that a fresh image must load to find the tests."
  (system text? "The tested system, if several are tested.")

@@ -654,18 +654,22 @@ like the error of a test with the system's name, so that the tests of other syst
 
 (defun push-system-locations (run)
   "Push records by which another image can load the tests of RUN: a record `directory' for each directory of .asd files, and
-a record `load' for each system that defines a package of RUN's tests."
-  (dolist (directory (remove-duplicates
-                      (append (loop for entry in asdf:*central-registry*
-                                    for directory = (ignore-errors (eval entry))
-                                    when (typep directory '(or string pathname))
-                                      collect (sb-ext:native-namestring (merge-pathnames directory)))
-                              (loop for name in (asdf:registered-systems)
-                                    for directory = (asdf:system-source-directory name)
-                                    when (and directory (not (typep directory 'logical-pathname)))
-                                      collect (sb-ext:native-namestring directory)))
-                      :test #'string= :from-end t))
-    (push-record "directory" :system (test-run-system run) :name directory))
+a record `load' for each system that defines a package of RUN's tests. If an entry of ASDF:*CENTRAL-REGISTRY* is for
+SEARCH-DEFINITION-ENTRIES, its record also has the primary system and the .asd file."
+  (loop for (directory primary file)
+          in (remove-duplicates
+              (append (loop for entry in asdf:*central-registry*
+                            for directory = (ignore-errors (eval entry))
+                            when (typep directory '(or string pathname))
+                              collect (cons (sb-ext:native-namestring (merge-pathnames directory))
+                                            (and (typep entry '(cons (eql values) (cons t (cons string (cons pathname)))))
+                                                 (list (third entry) (sb-ext:native-namestring (fourth entry))))))
+                      (loop for name in (asdf:registered-systems)
+                            for directory = (asdf:system-source-directory name)
+                            when (and directory (not (typep directory 'logical-pathname)))
+                              collect (list (sb-ext:native-namestring directory))))
+              :test #'equal :from-end t)
+        do (push-record "directory" :system (test-run-system run) :name directory :primary primary :file file))
   (let ((packages (remove nil (remove-duplicates (map 'list (lambda (verdict) (symbol-home (verdict-name verdict)))
                                                       (test-run-verdicts run))))))
     (dolist (name (user-systems))
@@ -709,13 +713,19 @@ Push a record `run' with the counts, and for each test a record `test', failed t
 `check'. If there are several systems, these records name their system, and a record `system' precedes the output of each
 system's tests. If the tests of a system cannot be run, the results of the other systems are still reported.
 
-In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD lists systems to load first. If
+In an image other than the session's, REGISTRY lists where to find .asd files: each element is a cons of the keyword
+:DIRECTORY and a plist with the fields of a record `directory'. LOAD lists systems to load first. If
 SUSPECTS is not 0, find up to SUSPECTS suspects by coverage for each failed test. ENDLESS lists the names of tests that are
 known to exceed their time limit, and get less time. If WAY is true, push the records of PUSH-SYSTEM-LOCATIONS. If BESIDE is
 true, another image runs the tests, too: run only the tests of systems that are already loaded."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
-                (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
+                (loop for (nil . location) in registry
+                      for directory = (uiop:parse-native-namestring (getf location :name) :ensure-directory t)
+                      for file = (getf location :file)
+                      collect (if file
+                                  (list 'values directory (getf location :primary) (sb-ext:parse-native-namestring file))
+                                  directory))))
   (let* ((several (rest systems))
          (errors 0)
          (runs (loop for (nil . arguments) in (or systems '((nil)))

@@ -217,19 +217,27 @@ OBSOLETE-DEFINITIONS."
       (push-notice "The image still has definitions that ~A no longer contains: ~A." (shown-path namestring)
                    (names-text (mapcar #'key-text left))))))
 
-(defun report-kept-values (namestring before now bound)
+(defun literal-value-p (form value)
+  "Return true if FORM, the text of a form, is a literal number, string, keyword or boolean, and VALUE is equal to it."
+  (and (typep value '(or fixnum float string keyword boolean))
+       (string= form (with-server-syntax () (let ((*print-case* :downcase)) (prin1-to-string value))))))
+
+(defun report-kept-values (namestring before now bound &optional earlier)
   "Push notices of variables that keep their values although their initial value forms in the file NAMESTRING have changed:
 one for each of the first +MAX-KEPT-VALUE-NOTICES+, and one for all others. BEFORE and NOW are the LOADED-FILEs of the
-previous and the new load. BOUND lists the variables that had values before the new load."
+previous and the new load. BOUND lists the variables that had values before the new load. If EARLIER, a native namestring,
+is given, BEFORE is the LOADED-FILE of that file, and the variables may have values from other files."
   (let* ((kept (loop for (name operator . form) in (loaded-file-variables now)
                      for old = (cddr (assoc name (loaded-file-variables before)))
-                     when (and old (string/= old form) (string/= operator "DEFPARAMETER") (member name bound) (boundp name))
+                     when (and old (string/= old form) (string/= operator "DEFPARAMETER") (member name bound) (boundp name)
+                               (not (and earlier (literal-value-p form (symbol-value name)))))
                        collect (list* name operator form)))
          (others (nthcdr +max-kept-value-notices+ kept)))
     (loop for (name operator . form) in kept
           repeat +max-kept-value-notices+
-          do (push-notice "~A keeps its value: its ~A in ~A has changed, but ~2:*~A does not reassign a bound variable. ~
-                           To assign the new value, in the file's package: (setf ~2:*~A ~2*~A)."
+          do (push-notice "~A ~4@*~:[keeps its value~;may keep an earlier value~]: its ~1@*~A in ~A ~4@*~:[has changed~;~
+                           ~:*differs from that in ~A~], but ~1@*~A does not reassign a bound variable. To assign the ~
+                           new value, in the file's package: (setf ~0@*~A ~3@*~A)."
                           (symbol-text name)
                           operator
                           (shown-path namestring)
@@ -238,9 +246,10 @@ previous and the new load. BOUND lists the variables that had values before the 
                                     ;; On a single line, a comment would hide the rest of the form.
                                     (and (find #\; form) (find #\Newline form)))
                                 "…"
-                                line))))
+                                line))
+                          (and earlier (shown-path earlier))))
     (when others
-      (push-notice "~:[These variables keep their values~;This variable keeps its value~] for the same reason: ~A."
+      (push-notice "The same applies to ~:[these variables~;this variable~]: ~A."
                    (null (rest others)) (names-text (mapcar (lambda (variable) (symbol-text (car variable))) others))))))
 
 (defun report-stale-definitions (reloaded)
@@ -271,23 +280,23 @@ values are LOADED-FILEs. Omit files of systems that are not loaded, as after ASD
           unless (or (gethash namestring present) (not (asdf:component-loaded-p system)))
             collect (cons namestring file))))
 
-(defun report-moved-variables (file)
-  "Push notices of variables that keep their values although their initial value forms have changed since they were loaded
-from FILE, the LOADED-FILE of a file that its system no longer contains. Other files, as in another checkout of the system,
-now define these variables."
+(defun report-moved-variables (namestring file)
+  "Push notices of variables that may keep earlier values because their initial value forms differ from those in the file
+NAMESTRING, whose LOADED-FILE is FILE, and which its system no longer contains. Other files, as in another checkout of the
+system, now define these variables."
   (let* ((names (mapcar #'car (loaded-file-variables file)))
          (definers (loop for name in names collect (gethash (cons :variable name) **last-definers**))))
     (dolist (definer (remove-duplicates definers :test #'equal))
       (let ((now (gethash definer **loaded-files**)))
         (when now
-          (report-kept-values definer file now names))))))
+          (report-kept-values definer file now names namestring))))))
 
 (defun report-removed-files ()
   "Push notices of the values and definitions that remain from each file that its system no longer contains, unless the
 notices have been pushed before."
   (loop for (namestring . file) in (guarded (removed-files) (failure) '())
         do (let ((left (guarded (obsolete-definitions namestring file nil) (failure) '())))
-             (guarded (report-moved-variables file) (failure) nil)
+             (guarded (report-moved-variables namestring file) (failure) nil)
              (when left
                (push-notice "The image still has definitions of ~A, a file that the system ~A no longer contains: ~A."
                             (shown-path namestring) (loaded-file-system file) (names-text (mapcar #'key-text left))))

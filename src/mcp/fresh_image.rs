@@ -19,6 +19,7 @@ use crate::audience::Audience;
 use crate::os::poll_set::PollSet;
 use crate::os::processes::kill_tree;
 use crate::os::temporary::ScratchDirectory;
+use crate::outcome::Directory;
 use crate::recovery::checkpoint::store::this_program;
 use crate::session::Operation;
 use crate::{Evaluation, Outcome, TimeLimit};
@@ -56,8 +57,8 @@ pub(crate) struct TestSelection {
     pub(crate) timeout: u64,
     /// True to load changed files before the tests run.
     pub(crate) reload: bool,
-    /// Directories with `.asd` files.
-    pub(crate) registry: Vec<String>,
+    /// Directories with `.asd` files, in the order in which the fresh image searches them.
+    pub(crate) registry: Vec<Directory>,
     /// Systems to load before the tests.
     pub(crate) load: Vec<String>,
     /// Maximum number of suspects for each failing test: functions that the failing test ran, but few passing tests did.
@@ -74,13 +75,19 @@ impl TestSelection {
     /// Returns the operation that runs the tests.
     pub(crate) fn operation(&self) -> Operation {
         let systems: Vec<_> = self.systems.iter().map(|system| system.add_to(Operation::new("system"))).collect();
+        let registry = self.registry.iter().map(|directory| {
+            Operation::new("directory")
+                .with("name", directory.name.as_str())
+                .with_optional("primary", directory.primary.clone())
+                .with_optional("file", directory.file.clone())
+        });
         Operation::new("run-tests")
             .with("systems", systems)
             .with_optional("package", self.package.clone())
             .with_optional("name", self.name.clone())
             .with("timeout", self.timeout)
             .with("reload", self.reload)
-            .with("registry", self.registry.clone())
+            .with("registry", registry.collect::<Vec<_>>())
             .with("load", self.load.clone())
             .with("suspects", self.suspects)
             .with("endless", self.endless.clone())

@@ -310,7 +310,7 @@ fn run_system_in_fresh_image(
     options: FreshRunOptions,
     here: Outcome,
 ) -> Result<Outcome, String> {
-    tests.registry = of_kind(&here.records).map(|directory: &Directory| directory.name.clone()).collect();
+    tests.registry = of_kind::<Directory>(&here.records).cloned().collect();
     tests.load = of_kind(&here.records).map(|system: &SystemToLoad| system.name.clone()).collect();
     tests.reload = false;
     if tests.systems.is_empty() && tests.load.is_empty() {

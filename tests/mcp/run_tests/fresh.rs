@@ -243,6 +243,38 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
 }
 
 #[test]
+fn a_fresh_image_finds_a_system_where_the_session_found_it() {
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", "");
+    for (file, system, value) in [("main/app.asd", "app", 1), ("fix/odd.asd", "app", 2), ("lone/odd.asd", "lone", 2)] {
+        let definition = format!(
+            "(defsystem \"{system}\" :depends-on (\"sb-rt\") :components ((:file \"tests\"))\n  \
+             :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))"
+        );
+        project.write(file, &definition);
+        let directory = file.split('/').next().expect("a directory");
+        let tests = format!(
+            "(defpackage :{system}-tests (:use :cl :sb-rt))\n(in-package :{system}-tests)\n(deftest value {value} 2)\n"
+        );
+        project.write(&format!("{directory}/tests.lisp"), &tests);
+    }
+    // The file that defines a system need not have its name.
+    for (directories, system, result) in [
+        (&["main", "fix"][..], "app", "=> all pass  1 passed, 0 failed"),
+        (&["fix", "main"][..], "app", "FAILED  0 passed, 1 failed"),
+        (&["lone"][..], "lone", "=> all pass  1 passed, 0 failed"),
+    ] {
+        let mut server = project.server();
+        for directory in directories {
+            call_ok(&mut server, "load-system", json!({"system": system, "directory": directory}));
+        }
+        for fresh in [false, true] {
+            let text = call_ok(&mut server, "run-tests", json!({"system": system, "fresh": fresh}));
+            assert!(text.contains(result), "{directories:?}: {text}");
+        }
+    }
+}
+
+#[test]
 fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest good (parse \"\") nil)\n(deftest bad (parse \"x\") (1))\n";
