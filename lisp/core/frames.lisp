@@ -340,10 +340,21 @@ that its code keeps there."
                    (or (null place)
                        (stack-contains-p context (+ (sap-int frame-pointer) (stack-place-offset place))))))))))
 
+(defvar *breakpoint-context* nil
+  "The address of the context in which this thread has stopped at a breakpoint, a SAP, or NIL.")
+
+(defun at-breakpoint-p (frame)
+  "Return true when FRAME has stopped at a breakpoint, where its values are in their places."
+  (let ((context (interrupt-context frame)))
+    (and context
+         *breakpoint-context*
+         (sap= *breakpoint-context* (alien-sap context)))))
+
 (defun changing-frame-p (frame)
   "Return true when FRAME was interrupted in its own code while its frame was being made or left."
   (let ((context (interrupt-context frame)))
     (and context
+         (not (at-breakpoint-p frame))
          (interrupted-offset frame context)
          (not (stable-frame-p frame)))))
 
@@ -364,6 +375,7 @@ interrupted, and its code does not keep its arguments everywhere, as SBCL's own 
 was calling, was interrupted while its frame was being made or left."
   (let ((called (sb-di:frame-up frame)))
     (or (null (frame-code frame))
+        (at-breakpoint-p frame)
         (and (not (changing-frame-p frame))
              (or (null called) (not (changing-frame-p called)))
              (or (not (interrupted-frame-p frame))

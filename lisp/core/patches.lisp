@@ -350,6 +350,12 @@ count as the file's, because SBCL does not make them every time."
     (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
       (multiple-value-call #'values (displayed-call name arguments) info))))
 
+(define-patch sb-di::handle-breakpoint (offset component signal-context)
+  (lambda (handle offset component context)
+    (declare (type function handle))
+    (let ((*breakpoint-context* context))
+      (funcall handle offset component context))))
+
 ;; Where a frame was interrupted, SBCL would read other words as references to objects: the collector would fail.
 (define-patch sb-di:debug-var-value (debug-var frame)
   (lambda (value variable frame)
