@@ -27,14 +27,10 @@ const UNALIGNED_COST: u32 = 2;
 /// Cost of an improbable feature, such as a line that begins within a symbol between vertical bars, or a quote in an
 /// unusual position.
 const UNLIKELY_COST: u32 = 6;
-/// Cost of a list at the left margin, within a string that begins just before the list, or if the list is not within a string
-/// in the unedited text. With
+/// Cost of a list at the left margin, within a string, if the list is not within a string in the unedited text. With
 /// [`EDIT_COST`], this is more than the cost of two edits: one edit must not hide a form in a string to balance a text with two
 /// faults.
 const FORM_IN_STRING_COST: u32 = 30;
-/// Cost of a definition at the left margin, within a string, if it is within a string in the unedited text, too. Such lines
-/// of a docstring must cost less than the insertion of the two quotes that would make them code.
-const DEFINITION_IN_STRING_COST: u32 = 13;
 /// Maximum difference between the cost of a state and that of the cheapest state. A state that costs more is dropped.
 const MAX_COST_ABOVE_BEST: u32 = 90;
 /// Maximum number of edits of a repair.
@@ -398,10 +394,8 @@ fn indentation_cost(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKin
 /// text.
 fn improbability_cost(text: &str, unedited: Mode, mode: Mode, line: &Line) -> u32 {
     let begins = match mode {
-        Mode::Code if text.starts_with("\"(") => FORM_IN_STRING_COST,
         Mode::Code => 0,
         Mode::String if text.starts_with('(') && unedited == Mode::Code => FORM_IN_STRING_COST,
-        Mode::String if text.starts_with("(def") => DEFINITION_IN_STRING_COST,
         Mode::String if text.starts_with('(') => UNLIKELY_COST,
         Mode::String if text.trim_start().starts_with('(') => 2,
         Mode::String => 1,
