@@ -405,9 +405,9 @@ pub mod what_ends_the_process {
     //! boot. SIGCHLD and SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such
     //! signals from other processes are ignored. SBCL leaves all other signals to the program, unless Lisp code installs
     //! a handler with `sb-sys:enable-interrupt`: whichever thread receives the signal, that handler runs on SBCL's thread
-    //! for signals, and the handler that was installed before boot is called, too. A handler that is installed after boot
-    //! for one of the signals that SBCL handles must call the previous handler, as the handlers of tokio and
-    //! `signal-hook` do.
+    //! for signals, and the handler that was installed before boot is called, too. SIGPROF is an exception: its handler
+    //! runs on the thread that receives it. A handler that is installed after boot for one of the signals that SBCL
+    //! handles must call the previous handler, as the handlers of tokio and `signal-hook` do.
     //!
     //! Code that runs on a Lisp thread, such as a host function or the closure of [`enter`](crate::Lisp::enter), may
     //! change the thread's signal mask, but must restore the mask before it calls Lisp or returns. While a fault signal
