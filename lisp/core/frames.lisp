@@ -89,8 +89,9 @@ of the SBCL function that its function replaces."
                 (sb-c::lexenv-blocks object) (sb-c::lexenv-tags object)))))
 
 (defun displayed-call (name arguments)
-  "Return the function name and the arguments to show for a frame that calls the function NAME with ARGUMENTS."
-  (case name
+  "Return the function name and the arguments to show for a frame that calls the function NAME with ARGUMENTS. ARGUMENTS is not
+a list if the arguments are unavailable."
+  (case (and (listp arguments) name)
     (sb-impl::eval-tlf (values 'eval (list (first arguments))))
     (sb-int:simple-eval-in-lexenv
      (values name (substitute-if **null-lexenv** #'empty-lexenv-p arguments)))
@@ -358,6 +359,20 @@ that its code keeps there."
          (interrupted-offset frame context)
          (not (stable-frame-p frame)))))
 
+(defun signal-trampoline-p (frame)
+  "Return true when FRAME is the frame of the code through which SBCL's runtime calls Lisp after an access to memory."
+  (equal "foreign function: post_signal_tramp" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
+
+(defun exhausted-frame-p (frame)
+  "Return true when the stack was exhausted in FRAME, so that FRAME may not contain its values."
+  (let* ((trampoline (sb-di:frame-up frame))
+         (handler (and trampoline
+                       (signal-trampoline-p trampoline)
+                       (sb-di:frame-up trampoline)
+                       (sb-di:frame-up (sb-di:frame-up trampoline)))))
+    (and handler
+         (not (eq 'sb-kernel::memory-fault-error (sb-di:debug-fun-name (sb-di:frame-debug-fun handler)))))))
+
 (defun interrupted-frame-p (frame)
   "Return true when FRAME was interrupted at an arbitrary instruction, rather than by a trap: by a signal, or by an access to
 memory that made SBCL's runtime call Lisp."
@@ -366,8 +381,7 @@ memory that made SBCL's runtime call Lisp."
     (if context
         (not (trapped-p (sap-int (sb-vm:context-pc context))))
         (or (sb-di::compiled-frame-escaped frame)
-            (and called
-                 (equal "foreign function: post_signal_tramp" (sb-di:debug-fun-name (sb-di:frame-debug-fun called))))))))
+            (and called (signal-trampoline-p called))))))
 
 (defun readable-frame-p (frame)
   "Return false when a variable's place in FRAME may contain something else than the variable's value: where FRAME was
@@ -381,6 +395,7 @@ was calling, was interrupted while its frame was being made or left."
              (or (not (interrupted-frame-p frame))
                  (let ((function (compiler-debug-fun (sb-di:frame-debug-fun frame))))
                    (not (or (eq t (sb-di::compiled-frame-escaped frame))
+                            (exhausted-frame-p frame)
                             (system-frame-p frame)
                             (eq :minimal (sb-c::compiled-debug-fun-arguments function))
                             (< (sb-di::compiled-code-location-pc (sb-di:frame-code-location frame))

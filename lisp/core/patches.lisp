@@ -369,7 +369,8 @@ count as the file's, because SBCL does not make them every time."
     (declare (type function list-arguments))
     (if (readable-frame-p frame)
         (funcall list-arguments frame limit)
-        (list (unavailable-value "arguments")))))
+        ;; As where a function's lambda list is unavailable, the value is no list.
+        (unavailable-value "arguments"))))
 
 (define-patch sb-debug:map-backtrace (function start from count)
   #'map-user-backtrace)

@@ -194,6 +194,9 @@ undefined function."
                                   (loop while (consp arguments)
                                         do (write-char #\Space stream)
                                            (print-argument (pop arguments) stream))
+                                  (when arguments
+                                    (write-char #\Space stream)
+                                    (print-argument arguments stream))
                                   (write-char #\) stream)))))))
 
 (defun frame-location-text (frame)

@@ -351,6 +351,26 @@ fn frame_0_is_the_point_of_the_error() {
     }
 }
 
+/// Where a frame may not contain its values, SBCL would read words that may be no objects.
+#[test]
+fn arguments_of_interrupted_frames_are_shown_only_where_they_are_certain() {
+    let lisp = fresh();
+    lisp.values(
+        "(defun exhaust (x) (declare (optimize debug)) (list (exhaust (list x)))) \
+         (defun peek (x) (declare (optimize debug)) (sb-sys:sap-ref-8 (sb-sys:int-sap x) 0)) \
+         (defun spin (x) (declare (optimize debug)) (let ((n 0)) (loop (setf n (+ n x))))) \
+         (defun with-limit (x) (sb-ext:with-timeout 0.05 (spin x)))",
+    );
+    for (code, call) in [
+        ("(exhaust 1)", "(EXHAUST #<unavailable arguments>)"),
+        ("(peek 8)", "(PEEK 8)"),
+        ("(with-limit 5)", "(SPIN 5)"),
+    ] {
+        let error = lisp.error(code);
+        assert!(error.frames.iter().any(|frame| frame.call == call), "{code}: {}", listing(&error));
+    }
+}
+
 #[test]
 fn frame_shows_the_arguments_of_the_call() {
     let lisp = fresh();
