@@ -356,7 +356,8 @@ count as the file's, because SBCL does not make them every time."
     (let ((*breakpoint-context* context))
       (funcall handle offset component context))))
 
-;; Where a frame was interrupted, SBCL would read other words as references to objects: the collector would fail.
+;; SBCL also reads the places of an interrupted frame's variables before they contain the values. Words there may be no
+;; references to objects, and the collector would then fail.
 (define-patch sb-di:debug-var-value (debug-var frame)
   (lambda (value variable frame)
     (declare (type function value))

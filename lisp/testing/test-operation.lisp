@@ -377,8 +377,8 @@ NAME, else NIL."
 
 (defun test-name-match (text position package test)
   "Compare the name at POSITION in TEXT, from which the name of a test was made, with TEST, the test's name. PACKAGE is the
-current package there, or NIL if it is unknown. Return :EXACT if TEST is accessible in the name's package, or is no symbol of
-a package; :POSSIBLE if that package is unknown; else NIL."
+current package there, or NIL if it is unknown. Return :EXACT if TEST is accessible in the name's package, or if TEST is not a
+symbol with a home package; :POSSIBLE if the name's package is unknown; else NIL."
   (let ((prefix (and (char/= #\" (char text position))
                      (nth-value 1 (split-name (subseq text position (token-end text position)))))))
     (when prefix

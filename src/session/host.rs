@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    /// The report of a large error takes time, but the next image must know the errors that a client has been told of.
+    /// The next image must know each error that an answer has named, although the report of a large error takes time.
     #[test]
     fn errors_are_reported_without_the_lock_and_before_the_answer() {
         let inner = Arc::new(Inner::new(Limits::default()));

@@ -351,7 +351,7 @@ fn frame_0_is_the_point_of_the_error() {
     }
 }
 
-/// Where a frame may not contain its values, SBCL would read words that may be no objects.
+/// SBCL would also read values from frames that do not yet contain them, where the words may not be references to objects.
 #[test]
 fn arguments_of_interrupted_frames_are_shown_only_where_they_are_certain() {
     let lisp = fresh();
