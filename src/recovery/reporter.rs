@@ -117,6 +117,10 @@ impl Observer for EventForwarder {
         self.replay.is_evaluating()
     }
 
+    fn wait_for_recipient(&self) {
+        self.reporter.output.wait_for_supervisor();
+    }
+
     fn call_begun(&self, job: u64) {
         if !self.is_replaying() {
             self.status.record_begun(job);

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use super::descriptors::nonblocking_writer;
 use super::frame::{self, FrameKind, HEADER_LEN, PART_LEN};
 use super::recorder::Recorder;
 use super::waker::Waker;
+use crate::os::event_count::EventCount;
 use crate::os::poll_set::PollSet;
 
 /// The process that reads the output.
@@ -30,7 +32,7 @@ pub(crate) enum Recipient {
 /// errors replace the answers to the client, and notifications to the client are dropped.
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
 /// Maximum backlog to the supervisor, in bytes. Above this limit, the worker reads no more requests, since their answers
-/// would wait behind the backlog.
+/// would wait behind the backlog, and begins no more of the requests that it has read, since they would enlarge it.
 const MAX_SUPERVISOR_BACKLOG: usize = 1 << 20;
 /// Maximum number of parts written at a time: a fast supervisor must not keep the thread from its other work.
 const MAX_PARTS_PER_TURN: usize = 16;
@@ -84,6 +86,7 @@ impl Default for EncodedLine {
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
     buffer: Arc<Mutex<Buffer>>,
+    congestion: Arc<Congestion>,
     recipient: Recipient,
     /// The number of the connection to which the supervisor forwards messages.
     connection: u64,
@@ -98,6 +101,15 @@ struct Buffer {
     /// parts.
     large: VecDeque<LargeAnswer>,
     is_broken: bool,
+}
+
+/// The state of the backlog to the supervisor, for threads that wait until the backlog is small.
+#[derive(Debug, Default)]
+struct Congestion {
+    /// True while the backlog exceeds [`MAX_SUPERVISOR_BACKLOG`].
+    is_present: AtomicBool,
+    /// The number of times that a congestion has ended.
+    ended: EventCount,
 }
 
 /// An answer that is sent to the supervisor in parts.
@@ -134,13 +146,21 @@ impl Output {
     pub(crate) fn new(fd: OwnedFd, recipient: Recipient, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
         let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), large: VecDeque::new(), is_broken: false };
-        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), recipient, connection: 0, waker })
+        Ok(Self {
+            fd,
+            buffer: Arc::new(Mutex::new(buffer)),
+            congestion: Arc::default(),
+            recipient,
+            connection: 0,
+            waker,
+        })
     }
 
     /// Returns an output for another connection, with the same descriptor and buffer.
     pub(crate) fn for_connection(&self, connection: u64) -> Self {
-        let Self { fd, buffer, recipient, waker, .. } = self;
-        Self { fd: fd.clone(), buffer: buffer.clone(), recipient: *recipient, connection, waker: waker.clone() }
+        let Self { fd, buffer, congestion, recipient, waker, .. } = self;
+        let (fd, buffer, congestion) = (fd.clone(), buffer.clone(), congestion.clone());
+        Self { fd, buffer, congestion, recipient: *recipient, connection, waker: waker.clone() }
     }
 
     /// Returns true if a supervisor reads the output.
@@ -186,6 +206,30 @@ impl Output {
         self.buffer.lock().bytes.backlog() <= max
     }
 
+    /// Waits until the backlog to the supervisor is small enough to begin another request. Does not wait for a client.
+    pub(crate) fn wait_for_supervisor(&self) {
+        let Congestion { is_present, ended } = &*self.congestion;
+        loop {
+            let seen = ended.current();
+            if !is_present.load(Ordering::Acquire) {
+                return;
+            }
+            ended.wait(seen, None);
+        }
+    }
+
+    /// Updates the congestion after a change of the backlog.
+    fn update_congestion(&self, buffer: &Buffer) {
+        let is_large = self.is_framed() && !buffer.is_broken && buffer.bytes.backlog() > MAX_SUPERVISOR_BACKLOG;
+        // The flag changes only under the buffer's lock.
+        if self.congestion.is_present.load(Ordering::Relaxed) != is_large {
+            self.congestion.is_present.store(is_large, Ordering::Release);
+            if !is_large {
+                self.congestion.ended.notify_all();
+            }
+        }
+    }
+
     /// Reports to the supervisor that `call` gets no answer. Without a supervisor, does nothing.
     pub(crate) fn send_done(&self, call: u64) {
         if self.is_framed() {
@@ -212,6 +256,7 @@ impl Output {
         while !buffer.large.is_empty() {
             buffer.put_next_part();
         }
+        self.update_congestion(&buffer);
     }
 
     /// Wakes the thread that calls [`Self::flush`].
@@ -230,6 +275,7 @@ impl Output {
         let result = buffer.bytes.flush();
         buffer.record_result(result);
         buffer.write_parts(MAX_PARTS_PER_TURN);
+        self.update_congestion(&buffer);
     }
 
     /// Returns the number of bytes left to write.
@@ -273,6 +319,7 @@ impl Output {
         }
         let was_empty = buffer.backlog() == 0;
         write(&mut buffer);
+        self.update_congestion(&buffer);
         if was_empty && buffer.backlog() > 0 || buffer.is_broken {
             self.waker.wake();
         }
@@ -389,6 +436,31 @@ mod tests {
         }
         let second = frames.iter().position(|(_, call, _)| *call == 2).unwrap();
         assert!(frames[second..].iter().all(|(_, call, _)| *call != 1), "the parts of two answers are mixed");
+    }
+
+    #[test]
+    fn a_thread_waits_until_the_supervisor_has_read_enough() {
+        let (mut reader, output) = framed_output();
+        let text = "x".repeat(PART_LEN / 2);
+        while output.accepts_requests() {
+            output.answer(1, EncodedLine::new(&text).unwrap());
+        }
+        let begun = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                begun.wait();
+                output.wait_for_supervisor();
+                output.accepts_requests()
+            });
+            begun.wait();
+            let mut chunk = vec![0; PART_LEN];
+            while !output.accepts_requests() {
+                assert!(!waiting.is_finished(), "the thread does not wait");
+                assert_ne!(reader.read(&mut chunk).unwrap(), 0);
+                output.flush();
+            }
+            assert!(waiting.join().unwrap());
+        });
     }
 
     #[test]

@@ -33,6 +33,10 @@ impl Host for Inner {
             }
         }
         loop {
+            if let Some(observer) = self.observer.get().filter(|_| matches!(lane, Lane::Evaluation | Lane::Inspection))
+            {
+                observer.wait_for_recipient();
+            }
             let now = Instant::now();
             let mut scheduler = self.scheduler.lock();
             match scheduler.next(lane, thread, held, now) {

@@ -1015,6 +1015,19 @@ fn batches_that_show_a_large_error_delay_no_ping(mode: Mode) {
     server.assert_works();
 }
 
+/// The answers, and the reports to the supervisor, are too short to be sent in parts.
+#[apply(both_modes)]
+fn thousands_of_errors_delay_no_other_client(mode: Mode) {
+    const CALLS: usize = 3_000;
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        client.post_calls(CALLS, "(error (make-string 9000 :initial-element (code-char 1)))");
+        client.answers(CALLS);
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
 /// A client's calls are handled in order, so the answers do not depend on the evaluation behind them.
 #[test]
 fn many_calls_of_get_backtrace_delay_no_ping() {

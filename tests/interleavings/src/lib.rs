@@ -17,6 +17,8 @@ pub use locks::{Condvar, Mutex, MutexGuard};
 #[allow(dead_code, reason = "of the modules, what the scenarios need is used")]
 #[path = "../../../src/os"]
 mod os {
+    // No scenario waits on a count, where a thread would block without shuttle's knowledge.
+    pub(crate) mod event_count;
     pub(crate) mod panics;
     pub(crate) mod poll_set;
 
