@@ -605,6 +605,29 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn load_names_definitions_of_a_deleted_file_of_a_package_inferred_system() {
+    let project = Project::new();
+    project.write("app/app.asd", "(defsystem \"app\" :class :package-inferred-system :depends-on (\"app/a\"))");
+    let importing = |imports: &str| format!("(defpackage :app/a (:use :cl){imports})\n(in-package :app/a)\n");
+    project.write("app/a.lisp", importing(" (:import-from :app/b)"));
+    project.write("app/b.lisp", "(defpackage :app/b (:use :cl))\n(in-package :app/b)\n(defun gone () 1)\n");
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    // The file is still a system of its own, although no other system depends on it.
+    project.write("app/a.lisp", importing(""));
+    let text = load(&mut server, json!({"system": "app"}));
+    assert!(!text.contains("no longer contains"), "{text}");
+    std::fs::remove_file(project.path("app/b.lisp")).expect("the file is there");
+    let text = load(&mut server, json!({"system": "app"}));
+    let expected = "definitions of app/b.lisp, a file that the system app no longer contains: package \"APP/B\", function \
+                    APP/B::GONE.\n";
+    assert!(text.contains(expected), "{text}");
+    // The notice comes once.
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert!(!text.contains("no longer contains"), "{text}");
+}
+
+#[test]
 fn file_that_another_loaded_system_contains_is_not_reported_as_removed() {
     let project = Project::new();
     let define = |name: &str, files: &[&str]| {
