@@ -969,6 +969,30 @@ fn loaded_systems_and_files_are_restored_after_image_loss() {
     assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
 }
 
+/// The load of the other system fails, so a restored image does not repeat it.
+#[cfg(target_os = "linux")]
+#[test]
+fn system_that_only_a_failed_form_loaded_is_restored_if_a_later_form_found_it_up_to_date() {
+    let project = Project::new();
+    app(&project);
+    project.write("top/top.asd", "(defsystem \"top\" :depends-on (\"app\") :components ((:file \"top\")))");
+    project.write("top/top.lisp", "(error \"not yet\")");
+    for by_tool in [false, true] {
+        let mut server = project.server();
+        server.evaluate("(dolist (name '(\"app/\" \"top/\")) (push (truename name) asdf:*central-registry*))");
+        call_err(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"top\")"}));
+        if by_tool {
+            assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
+        } else {
+            assert_eq!(server.evaluate("(asdf:load-system \"app\")"), "=> T");
+        }
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(app:run)");
+        assert!(text.contains("(the form failed after defining or loading SYSTEM top)"), "{text}");
+        assert!(text.ends_with("=> 2"), "{text}");
+    }
+}
+
 /// ASDF knows no .asd file for a system that it infers from a source file.
 #[cfg(target_os = "linux")]
 #[test]
