@@ -58,6 +58,37 @@ that depend on these files."
                             (lambda (systems)
                               (acons name complete (remove name systems :key #'car :test #'string=)))))))
 
+(declaim (type list **unrestored-systems**))
+(defglobal **unrestored-systems** '()
+  "The names of the systems that a form has loaded completely before it failed, and that no other form has loaded since. A
+restored image does not evaluate the form that failed.")
+
+(defun update-unrestored-systems (failed)
+  "Update **UNRESTORED-SYSTEMS** for the systems that the form has loaded completely. FAILED is true if the form failed."
+  (let ((names (loop for (name . complete) in (evaluation-loaded-systems *evaluation*)
+                     when complete
+                       collect name)))
+    (when names
+      (sb-ext:atomic-update **unrestored-systems**
+                            (lambda (systems)
+                              (if failed
+                                  (union names systems :test #'string=)
+                                  (set-difference systems names :test #'string=)))))))
+
+(defun operate-recording-systems (operate &rest arguments)
+  "Call OPERATE, ASDF's OPERATE, with ARGUMENTS, and return its values. If the component is a system that is up to date because
+a form that failed has loaded it, record that the current form has loaded the system."
+  (declare (type function operate))
+  (multiple-value-prog1 (apply operate arguments)
+    (when (and **unrestored-systems** *evaluation*)
+      (destructuring-bind (operation component &rest options) arguments
+        (declare (ignore options))
+        (when (and (typep operation '(or asdf:load-op asdf:test-op))
+                   (typep component 'asdf:system)
+                   (member (asdf:component-name component) **unrestored-systems** :test #'string=))
+          (sb-ext:atomic-incf (evaluation-change-count *evaluation*))
+          (note-loaded-system component t))))))
+
 (defun forget-changes ()
   "Discard the recorded changes, because the next form is about to be evaluated."
   (setf (evaluation-changes *evaluation*) '()

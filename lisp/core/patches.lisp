@@ -232,6 +232,9 @@ count as the file's, because SBCL does not make them every time."
 (define-patch asdf:perform-with-restarts (operation component)
   #'perform-recording-definitions)
 
+(define-patch asdf:operate *
+  #'operate-recording-systems)
+
 ;;; Detecting changed source files
 (define-patch asdf:perform (operation component)
   #'perform-recording-file-states)

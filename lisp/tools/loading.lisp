@@ -272,7 +272,12 @@ values are LOADED-FILEs. Omit files of systems that are not loaded, as after ASD
     (labels ((visit (component)
                (if (typep component 'asdf:parent-component)
                    (mapc #'visit (asdf:component-children component))
-                   (setf (gethash (component-file component) present) t))))
+                   (let ((file (component-file component)))
+                     ;; When the file from which ASDF inferred a system is deleted, ASDF keeps the system.
+                     (when (and file
+                                (or (not (typep (asdf:component-system component) 'asdf:package-inferred-system))
+                                    (file-state file)))
+                       (setf (gethash file present) t))))))
       ;; Another system may contain the file, too.
       (mapc #'visit (remove-duplicates (append (mapcar #'third files)
                                                (mapcar #'asdf:registered-system (already-loaded-systems))))))
@@ -291,6 +296,14 @@ system, now define these variables."
         (when now
           (report-kept-values definer file now names namestring))))))
 
+(defun containing-system-name (file)
+  "Return the name of the system that contained FILE, a LOADED-FILE. If ASDF inferred a system from the file alone, return the
+name of that system's primary system."
+  (let ((name (loaded-file-system file)))
+    (if (typep (asdf:registered-system name) 'asdf:package-inferred-system)
+        (asdf:primary-system-name name)
+        name)))
+
 (defun report-removed-files ()
   "Push notices of the values and definitions that remain from each file that its system no longer contains, unless the
 notices have been pushed before."
@@ -299,7 +312,7 @@ notices have been pushed before."
              (guarded (report-moved-variables namestring file) (failure) nil)
              (when left
                (push-notice "The image still has definitions of ~A, a file that the system ~A no longer contains: ~A."
-                            (shown-path namestring) (loaded-file-system file) (names-text (mapcar #'key-text left))))
+                            (shown-path namestring) (containing-system-name file) (names-text (mapcar #'key-text left))))
              (setf (loaded-file-system file) nil))))
 
 ;;; Loading systems

@@ -19,6 +19,10 @@ use crate::rpc::output::Output;
 use crate::session::observer::Observer;
 use crate::{Limits, report};
 
+/// The longest time for which a thread waits while another thread sends queued reports. A garbage collection may stop the
+/// other thread.
+const MAX_SENDING_WAIT: Duration = Duration::from_millis(100);
+
 /// The worker's end of the event channel to the supervisor. Without a supervisor, events are dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Reporter {
@@ -57,9 +61,10 @@ impl Reporter {
         self.queue.reports.lock().push_back(report);
     }
 
-    /// Sends the queued reports.
+    /// Sends the queued reports. If another thread sends reports and takes longer than [`MAX_SENDING_WAIT`], leaves the
+    /// reports in the queue, from which they are sent by that thread or with the next reports.
     fn send_queued(&self) {
-        let _sending = self.queue.sending.lock();
+        let Some(_sending) = self.queue.sending.try_lock_for(MAX_SENDING_WAIT) else { return };
         loop {
             // The queue's lock is not held while a report is encoded.
             let next = self.queue.reports.lock().pop_front();
@@ -246,7 +251,7 @@ impl Observer for EventForwarder {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{PipeReader, Read};
 
     use super::*;
     use crate::outcome::Clipped;
@@ -272,15 +277,37 @@ mod tests {
 
     #[test]
     fn errors_are_sent_later_in_order_and_before_an_event_after_which_the_worker_is_replaced() {
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        let output = Output::new(writer.into(), Recipient::Supervisor, Arc::new(Waker::new().unwrap())).unwrap();
-        let reporter = Reporter::new(Arc::new(output));
+        let (reader, reporter) = reporter();
         reporter.queue_errors(ErrorReport { client: 0, added: Some(error(1)), last: Some(1) });
         reporter.queue_errors(ErrorReport { client: 3, added: Some(error(2)), last: Some(2) });
         assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 0);
         reporter.report(&WorkerEvent::reset_requested(7, &[]));
         reporter.queue_errors(ErrorReport { client: 0, added: None, last: None });
         reporter.send_queued();
+        let expected = ["0: Some(1), Some(1)", "3: Some(2), Some(2)", "reset by 7", "0: None, None"];
+        assert_eq!(sent_events(reader, reporter), expected);
+    }
+
+    #[test]
+    fn an_event_does_not_wait_for_a_thread_that_stopped_while_it_sent_errors() {
+        let (reader, reporter) = reporter();
+        reporter.queue_errors(ErrorReport { client: 0, added: Some(error(1)), last: Some(1) });
+        let sending = reporter.queue.sending.lock();
+        reporter.report(&WorkerEvent::reset_requested(7, &[]));
+        drop(sending);
+        reporter.send_queued();
+        assert_eq!(sent_events(reader, reporter), ["reset by 7", "0: Some(1), Some(1)"]);
+    }
+
+    /// Creates a reporter, and the reading end of the pipe to which it writes.
+    fn reporter() -> (PipeReader, Reporter) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let output = Output::new(writer.into(), Recipient::Supervisor, Arc::new(Waker::new().unwrap())).unwrap();
+        (reader, Reporter::new(Arc::new(output)))
+    }
+
+    /// Drops the reporter, and describes the events that it has sent.
+    fn sent_events(mut reader: PipeReader, reporter: Reporter) -> Vec<String> {
         drop(reporter);
         let (mut bytes, mut sent) = (Vec::new(), Vec::new());
         reader.read_to_end(&mut bytes).unwrap();
@@ -295,6 +322,6 @@ mod tests {
             });
             rest = &rest[length..];
         }
-        assert_eq!(sent, ["0: Some(1), Some(1)", "3: Some(2), Some(2)", "reset by 7", "0: None, None"]);
+        sent
     }
 }

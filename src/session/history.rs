@@ -29,12 +29,20 @@ impl History {
     }
 
     /// Drops the oldest errors until at most [`MAX_ERRORS`] errors remain and take at most `bytes` together. The newest
-    /// error stays.
-    pub(crate) fn trim_to(&mut self, bytes: usize) {
+    /// error stays. Returns true if errors were dropped.
+    pub(crate) fn trim_to(&mut self, bytes: usize) -> bool {
+        let before = self.errors.len();
         while self.errors.len() > MAX_ERRORS || self.bytes > bytes && self.errors.len() > 1 {
             let oldest = self.errors.pop_front();
             self.bytes -= oldest.map_or(0, |error| error.byte_size());
         }
+        self.errors.len() < before
+    }
+
+    /// Returns true if there are [`MAX_ERRORS`] errors.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn is_full(&self) -> bool {
+        self.errors.len() == MAX_ERRORS
     }
 
     /// Finds an error by its number.

@@ -77,6 +77,9 @@ pub(crate) struct SavedErrors {
     pub(crate) history: History,
     /// The number of the newest error.
     pub(crate) count: u64,
+    /// True if the history lacks older errors because of [`MAX_HISTORY_BYTES`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_shortened: bool,
 }
 
 impl SavedErrors {
@@ -86,10 +89,21 @@ impl SavedErrors {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
             self.history.push(error);
-            self.history.trim_to(MAX_HISTORY_BYTES);
+            let is_trimmed = self.history.trim_to(MAX_HISTORY_BYTES);
+            // A full history has as many errors as an image keeps.
+            self.is_shortened = (self.is_shortened || is_trimmed) && !self.history.is_full();
         }
         let before = self.last.take().filter(|error| Some(error.id) == last);
         self.last = before.or_else(|| self.history.get(last?).cloned());
+    }
+
+    /// Returns a notice for the client if the next image does not get all errors of the history.
+    fn shortening_notice(&self) -> Option<String> {
+        let oldest = self.history.newest_first().last().filter(|_| self.is_shortened)?;
+        Some(format!(
+            "The error history now begins with E{}: a new image gets at most 1 MiB of a client's errors.",
+            oldest.id
+        ))
     }
 
     /// Removes the errors, but keeps the count.
@@ -241,10 +255,15 @@ impl Session {
         self.inner.deliver(answers.into_iter().inspect(|_| before_answer()));
     }
 
-    /// Restores the errors of another image.
+    /// Restores the errors of another image. If older errors are missing, adds a notice to the next answer.
     pub(crate) fn set_errors(&self, errors: SavedErrors) {
         self.number_errors_after(errors.count);
-        self.connection.state().restore(errors);
+        let notice = errors.shortening_notice();
+        let mut state = self.connection.state();
+        state.restore(errors);
+        if let Some(notice) = notice {
+            state.add_notice(notice);
+        }
     }
 
     /// Records an outcome's error as the last error, as if an evaluation had failed with it.
@@ -387,6 +406,7 @@ mod tests {
 
     use super::*;
     use crate::image::{Event, Host};
+    use crate::outcome::Clipped;
     use crate::rpc::route::{call_of_job, job_number};
     use crate::session::Operation;
     use crate::{Evaluation, Limits};
@@ -423,6 +443,45 @@ mod tests {
             inner.event(job, false, Event::Done { success: true });
         }
         assert_eq!(*observer.0.lock(), [later, slow, slow]);
+    }
+
+    #[test]
+    fn a_notice_says_where_the_history_begins_if_a_new_image_does_not_get_all_errors() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner };
+        let notices = |errors: &SavedErrors| {
+            session.set_errors(errors.clone());
+            session.take_notices()
+        };
+        let mut errors = SavedErrors::default();
+        let mut record = |id: u64, length: usize| {
+            let error = ErrorRecord {
+                id,
+                kind: "SIMPLE-ERROR".to_owned(),
+                message: Clipped::from("x".repeat(length)),
+                time: jiff::Timestamp::UNIX_EPOCH,
+                form: None,
+                slots: Vec::new(),
+                restarts: Vec::new(),
+                frames: Vec::new(),
+                total_frames: 0,
+                slots_omitted: 0,
+                evaluation: 1,
+            };
+            errors.record(Some(Arc::new(error)), Some(id));
+            errors.clone()
+        };
+        let third = MAX_HISTORY_BYTES / 3;
+        record(1, third);
+        assert!(notices(&record(2, third)).is_empty());
+        let expected = "The error history now begins with E2: a new image gets at most 1 MiB of a client's errors.";
+        assert_eq!(notices(&record(3, third)), [expected]);
+        assert_eq!(notices(&record(4, 1)), [expected]);
+        // A history of so many errors begins later in any image.
+        for id in 5..300 {
+            record(id, 1);
+        }
+        assert!(notices(&record(300, 1)).is_empty());
     }
 
     /// Runs the next evaluation on thread number `thread`, until it fails and is held.

@@ -605,6 +605,29 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn load_names_definitions_of_a_deleted_file_of_a_package_inferred_system() {
+    let project = Project::new();
+    project.write("app/app.asd", "(defsystem \"app\" :class :package-inferred-system :depends-on (\"app/a\"))");
+    let importing = |imports: &str| format!("(defpackage :app/a (:use :cl){imports})\n(in-package :app/a)\n");
+    project.write("app/a.lisp", importing(" (:import-from :app/b)"));
+    project.write("app/b.lisp", "(defpackage :app/b (:use :cl))\n(in-package :app/b)\n(defun gone () 1)\n");
+    let mut server = project.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    // The file is still a system of its own, although no other system depends on it.
+    project.write("app/a.lisp", importing(""));
+    let text = load(&mut server, json!({"system": "app"}));
+    assert!(!text.contains("no longer contains"), "{text}");
+    std::fs::remove_file(project.path("app/b.lisp")).expect("the file is there");
+    let text = load(&mut server, json!({"system": "app"}));
+    let expected = "definitions of app/b.lisp, a file that the system app no longer contains: package \"APP/B\", function \
+                    APP/B::GONE.\n";
+    assert!(text.contains(expected), "{text}");
+    // The notice comes once.
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert!(!text.contains("no longer contains"), "{text}");
+}
+
+#[test]
 fn file_that_another_loaded_system_contains_is_not_reported_as_removed() {
     let project = Project::new();
     let define = |name: &str, files: &[&str]| {
@@ -944,6 +967,30 @@ fn loaded_systems_and_files_are_restored_after_image_loss() {
     crate::processes::kill_worker(&server);
     assert!(server.evaluate("(list (app:run) (one))").ends_with("=> (2 1)"));
     assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
+}
+
+/// The load of the other system fails, so a restored image does not repeat it.
+#[cfg(target_os = "linux")]
+#[test]
+fn system_that_only_a_failed_form_loaded_is_restored_if_a_later_form_found_it_up_to_date() {
+    let project = Project::new();
+    app(&project);
+    project.write("top/top.asd", "(defsystem \"top\" :depends-on (\"app\") :components ((:file \"top\")))");
+    project.write("top/top.lisp", "(error \"not yet\")");
+    for by_tool in [false, true] {
+        let mut server = project.server();
+        server.evaluate("(dolist (name '(\"app/\" \"top/\")) (push (truename name) asdf:*central-registry*))");
+        call_err(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"top\")"}));
+        if by_tool {
+            assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
+        } else {
+            assert_eq!(server.evaluate("(asdf:load-system \"app\")"), "=> T");
+        }
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(app:run)");
+        assert!(text.contains("(the form failed after defining or loading SYSTEM top)"), "{text}");
+        assert!(text.ends_with("=> 2"), "{text}");
+    }
 }
 
 /// ASDF knows no .asd file for a system that it infers from a source file.

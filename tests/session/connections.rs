@@ -278,6 +278,16 @@ fn definitions_by_another_connection_are_announced_in_a_notice() {
 }
 
 #[test]
+fn notices_for_one_test_are_not_in_the_answers_of_the_next_test() {
+    let lisp = fresh();
+    let person = lisp.session().connect();
+    values(&person, "(defun earlier () 1)");
+    person.disconnect();
+    drop(lisp);
+    assert_eq!(fresh().text("1"), "=> 1");
+}
+
+#[test]
 fn function_defined_after_fmakunbound_is_announced_as_defined() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());

@@ -32,6 +32,8 @@ pub(crate) fn fresh() -> TestSession {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     SESSION.set_limits(Limits::default());
     let lisp = TestSession { session: &SESSION, _turn: turn };
+    // The reset keeps the notices for the next answer, which may be about an earlier test. This answer takes them.
+    lisp.eval("nil");
     lisp.reset();
     lisp
 }

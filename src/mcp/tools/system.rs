@@ -191,23 +191,25 @@ impl System {
             Some(_) => format!("(asdf:load-system {name} :force cl:t)"),
         };
         let primary = primary_name(&self.name);
-        let (directory, file) = match &self.definition {
+        let directory_pathname = |directory: &Path| pathname(&format!("{}/", directory.display()));
+        let file_pathname = |file: &Path| pathname(&file.display().to_string());
+        let (file, entry, definition) = match &self.definition {
             None => return load,
-            Some(SystemDefinition::InDirectory(directory)) => (&**directory, directory.join(format!("{primary}.asd"))),
-            Some(SystemDefinition::InFile(file)) => (file.parent().unwrap_or(Path::new("/")), file.clone()),
+            Some(SystemDefinition::InDirectory(directory)) => {
+                (directory.join(format!("{primary}.asd")), directory_pathname(directory), String::new())
+            }
+            Some(SystemDefinition::InFile(file)) => {
+                let directory = directory_pathname(file.parent().unwrap_or(Path::new("/")));
+                let (primary, path) = (quoted(primary), file_pathname(file));
+                // A plain SBCL that loads an export does not search the entry, and needs the other steps.
+                let definition = format!(
+                    "\n(cl:when (asdf:registered-system {primary})\n  (cl:setf (asdf:system-source-file \
+                     (asdf:registered-system {primary})) {path}))\n(asdf:load-asd {path} :name {primary})"
+                );
+                (file.clone(), format!("(cl:list 'cl:values {directory} {primary} {path})"), definition)
+            }
         };
-        let (directory, path) = (pathname(&format!("{}/", directory.display())), pathname(&file.display().to_string()));
-        let primary = quoted(primary);
-        let (entry, definition) = if matches!(self.definition, Some(SystemDefinition::InFile(_))) {
-            // A plain SBCL that loads an export does not search the entry, and needs the other steps.
-            let definition = format!(
-                "\n(cl:when (asdf:registered-system {primary})\n  (cl:setf (asdf:system-source-file \
-                 (asdf:registered-system {primary})) {path}))\n(asdf:load-asd {path} :name {primary})"
-            );
-            (format!("(cl:list 'cl:values {directory} {primary} {path})"), definition)
-        } else {
-            (directory, String::new())
-        };
+        let path = file_pathname(&file);
         // The code does what the Lisp function REGISTER-DEFINITION does. If the file is missing, the code fails: ASDF would
         // load a system with the same name from elsewhere.
         let known = format!(
