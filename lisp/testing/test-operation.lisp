@@ -68,6 +68,14 @@ been loaded meanwhile; else NIL. A test operation may load the tests, and so the
 (defglobal **redirection-lock** (sb-thread:make-mutex :name "redirection of test frameworks")
   "Protects the encapsulations of the frameworks' functions, which SBCL changes without a lock.")
 
+(defvar *framework-reports* (make-synonym-stream '*standard-output*)
+  "The stream of **FRAMEWORK-REPORTS**: in a thread that redirects its calls of frameworks, a stream that discards the reports;
+in other threads, standard output.")
+
+(defglobal **framework-reports** (make-synonym-stream '*framework-reports*)
+  "The report stream of a framework that was loaded while calls of frameworks are redirected: it is too late to bind the
+framework's own variable.")
+
 (defun redirect-function (name type framework tests-of)
   "Encapsulate the function NAME of FRAMEWORK, with an encapsulation of TYPE, so that this thread's test run runs the tests
 instead. TESTS-OF names a function that takes the same arguments and returns the tests."
@@ -102,21 +110,21 @@ would return. Discard the reports that the frameworks print."
                        when (and symbol (fboundp symbol) (not (member symbol redirected)))
                          do (push symbol redirected)
                             (redirect-function symbol type framework tests-of)))
-               ;; A framework that was loaded meanwhile is silenced in all threads: it is too late to bind its variables.
                (dolist (variable (set-difference (report-stream-variables) bound))
                  (let ((value (sb-ext:symbol-global-value variable)))
-                   (unless (typep value 'broadcast-stream)
+                   (unless (or (eq **framework-reports** value) (typep value '(or null broadcast-stream)))
                      (push (cons variable value) silenced)
-                     (setf (sb-ext:symbol-global-value variable) discarded)))))))
+                     (setf (sb-ext:symbol-global-value variable) **framework-reports**)))))))
       (unwind-protect
            (let ((*redirecting-frameworks* t)
-                 (*redirect-loaded-frameworks* #'redirect))
+                 (*redirect-loaded-frameworks* #'redirect)
+                 (*framework-reports* discarded))
              (redirect)
              (progv bound (make-list (length bound) :initial-element discarded)
                (funcall function)))
         (sb-thread:with-mutex (**redirection-lock**)
           (loop for (variable . value) in silenced
-                do (when (eq discarded (sb-ext:symbol-global-value variable))
+                do (when (eq **framework-reports** (sb-ext:symbol-global-value variable))
                      (setf (sb-ext:symbol-global-value variable) value)))
           (dolist (symbol redirected)
             (sb-int:unencapsulate symbol type)))))))
