@@ -4,26 +4,36 @@
 
 ;;; Systems that hold tests
 
+(defun test-operation-dependencies (system operation)
+  "Return the systems on which SYSTEM's test operation depends by an operation of the class OPERATION, such as ASDF:LOAD-OP."
+  (loop for (performed . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op) system)
+        when (typep (ignore-errors (asdf:make-operation (if (symbolp performed) performed (type-of performed)))) operation)
+          append (loop for component in components
+                       for named = (asdf:find-system (typecase component
+                                                       (asdf:component (asdf:component-name component))
+                                                       ((cons (eql :version)) (second component))
+                                                       (t component))
+                                                     nil)
+                       when named
+                         collect named)))
+
 (defun test-systems (system)
   "Return a list of the other systems whose tests SYSTEM's test operation runs, followed by SYSTEM."
   (let ((found '()))
     (labels ((visit (system)
                (unless (member system found)
                  (push system found)
-                 (loop for (operation . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op)
-                                                                                  system)
-                       when (typep (ignore-errors (asdf:make-operation (if (symbolp operation)
-                                                                           operation
-                                                                           (type-of operation))))
-                                   'asdf:test-op)
-                         do (dolist (component components)
-                              (let ((named (asdf:find-system (if (typep component 'asdf:component)
-                                                                 (asdf:component-name component)
-                                                                 component)
-                                                             nil)))
-                                (when named (visit named))))))))
+                 (mapc #'visit (test-operation-dependencies system 'asdf:test-op)))))
       (visit system))
     found))
+
+(defun systems-to-load (system)
+  "Return the systems that must be loaded before SYSTEM's test operation runs: the systems that the operation would load, and
+then the TEST-SYSTEMS of SYSTEM."
+  (let ((tests (test-systems system)))
+    (remove-duplicates (append (loop for test in tests
+                                     append (test-operation-dependencies test 'asdf:load-op))
+                               tests))))
 
 (defun find-secondary-system (name)
   "Return the system named NAME, or NIL if it is unknown. NAME contains a slash. Such a system is defined in an .asd file
@@ -692,7 +702,7 @@ coverage."
          (system (and system
                       (progn (register-definition system directory definition fallback)
                              (asdf:find-system (known-system-name system)))))
-         (systems (and system (test-systems system)))
+         (systems (and system (systems-to-load system)))
          (covered (and covering
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))
                                            (uiop:subpathname (uiop:parse-native-namestring **scratch-directory**
