@@ -353,22 +353,27 @@ innermost first, each as (CONS . REST), where REST is the path from CONS to the 
 (defun path-to-conses (conses form)
   "Return two values: the path in FORM to the target of CONSES, a list that CONSES-ALONG-PATH returned; and true. The target
 may be a part of a macro expansion and not of FORM, so the path leads through the innermost cons in CONSES that is a part
-of FORM. If no cons in CONSES is a part of FORM, return NIL and NIL."
+of FORM. A cons inside a list of FORM, such as the body of a DEFUN, stands for the list's element at this position. If no
+cons in CONSES is a part of FORM, return NIL and NIL."
   (let ((best nil) (best-path '()) (steps 0))
-    (labels ((visit (form path depth)
+    (labels ((note (cons path)
+               (let ((found (member cons conses :key #'car :test #'eq)))
+                 (when (and found (or (null best) (tailp best found)))
+                   (setf best found
+                         best-path path)
+                   (when (eq best conses)
+                     (return-from path-to-conses (values (revappend path (cdr (first best))) t))))))
+             (visit (form path depth)
                (when (sb-int:comma-p form)
                  (setf form (list 'comma (sb-int:comma-expr form))))
                (when (and (consp form) (< depth 100))
-                 (let ((found (member form conses :key #'car :test #'eq)))
-                   (when (and found (or (null best) (tailp best found)))
-                     (setf best found
-                           best-path path)
-                     (when (eq best conses)
-                       (return-from path-to-conses (values (revappend path (cdr (first best))) t)))))
+                 (note form path)
                  (loop for index of-type index from 0
                        for rest = form then (cdr rest)
                        while (and (consp rest) (< (incf steps) 100000))
-                       do (visit (car rest) (cons index path) (1+ depth))))))
+                       do (when (plusp index)
+                            (note rest (cons index path)))
+                          (visit (car rest) (cons index path) (1+ depth))))))
       (visit form '() 0)
       (if best
           (values (revappend best-path (cdr (first best))) t)
@@ -945,6 +950,17 @@ if there is no definition; or NIL. CONTEXT is an SB-C::COMPILER-ERROR-CONTEXT."
             (failure)
           nil)))))
 
+(defun variable-conses (context)
+  "If CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT, is about a variable, return the conses whose car is this variable in the form
+around it, each as a list of the cons alone; else NIL. The variable itself is a symbol, which may occur in many forms."
+  (let* ((path (sb-c::compiler-error-context-path context))
+         (name (first path))
+         (around (if (consp (second path)) (second path) (sb-c::compiler-error-context-original-form context))))
+    (and (symbolp name)
+         (loop for tail on around
+               when (eq name (car tail))
+                 collect (list tail)))))
+
 (defun submitted-form-location (context)
   "Return the source location, in the submitted code, of the form that CONTEXT is about; or NIL. CONTEXT is an
 SB-C::COMPILER-ERROR-CONTEXT of code outside any file."
@@ -952,12 +968,14 @@ SB-C::COMPILER-ERROR-CONTEXT of code outside any file."
          (path (sb-c::compiler-error-context-original-source-path context))
          ;; The context of a warning at the end of the compilation unit was recorded earlier. The source information that
          ;; belongs to this context no longer exists.
+         (late (eq context sb-c::*compiler-error-context*))
          (root (and sb-c::*source-info*
-                    (not (eq context sb-c::*compiler-error-context*))
+                    (not late)
                     (guarded (values (sb-c::find-source-root (first (last path)) sb-c::*source-info*)) (failure) nil)))
-         (conses (or (conses-along-path root (reverse (butlast path)))
-                     (conses-along-path form '()))))
-    (dolist (evaluated *evaluated-forms* (and *evaluated-forms* (not (eq context sb-c::*compiler-error-context*))
+         (conses (append (and late (variable-conses context))
+                         (or (conses-along-path root (reverse (butlast path)))
+                             (conses-along-path form '())))))
+    (dolist (evaluated *evaluated-forms* (and *evaluated-forms* (not late)
                                               (evaluated-form-location (first *evaluated-forms*) '())))
       (when (nth-value 1 (path-to-conses conses (evaluated-form evaluated)))
         (return (evaluated-form-location evaluated conses))))))

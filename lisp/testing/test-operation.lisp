@@ -4,26 +4,36 @@
 
 ;;; Systems that hold tests
 
+(defun test-operation-dependencies (system operation)
+  "Return the systems on which SYSTEM's test operation depends by an operation of the class OPERATION, such as ASDF:LOAD-OP."
+  (loop for (performed . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op) system)
+        when (typep (ignore-errors (asdf:make-operation (if (symbolp performed) performed (type-of performed)))) operation)
+          append (loop for component in components
+                       for named = (asdf:find-system (typecase component
+                                                       (asdf:component (asdf:component-name component))
+                                                       ((cons (eql :version)) (second component))
+                                                       (t component))
+                                                     nil)
+                       when named
+                         collect named)))
+
 (defun test-systems (system)
   "Return a list of the other systems whose tests SYSTEM's test operation runs, followed by SYSTEM."
   (let ((found '()))
     (labels ((visit (system)
                (unless (member system found)
                  (push system found)
-                 (loop for (operation . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op)
-                                                                                  system)
-                       when (typep (ignore-errors (asdf:make-operation (if (symbolp operation)
-                                                                           operation
-                                                                           (type-of operation))))
-                                   'asdf:test-op)
-                         do (dolist (component components)
-                              (let ((named (asdf:find-system (if (typep component 'asdf:component)
-                                                                 (asdf:component-name component)
-                                                                 component)
-                                                             nil)))
-                                (when named (visit named))))))))
+                 (mapc #'visit (test-operation-dependencies system 'asdf:test-op)))))
       (visit system))
     found))
+
+(defun systems-to-load (system)
+  "Return the systems that must be loaded before SYSTEM's test operation runs: the systems that the operation would load, and
+then the TEST-SYSTEMS of SYSTEM."
+  (let ((tests (test-systems system)))
+    (remove-duplicates (append (loop for test in tests
+                                     append (test-operation-dependencies test 'asdf:load-op))
+                               tests))))
 
 (defun find-secondary-system (name)
   "Return the system named NAME, or NIL if it is unknown. NAME contains a slash. Such a system is defined in an .asd file
@@ -68,6 +78,14 @@ been loaded meanwhile; else NIL. A test operation may load the tests, and so the
 (defglobal **redirection-lock** (sb-thread:make-mutex :name "redirection of test frameworks")
   "Protects the encapsulations of the frameworks' functions, which SBCL changes without a lock.")
 
+(defvar *framework-reports* (make-synonym-stream '*standard-output*)
+  "The stream of **FRAMEWORK-REPORTS**: in a thread that redirects its calls of frameworks, a stream that discards the reports;
+in other threads, standard output.")
+
+(defglobal **framework-reports** (make-synonym-stream '*framework-reports*)
+  "The report stream of a framework that was loaded while calls of frameworks are redirected: it is too late to bind the
+framework's own variable.")
+
 (defun redirect-function (name type framework tests-of)
   "Encapsulate the function NAME of FRAMEWORK, with an encapsulation of TYPE, so that this thread's test run runs the tests
 instead. TESTS-OF names a function that takes the same arguments and returns the tests."
@@ -102,21 +120,21 @@ would return. Discard the reports that the frameworks print."
                        when (and symbol (fboundp symbol) (not (member symbol redirected)))
                          do (push symbol redirected)
                             (redirect-function symbol type framework tests-of)))
-               ;; A framework that was loaded meanwhile is silenced in all threads: it is too late to bind its variables.
                (dolist (variable (set-difference (report-stream-variables) bound))
                  (let ((value (sb-ext:symbol-global-value variable)))
-                   (unless (typep value 'broadcast-stream)
+                   (unless (or (eq **framework-reports** value) (typep value '(or null broadcast-stream)))
                      (push (cons variable value) silenced)
-                     (setf (sb-ext:symbol-global-value variable) discarded)))))))
+                     (setf (sb-ext:symbol-global-value variable) **framework-reports**)))))))
       (unwind-protect
            (let ((*redirecting-frameworks* t)
-                 (*redirect-loaded-frameworks* #'redirect))
+                 (*redirect-loaded-frameworks* #'redirect)
+                 (*framework-reports* discarded))
              (redirect)
              (progv bound (make-list (length bound) :initial-element discarded)
                (funcall function)))
         (sb-thread:with-mutex (**redirection-lock**)
           (loop for (variable . value) in silenced
-                do (when (eq discarded (sb-ext:symbol-global-value variable))
+                do (when (eq **framework-reports** (sb-ext:symbol-global-value variable))
                      (setf (sb-ext:symbol-global-value variable) value)))
           (dolist (symbol redirected)
             (sb-int:unencapsulate symbol type)))))))
@@ -684,7 +702,7 @@ coverage."
          (system (and system
                       (progn (register-definition system directory definition fallback)
                              (asdf:find-system (known-system-name system)))))
-         (systems (and system (test-systems system)))
+         (systems (and system (systems-to-load system)))
          (covered (and covering
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))
                                            (uiop:subpathname (uiop:parse-native-namestring **scratch-directory**

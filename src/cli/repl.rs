@@ -571,6 +571,8 @@ impl Repl {
                     self.frame = 0;
                 }
             }
+            // The interrupted code was the arguments of a restart, or the values for a frame to return.
+            RequestReply::Interrupted { .. } if self.level > 0 && self.holds_evaluation()? => {}
             RequestReply::Interrupted { image_may_be_lost } => {
                 self.level = 0;
                 if self.owns_image && *image_may_be_lost {
@@ -581,6 +583,15 @@ impl Repl {
             RequestReply::Refused(_) => self.level = 0,
         }
         self.show_reply(reply)
+    }
+
+    /// Asks the server whether an evaluation is held for this REPL.
+    fn holds_evaluation(&self) -> Result<bool, ReplError> {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let arguments = json!({"max-frames": 1, "locals": true});
+        let id = client.begin_call("get-backtrace", &arguments).map_err(|_| ReplError::ServerGone)?;
+        // Only the variables of a held evaluation are live.
+        Ok(await_answer(&mut client, id)?.is_some_and(|answer| answer.content["live"] == true))
     }
 
     /// Calls a tool that does not evaluate, and shows its answer.

@@ -239,7 +239,8 @@ pub(crate) fn serve_unsupervised(
     if let Some(listener) = listener.clone() {
         attached.clone().accept(listener, main.clone())?;
     }
-    let status = connection.event_loop.run(&SingleClient::for_stdio(main.clone()));
+    let service = SingleClient::for_stdio(main.clone());
+    let status = connection.event_loop.run(&service);
     let _ending = ending.lock();
     listener.iter().for_each(|listener| listener.remove());
     let all_clients = || [attached.conversations(), vec![main.clone()]].concat();
@@ -248,6 +249,7 @@ pub(crate) fn serve_unsupervised(
     // A client that was connected already may have been accepted meanwhile.
     let clients = all_clients();
     fail_all(&clients, SHUTTING_DOWN);
+    connection.event_loop.handle_unread(&service, MIN_DRAIN_TIME);
     finish_answers(&clients, Instant::now() + connection.drain_time());
     Ok(status)
 }

@@ -210,12 +210,7 @@ impl EventLoop {
             let may_read =
                 matches!(stage, LoopStage::Reading) && self.output.accepts_requests() && service.accepts_lines();
             if may_read && let Some(line) = input.next_line() {
-                // Unwinding drops the call's `Responder`, which answers the client.
-                if panics::catch(|| service.handle_line(line)).is_none() {
-                    tracing::error!(
-                        "a panic ended the handling of a request: please report this bug, with the message of the panic"
-                    );
-                }
+                handle_line(service, line);
                 continue;
             }
             let awaits_replacement = matches!(stage, LoopStage::AwaitingReplacement);
@@ -236,6 +231,22 @@ impl EventLoop {
                 [next_timer, shutdown.map(|shutdown| shutdown.answer_deadline), next_poll].into_iter().flatten().min();
             let timeout = deadline.map(|time| time.saturating_duration_since(now));
             self.wait(&mut input, service, &mut descriptors, may_read, timeout);
+        }
+    }
+
+    /// After [`run`](Self::run), passes to `service` the lines that the client has written and the loop has not handled: after
+    /// a signal, the loop reads nothing more. Stops after `time`, since the client may continue to write.
+    pub(crate) fn handle_unread(&self, service: &dyn Service, time: Duration) {
+        let mut input = self.input.lock();
+        let end = Instant::now() + time;
+        while Instant::now() < end && self.output.accepts_requests() && service.accepts_lines() {
+            if let Some(line) = input.next_line() {
+                handle_line(service, line);
+                continue;
+            }
+            if !matches!(input.read(), Ok(ReadStatus::More)) {
+                return;
+            }
         }
     }
 
@@ -312,6 +323,16 @@ impl EventLoop {
     /// Writes the backlog until it is empty, the output is broken, or `time` has passed.
     pub(crate) fn drain(&self, time: Duration) {
         output::drain(std::slice::from_ref(&self.output), Instant::now() + time);
+    }
+}
+
+/// Has `service` handle a line, even if the handling panics.
+fn handle_line(service: &dyn Service, line: Line<'_>) {
+    // Unwinding drops the call's `Responder`, which answers the client.
+    if panics::catch(|| service.handle_line(line)).is_none() {
+        tracing::error!(
+            "a panic ended the handling of a request: please report this bug, with the message of the panic"
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 //! ends only when its stuck thread blocks everything.
 
 use crate::client::{Server, short_limit};
+use crate::processes::signal;
 use crate::server_mode::Mode;
 use serde_json::json;
 
@@ -86,6 +87,23 @@ fn stuck_evaluation_is_abandoned_and_other_requests_still_work(#[case] code: &st
     let (text, is_error) = server.call_tool("describe-symbol", json!({"name": "f"}));
     assert!(!is_error, "{text}");
     assert_eq!(server.finish().status.code(), Some(0));
+}
+
+/// The client may write requests before it learns that the server ends.
+#[test]
+fn requests_that_are_unread_at_sigterm_are_answered() {
+    let mut server = plain();
+    let running = server.post_running("", "(loop)", 0.0);
+    // The requests are written before the stopped process can end.
+    signal(server.pid(), "-STOP");
+    signal(server.pid(), "-TERM");
+    let unread = ["1", "2", "3"].map(|code| server.post_call("evaluate-lisp", json!({"code": code})));
+    signal(server.pid(), "-CONT");
+    for id in unread.into_iter().chain([running]) {
+        let answer = server.answer(id);
+        assert_eq!(answer["error"]["message"], "the server is shutting down; the request was not finished", "{answer}");
+    }
+    assert_eq!(server.end().status.code(), Some(143));
 }
 
 /// The process reports to waiting clients why it ends, and exits with its own status.

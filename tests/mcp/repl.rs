@@ -352,6 +352,35 @@ fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
 }
 
 #[test]
+fn ctrl_c_in_the_values_of_a_restart_or_a_return_keeps_the_debugger_level() {
+    let terminal = Terminal::start("", &[]);
+    terminal.evaluate("(defun boo () (error \"boo\"))", "CL-USER>");
+    terminal.evaluate("(defun fetch () (restart-case (boo) (take (x) x)))", "CL-USER>");
+    let [restart, returned, resumed] = ["restart", "return", "resumed"].map(|name| terminal.state.join(name));
+    let endless = |marker: &std::path::Path| format!("(with-open-file (s {marker:?} :direction :output)) (loop)");
+    let interrupt = |line: &str, marker: &std::path::Path, prompt: &str| {
+        terminal.clear();
+        terminal.line(line);
+        wait_until("the code runs", || marker.exists());
+        terminal.keys(&["C-c"]);
+        let pane = terminal.await_prompt(prompt);
+        assert!(pane.contains("; Interrupted."), "{pane}");
+        terminal.clear();
+    };
+    terminal.evaluate("(list (fetch))", "[1] CL-USER>");
+    assert!(terminal.evaluate(":frame 1", "[1] CL-USER>").contains("1: (BOO)"));
+    // Code that is evaluated in a frame is an evaluation of its own.
+    assert_eq!(terminal.evaluate("*print-base*", "[1] CL-USER>"), "=> 10");
+    interrupt(&format!(":restart take (progn {})", endless(&restart)), &restart, "[1] CL-USER>");
+    interrupt(&format!(":return (progn {})", endless(&returned)), &returned, "[1] CL-USER>");
+    let shown = terminal.evaluate(":restart take 5", "CL-USER>");
+    assert!(shown.ends_with("=> (5)"), "{shown}");
+    // An interruption of the resumed evaluation ends the evaluation.
+    terminal.evaluate(&format!("(progn (fetch) {})", endless(&resumed)), "[1] CL-USER>");
+    interrupt(":restart take 5", &resumed, "CL-USER>");
+}
+
+#[test]
 fn ctrl_c_shows_output_that_was_not_shown_while_the_evaluation_ran() {
     let terminal = Terminal::start("", &[]);
     let marker = terminal.state.join("running");

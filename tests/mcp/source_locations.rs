@@ -278,7 +278,11 @@ fn undefined_function_and_variable_warnings_name_the_line(mode: Mode) {
     let text = server.evaluate("(list 1)\n(defun f (x)\n  (list x\n    (nowhere x)))\n(list 2)");
     assert!(text.contains("undefined function: COMMON-LISP-USER::NOWHERE (line 4)"), "{text}");
     let text = server.evaluate("(list 1)\n(defun g ()\n  (list\n    nowhere))");
-    assert!(text.contains("undefined variable: COMMON-LISP-USER::NOWHERE (line "), "{text}");
+    assert!(text.contains("undefined variable: COMMON-LISP-USER::NOWHERE (line 4)"), "{text}");
+    // The forms around these variables are made by DEFUN and DEFMETHOD.
+    let text = server.evaluate("(defun h (x)\n  (print x)\n  elsewhere)\n(defmethod m ((x list))\n  unknown)");
+    assert!(text.contains("undefined variable: COMMON-LISP-USER::ELSEWHERE (line 3)"), "{text}");
+    assert!(text.contains("undefined variable: COMMON-LISP-USER::UNKNOWN (line 5)"), "{text}");
 }
 
 #[apply(both_modes)]

@@ -322,6 +322,54 @@ fn tests_of_a_framework_loaded_by_the_test_op_are_counted() {
     }
 }
 
+/// ASDF, too, loads these systems before the test-op.
+#[test]
+fn systems_on_whose_load_the_test_op_depends_are_loaded_before_the_tests_run() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (rem-all-tests)\n(deftest good 1 1)\n";
+    let project = Project::new("", "", tests);
+    project.write(
+        "demo.asd",
+        r#"(defsystem "demo" :in-order-to ((test-op (load-op "demo/tests")))
+             :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))
+           (defsystem "demo/tests" :depends-on ("sb-rt") :components ((:file "tests/tests")))"#,
+    );
+    for fresh in [false, true] {
+        let mut server = project.server();
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": fresh}));
+        assert!(text.contains("1 passed, 0 failed, 0 errors, 0 skipped in "), "{fresh}: {text}");
+    }
+}
+
+/// Only the thread of the test run discards the reports of a framework that its test-op has loaded.
+#[test]
+fn a_framework_loaded_by_the_test_op_prints_reports_in_other_threads() {
+    if !installed("fiveam") {
+        return;
+    }
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n\
+                 (def-suite :lazy) (in-suite :lazy)\n(test good (is (= 1 1)))\n";
+    let project = Project::new("", "", tests);
+    project.write(
+        "demo.asd",
+        r#"(defsystem "demo" :perform (test-op (o c)
+             (load-system "demo/tests")
+             (symbol-call :fiveam :run! :lazy)
+             (setf (symbol-value 'cl-user::*printed*)
+                   (sb-thread:join-thread
+                    (sb-thread:make-thread
+                     (lambda () (with-output-to-string (*standard-output*) (symbol-call :fiveam :run! :lazy))))))
+             t))
+           (defsystem "demo/tests" :depends-on ("fiveam") :components ((:file "tests/tests")))"#,
+    );
+    let mut server = project.server();
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("1 passed, 0 failed, 0 errors, 0 skipped in "), "{text}");
+    assert!(!text.contains("Did 1 check."), "{text}");
+    let printed = server.evaluate("cl-user::*printed*");
+    assert!(printed.contains("Did 1 check."), "{printed}");
+}
+
 /// Tests run against the definitions in the image, unless `reload` is given.
 #[test]
 fn tests_without_a_test_op_are_found_by_system_name_and_not_reloaded() {
