@@ -370,7 +370,7 @@ fn ctrl_c_in_the_values_of_a_restart_or_a_return_keeps_the_debugger_level() {
     terminal.evaluate("(list (fetch))", "[1] CL-USER>");
     assert!(terminal.evaluate(":frame 1", "[1] CL-USER>").contains("1: (BOO)"));
     // Code that is evaluated in a frame is an evaluation of its own.
-    assert_eq!(terminal.evaluate("*print-base*", "[1] CL-USER>"), "=> 10");
+    assert!(terminal.evaluate("*print-base*", "[1] CL-USER>").ends_with("=> 10"));
     interrupt(&format!(":restart take (progn {})", endless(&restart)), &restart, "[1] CL-USER>");
     interrupt(&format!(":return (progn {})", endless(&returned)), &returned, "[1] CL-USER>");
     let shown = terminal.evaluate(":restart take 5", "CL-USER>");
